@@ -1,0 +1,28 @@
+# make train: install, train the default.  make test: install, run the tests.  make check: lint, types and tests.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: train test check lint clean
+
+train: .venv/installed
+	$(BIN)/python train.py
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+check: lint test
+
+lint: .venv/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+# Again only when what is installed would change.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), "Lockstep needs Python 3.11 to 3.13, not " + sys.version.split()[0]'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

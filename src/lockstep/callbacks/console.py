@@ -1,0 +1,138 @@
+"""What a person sees of a run: a header, one line per epoch, a live line on a terminal, and a summary."""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+from rich.cells import cell_len
+from rich.console import Console as Terminal
+from rich.live import Live
+from rich.text import Text
+
+from lockstep.callbacks.record import Record
+from lockstep.models.classifier import Classifier
+
+REFRESH_S = 0.25
+COLUMNS = (
+    ("train/loss", "train loss"),
+    ("train/accuracy", "train acc"),
+    ("val/loss", "val loss"),
+    ("val/accuracy", "val acc"),
+)
+
+
+def terminal() -> Terminal:
+    """Standard output; plain text without colours or wrapping where it is a file or a log."""
+    if sys.stdout.isatty():
+        return Terminal(highlight=False)
+    return Terminal(highlight=False, soft_wrap=True, width=120)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 7.3 s, 4:05 or 1:02:03."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def show_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A title and aligned name-value rows, between two rules."""
+    out = terminal()
+    wide = max(cell_len(name) for name, _ in rows)
+    rule = "─" * min(out.width, 78)
+    out.print(Text(title, style="bold"))
+    out.print(Text(rule, style="dim"))
+    for name, value in rows:
+        line = Text(f"{name:<{wide}}  ", style="dim")
+        line.append(value, style="not dim")
+        # a command must stay copyable, whatever the width of the terminal
+        out.print(line, soft_wrap=True)
+    out.print(Text(rule, style="dim"))
+
+
+class Console(L.Callback):
+    """Rank 0 alone speaks. Reads no tensor between epochs, so that it never makes a GPU wait."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._out = terminal()
+        self._live: Live | None = None
+        self._next_refresh = 0.0
+        self._started = self._epoch_started = time.monotonic()
+        self._num_images = 0
+        self._first_epoch = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Print the heads of the columns; start the live line on a terminal."""
+        if not trainer.is_global_zero:
+            return
+        self._started = self._epoch_started = time.monotonic()
+        self._first_epoch = trainer.current_epoch
+        heads = "".join(f"{head:>12}" for _, head in COLUMNS)
+        self._out.print(Text(f"{'epoch':>9}{heads}{'images/s':>11}{'time':>9}{'left':>9}", style="bold"))
+        if self._out.is_terminal:
+            self._live = Live(console=self._out, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock of the epoch."""
+        self._epoch_started, self._num_images = time.monotonic(), 0
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Refresh the live line a few times a second."""
+        self._num_images += batch.share.size
+        total = int(trainer.num_training_batches)
+        self._show_live(trainer, (batch_idx + 1) / total, f"step {batch_idx + 1}/{total}")
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say that the wait is validation."""
+        self._next_refresh = 0.0
+        self._show_live(trainer, 1.0, "validating")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Print the line of the epoch, which stays."""
+        if not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, Classifier)
+        epoch, max_epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
+        now = time.monotonic()
+        left = (now - self._started) / (epoch - self._first_epoch) * (max_epochs - epoch)
+        values = (pl_module.metrics.get(name) for name, _ in COLUMNS)
+        cells = "".join(f"{value:>12.4f}" if value is not None else f"{'-':>12}" for value in values)
+        rate = self._record.images_per_s
+        speed = f"{rate:>11,.0f}" if rate else f"{'-':>11}"
+        used = duration(now - self._epoch_started)
+        self._out.print(f"{f'{epoch}/{max_epochs}':>9}{cells}{speed}{used:>9}{duration(left):>9}", soft_wrap=True)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """End the live line."""
+        self._stop_live()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """End the live line."""
+        self._stop_live()
+
+    def _show_live(self, trainer: L.Trainer, part: float, what: str) -> None:
+        now = time.monotonic()
+        if self._live is None or now < self._next_refresh:
+            return
+        self._next_refresh = now + REFRESH_S
+        rate = self._num_images / max(now - self._epoch_started, 1e-9)
+        width = max(4, min(24, self._out.width - 56))
+        bar = "━" * round(width * part)
+        line = Text(f"{f'{trainer.current_epoch + 1}/{trainer.max_epochs}':>9}  ")
+        line.append(bar, style="cyan").append("─" * (width - len(bar)), style="dim")
+        line.append(f"  {what}  {rate:,.0f} images/s")
+        line.truncate(self._out.width)
+        self._live.update(line, refresh=True)
+
+    def _stop_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

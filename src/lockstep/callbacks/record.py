@@ -1,0 +1,123 @@
+"""status.json and metrics.csv: what tools outside the training read."""
+
+import os
+import socket
+import time
+from typing import Any
+
+import lightning as L
+import torch
+
+from lockstep.models.classifier import Classifier
+from lockstep.run_folder import RunFolder
+
+EVERY_S = 1.0
+
+
+class Record(L.Callback):
+    """Rank 0 keeps status.json at most once a second, and writes a row of metrics.csv per epoch."""
+
+    def __init__(self, folder: RunFolder, *, facts: dict[str, Any], monitor: str | None) -> None:
+        self._folder = folder
+        self._facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
+        self._monitor = monitor
+        self._state = "starting"
+        self._next_write = 0.0
+        self._epoch_started = time.monotonic()
+        self._epoch_images = 0
+        self._rows: list[dict[str, Any]] = []
+        self.images_per_s: float | None = None
+        self.epoch_times_s: list[float] = []
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Go on with the rows of the epochs that this run has behind it."""
+        self._rows = [row for row in self._folder.read_metrics() if int(row["epoch"]) <= trainer.current_epoch]
+        self._write(trainer, pl_module, "starting", is_urgent=True)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock of the epoch."""
+        self._start_epoch(trainer, pl_module)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock; Lightning calls no epoch start when it goes on inside an epoch."""
+        self._start_epoch(trainer, pl_module)
+
+    def _start_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._epoch_started, self._epoch_images = time.monotonic(), 0
+        self._write(trainer, pl_module, "training", is_urgent=True)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the images of all ranks."""
+        self._epoch_images += batch.share.size
+        self._write(trainer, pl_module, "training")
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The training part of the epoch is over: what follows is not its speed."""
+        used = time.monotonic() - self._epoch_started
+        self.images_per_s = self._epoch_images / used if used else None
+        self._write(trainer, pl_module, "validating", is_urgent=True)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Add the row of the epoch."""
+        assert isinstance(pl_module, Classifier)
+        used = time.monotonic() - self._epoch_started
+        self.epoch_times_s.append(used)
+        row = {
+            "epoch": trainer.current_epoch + 1,
+            "step": trainer.global_step,
+            "seconds": f"{used:.3f}",
+            "images_per_s": f"{self.images_per_s:.1f}" if self.images_per_s else "",
+            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            **pl_module.metrics,
+        }
+        self._rows.append(row)
+        if trainer.is_global_zero:
+            self._folder.write_metrics(self._rows)
+        self._write(trainer, pl_module, "training", is_urgent=True)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say so."""
+        self._write(trainer, pl_module, "testing", is_urgent=True)
+
+    def end(self, trainer: L.Trainer, pl_module: Classifier, state: str, reason: str) -> None:
+        """Write the last status of this process."""
+        self._write(trainer, pl_module, state, is_urgent=True, reason=reason)
+
+    def _write(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, state: str, *, is_urgent: bool = False, reason: str = ""
+    ) -> None:
+        now = time.monotonic()
+        if not trainer.is_global_zero or (now < self._next_write and not is_urgent):
+            return
+        self._next_write = now + EVERY_S
+        assert isinstance(pl_module, Classifier)
+        max_epochs = trainer.max_epochs or 0
+        batches = trainer.num_training_batches
+        is_known = state not in ("starting",) and batches not in (0, float("inf"))
+        steps_per_epoch = -(-int(batches) // trainer.accumulate_grad_batches) if is_known else None
+        total_steps = steps_per_epoch * max_epochs if steps_per_epoch else None
+        epoch_s = self.epoch_times_s[-1] if self.epoch_times_s else None
+        done = trainer.global_step / total_steps if total_steps else None
+        self._folder.write_status(
+            state=state,
+            reason=reason,
+            **self._facts,
+            epoch=min(trainer.current_epoch + (state in ("training", "validating")), max_epochs),
+            max_epochs=max_epochs,
+            step=trainer.global_step,
+            total_steps=total_steps,
+            percent=round(100 * done, 1) if done is not None else None,
+            elapsed_s=round(time.time() - self._facts["started"], 1),
+            remaining_s=round(epoch_s * max_epochs * (1 - done), 1) if epoch_s and done is not None else None,
+            images_per_s=round(self.images_per_s, 1) if self.images_per_s else None,
+            best=_best(trainer),
+            monitor=self._monitor,
+            metrics=dict(pl_module.metrics),
+        )
+
+
+def _best(trainer: L.Trainer) -> float | None:
+    score = getattr(trainer.checkpoint_callback, "best_model_score", None)
+    return score.item() if isinstance(score, torch.Tensor) else None

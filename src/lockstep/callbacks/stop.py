@@ -1,0 +1,95 @@
+"""All ranks stop at the same step, with a checkpoint a resume goes on from exactly."""
+
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+from lockstep.parallel.reduce import FlagChannel
+from lockstep.run_folder import RunFolder
+from lockstep.signals import SignalFlag
+
+STOP_FILE = 1000  # above every signal number: the largest request of all ranks is the reason
+TIME_LIMIT = 1001
+LOOK_EVERY_S = 0.2
+
+
+class Stopped(Exception):
+    """The run ended in good order before its last epoch; `reason` is for people."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class StopTogether(Checkpoint):
+    """Turns a signal on any rank, the STOP file or the time limit into one decision of all ranks.
+
+    Leaves after an optimizer step that is not the last of its epoch, or after the epoch's validation and checkpoints:
+    a checkpoint in between would skip that validation on resume. A Checkpoint by class, so that Lightning calls it
+    after ModelCheckpoint.
+    """
+
+    def __init__(self, folder: RunFolder, flag: SignalFlag, *, max_time_s: float | None, timeout: timedelta) -> None:
+        self._folder = folder
+        self._flag = flag
+        self._max_time_s = max_time_s
+        self._timeout = timeout
+        self._started = time.monotonic()
+        self._next_look = 0.0
+        self._seen = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take the signals back from Lightning, which took them after on_fit_start."""
+        self._channel = FlagChannel(self._timeout)
+        self._flag.install()
+        # Lightning 2.6 broadcasts rank 0's SIGTERM before every batch and waits for it; the channel does that work
+        loop: Any = trainer.fit_loop.epoch_loop
+        if hasattr(loop, "_broadcast_sigterm_tensor"):
+            loop._broadcast_sigterm_tensor = _nothing
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Decide between two optimizer steps; the request of this step takes effect after the next one."""
+        if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        agreed = self._channel.receive()
+        if agreed:
+            self._leave(trainer, agreed)
+        self._channel.send(self._request(trainer))
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Decide after validation; a run that is through anyway is not stopped."""
+        agreed = self._channel.agree(self._request(trainer))
+        is_through = trainer.should_stop or trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
+        if agreed and not is_through:
+            self._leave(trainer, agreed)
+
+    def _request(self, trainer: L.Trainer) -> int:
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_EVERY_S
+            if trainer.is_global_zero and self._folder.stop_flag.exists():
+                self._seen = STOP_FILE
+            elif self._max_time_s is not None and now - self._started >= self._max_time_s:
+                self._seen = TIME_LIMIT
+        return self._seen or self._flag.received
+
+    def _leave(self, trainer: L.Trainer, request: int) -> None:
+        trainer.save_checkpoint(self._folder.last_checkpoint)
+        raise Stopped(self._reason(request))
+
+    def _reason(self, request: int) -> str:
+        if request == STOP_FILE:
+            return f"stop flag: {self._folder.stop_flag.read_text().strip() or 'no reason given'}"
+        if request == TIME_LIMIT:
+            return f"time limit of {self._max_time_s:g} s" if self._max_time_s is not None else "time limit"
+        return f"signal {signal.Signals(request).name}"
+
+
+def _nothing() -> None:
+    """Do nothing."""

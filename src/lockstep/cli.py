@@ -1,0 +1,290 @@
+"""The commands: `python train.py` (also `lockstep train`), and `lockstep` status, stop, eval and predict."""
+
+import argparse
+import contextlib
+import os
+import runpy
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lockstep import run_folder
+from lockstep.run_folder import EXIT_CONFIG, RunFolder
+
+EXIT_FAILED = 1
+TRAIN = Path(__file__).parents[2] / "train.py"
+
+
+# -- python train.py ---------------------------------------------------------------------------------------------------
+
+
+def run(main: Callable[[], Any]) -> int:
+    """Check the command line, answer --help, and hand over to Hydra's `main`. Returns the exit code."""
+    from hydra._internal.utils import get_args_parser
+
+    from lockstep import config, overrides
+
+    arguments = get_args_parser().parse_args()
+    if arguments.help:
+        from lockstep.help import show
+
+        show()
+        return 0
+    if not (arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help):
+        conf = Path(arguments.config_dir or arguments.config_path or config.CONF)
+        name = arguments.config_name or "config"
+        try:
+            overrides.check(arguments.overrides, conf=conf, config_name=name, is_multirun=arguments.multirun)
+        except config.ConfigError as error:
+            config.exit_with(error)
+    _failed_jobs.clear()
+    main()
+    if _failed_jobs:
+        print(f"{len(_failed_jobs)} of the jobs failed: " + ", ".join(map(str, _failed_jobs)), file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+_failed_jobs: list[Path] = []  # Hydra takes only one number from a job, so its failure is kept here
+
+
+def train(cfg: Any) -> float:
+    """Hydra's task: one training. Returns the monitored value, for sweepers; leaves with the exit code otherwise.
+
+    A job of a sweep that fails does not end the sweep; it counts as not a number.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from lockstep import config as configuration
+
+    hydra = HydraConfig.get()
+    overrides = list(hydra.overrides.task)
+    is_sweep = hydra.mode == RunMode.MULTIRUN
+    chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
+    try:
+        if cfg.resume is not None:
+            folder, code = _resume(cfg, overrides)
+        else:
+            folder, code = _start(configuration.checked(cfg), overrides, chosen)
+    except configuration.ConfigError as error:
+        configuration.exit_with(error)
+    if code == 0:
+        best = folder.read_summary().get("best")
+        return float("nan") if best is None else float(best)
+    if code == EXIT_FAILED and is_sweep:
+        _failed_jobs.append(folder.path)
+        return float("nan")
+    raise SystemExit(code)
+
+
+def _start(config: Any, overrides: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
+    """A new run, in a folder of its own."""
+    from lockstep import config as configuration
+
+    scaled = configuration.scaled(config)
+    note = ""
+    if config.scale_with_workers:
+        note = (
+            f"scale_with_workers: global batch {config.global_batch_size} -> {scaled.global_batch_size}, "
+            f"learning rate {configuration.learning_rate(config):g} -> {configuration.learning_rate(scaled):g}"
+        )
+
+    def make() -> RunFolder:
+        if chosen is None:
+            names = (config.data.target.rpartition(".")[2], config.model.target.rpartition(".")[2].lower())
+            folder = run_folder.create(Path("outputs").resolve(), config.name or "_".join(names), datetime.now())
+        else:
+            chosen.mkdir(parents=True, exist_ok=True)
+            folder = RunFolder(chosen.resolve())
+            if folder.config.exists():
+                raise configuration.ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
+        configuration.save(scaled, folder.config)
+        run_folder.write_atomically(folder.overrides, "".join(f"{override}\n" for override in overrides))
+        return folder
+
+    return _train(make, scaled, note)
+
+
+def _resume(cfg: Any, overrides: Sequence[str]) -> tuple[RunFolder, int]:
+    """Go on with a run in its own folder, from its saved configuration."""
+    from lockstep import config as configuration
+    from lockstep.overrides import resumed
+
+    try:
+        folder = run_folder.find(cfg.resume)
+    except FileNotFoundError as error:
+        raise configuration.ConfigError([f"resume={error}"]) from error
+    saved = configuration.load(folder.config)
+    config = resumed(saved, cfg, overrides)
+    if folder.read_summary() and config.trainer.max_epochs <= folder.read_summary()["epochs"]:
+        raise configuration.ConfigError(
+            [f"resume={cfg.resume} is finished: train longer with trainer.max_epochs above {config.trainer.max_epochs}"]
+        )
+
+    def make() -> RunFolder:
+        folder.clear_stop()
+        folder.failure.unlink(missing_ok=True)
+        configuration.save(config, folder.config)
+        return folder
+
+    return _train(make, config, "")
+
+
+def _train(make: Callable[[], RunFolder], config: Any, note: str) -> tuple[RunFolder, int]:
+    """Make the folder, once for all processes, and train there."""
+    from lockstep import launch, workers
+    from lockstep.environment import outer_world
+
+    num_workers = workers.found(config).world_size
+    world = outer_world(os.environ)
+    if world is not None and world.world_size == 1 and config.strategy.name != "ddp":
+        world = None
+    if world is not None:
+        from lockstep.session import shared_folder
+
+        folder = shared_folder(make, config, world)
+    else:
+        folder = make()
+    is_first = world is None or world.rank == 0
+    if note and is_first:
+        print(note, flush=True)
+    run = shown(folder.path)
+    job = launch.Job("train", str(folder.path), {"command": f"python train.py resume={shlex.quote(run)}"})
+    with _locked(folder) if is_first else contextlib.nullcontext():
+        if world is None and (num_workers > 1 or config.strategy.name == "ddp"):
+            return folder, launch.run_workers(job, num_workers)
+        return folder, launch.run_here(job, world)
+
+
+@contextlib.contextmanager
+def _locked(folder: RunFolder) -> Iterator[None]:
+    from lockstep import config as configuration
+
+    try:
+        with folder.lock():
+            yield
+    except BlockingIOError as error:
+        message = f"{shown(folder.path)} is being trained by another process: stop it first, or wait for its end"
+        raise configuration.ConfigError([message]) from error
+
+
+# -- lockstep ----------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Entry point of the `lockstep` command. Returns the exit code."""
+    if sys.argv[1:2] == ["train"]:
+        sys.argv = [str(TRAIN), *sys.argv[2:]]
+        runpy.run_path(str(TRAIN), run_name="__main__")
+        return 0
+    arguments = _parser().parse_args()
+    try:
+        return arguments.function(arguments)
+    except (FileNotFoundError, ValueError) as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lockstep", description="Train, watch and use image classifiers.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parser("train", help="the same as python train.py", add_help=False)
+
+    def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=text, description=text)
+        found.add_argument("run", help="run folder, or latest")
+        found.set_defaults(function=function)
+        return found
+
+    command("status", _status, "show what a run is doing")
+    command("stop", _stop, "ask a run to stop in good order, with a checkpoint").add_argument(
+        "--reason", default="lockstep stop", help="kept in the status of the run"
+    )
+    evaluate = command("eval", _evaluate, "loss and accuracy of a trained network, by any number of workers")
+    evaluate.add_argument("--split", choices=("test", "val"), default="test", help="default: test")
+    predict = command("predict", _predict, "classes of images, in order, as a CSV file")
+    predict.add_argument("source", help="folder or file of images; or val or test, of the data of the run")
+    predict.add_argument("--output", required=True, help="CSV file: file, class, probability")
+    for found in (evaluate, predict):
+        found.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
+        found.add_argument("--devices", type=int, metavar="N", help="number of workers; default: as many as trained it")
+        found.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
+    return parser
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    folder = run_folder.find(arguments.run)
+    status = folder.read_status()
+    if not status:
+        print(f"{shown(folder.path)}: no status yet")
+        return 0
+    rows = [(name, value) for name, value in status.items() if value not in (None, "", {}) and name != "metrics"]
+    rows += list(status.get("metrics", {}).items())
+    wide = max(len(name) for name, _ in rows)
+    print(shown(folder.path))
+    for name, value in rows:
+        if name in ("started", "updated"):
+            value = datetime.fromtimestamp(value).isoformat(" ", "seconds")
+        print(f"  {name:<{wide}}  {value}")
+    return 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    folder = run_folder.find(arguments.run)
+    state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
+    if state not in run_folder.LIVE_STATES:
+        print(f"lockstep: {shown(folder.path)} is not running: {state}", file=sys.stderr)
+        return EXIT_CONFIG
+    folder.request_stop(arguments.reason)
+    print(f"Asked {shown(folder.path)} to stop; it saves a checkpoint first.")
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    return _use(arguments, "evaluate", {"split": arguments.split})
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    source = arguments.source
+    if source not in ("val", "test"):
+        source = str(Path(source).resolve())
+        if not Path(source).exists():
+            raise FileNotFoundError(
+                f"{arguments.source} is not there: give a folder or file of images, or val or test."
+            )
+    return _use(arguments, "predict", {"source": source, "output": str(Path(arguments.output).resolve())})
+
+
+def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
+    """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
+    from lockstep import config as configuration
+    from lockstep import launch, workers
+
+    folder = run_folder.find(arguments.run)
+    checkpoint = folder.best_checkpoint if arguments.checkpoint == "best" else folder.last_checkpoint
+    if not checkpoint.exists():
+        raise FileNotFoundError(f"{shown(checkpoint)} is not there: has the run finished an epoch?")
+    tree = configuration.to_tree(configuration.load(folder.config))
+    if arguments.devices is not None:
+        tree["trainer"] |= {"devices": arguments.devices, "loads": None, "num_nodes": 1}
+    if arguments.strategy is not None:
+        tree["strategy"]["name"] = arguments.strategy
+    try:
+        config = configuration.check_tree(tree)
+    except configuration.ConfigError as error:
+        configuration.exit_with(error)
+    options |= {"config": configuration.to_tree(config), "checkpoint": str(checkpoint)}
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+        job = launch.Job(task, scratch, options)
+        num_workers = workers.found(config).world_size
+        return launch.run_workers(job, num_workers) if num_workers > 1 else launch.run_here(job, None)
+
+
+def shown(path: Path) -> str:
+    """A path as a person types it: relative to the current folder where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

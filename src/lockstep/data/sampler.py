@@ -1,0 +1,84 @@
+"""The order of the samples, and the share of it that one rank reads."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.utils.data import Sampler
+
+from lockstep.parallel.partition import Share, interval
+from lockstep.parallel.randomness import generator
+
+
+class ShareIndices(NamedTuple):
+    """The samples of one share: positions in the data set, in the order of the global batch."""
+
+    indices: torch.Tensor
+    share: Share
+
+
+class GlobalBatches(Sampler[ShareIndices]):
+    """This rank's share of every micro-batch of an epoch: the same number of them on every rank, each sample once.
+
+    `micro_batches_per_step` of them make one global batch (one optimizer step). Without `shuffle_seed` the order is the
+    data set's; with it the order depends on (seed, epoch) alone. `num_batches` cuts the epoch short.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        *,
+        micro_batch_size: int,
+        micro_batches_per_step: int,
+        shuffle_seed: int | None,
+        rank: int,
+        loads: Sequence[int],
+        num_batches: int | None,
+    ) -> None:
+        self.num_samples = num_samples
+        self.micro_batch_size = micro_batch_size
+        self.micro_batches_per_step = micro_batches_per_step
+        self.shuffle_seed = shuffle_seed
+        self.rank = rank
+        self.loads = tuple(loads)
+        self.num_batches = math.ceil(num_samples / micro_batch_size)
+        if num_batches is not None:
+            self.num_batches = min(self.num_batches, num_batches)
+        self.epoch = 0
+        self.start = 0
+        # Lightning calls set_epoch on `batch_sampler.sampler`, not on a batch sampler itself
+        self.sampler = self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of `epoch`; a position inside this very epoch (after a resume) stays."""
+        if epoch != self.epoch:
+            self.seek(epoch, 0)
+
+    def seek(self, epoch: int, start: int) -> None:
+        """The next iteration yields micro-batch `start` of `epoch` first."""
+        self.epoch, self.start = epoch, start
+
+    @property
+    def num_epoch_samples(self) -> int:
+        """Samples of one epoch over all ranks."""
+        return min(self.num_samples, self.num_batches * self.micro_batch_size)
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[ShareIndices]:
+        epoch, start = self.epoch, self.start
+        self.start = 0
+        if self.shuffle_seed is None:
+            order = torch.arange(self.num_samples)
+        else:
+            order = torch.randperm(self.num_samples, generator=generator(self.shuffle_seed, epoch, "order"))
+        order = order[: self.num_epoch_samples]
+        step_size = self.micro_batch_size * self.micro_batches_per_step
+        for micro_step in range(start, self.num_batches):
+            batch = order[micro_step * self.micro_batch_size : (micro_step + 1) * self.micro_batch_size]
+            lo, hi = interval(len(batch), self.loads, self.rank)
+            first_of_step = micro_step // self.micro_batches_per_step * step_size
+            group_size = min(step_size, len(order) - first_of_step)
+            yield ShareIndices(batch[lo:hi], Share(epoch, micro_step, len(batch), lo, hi, group_size))

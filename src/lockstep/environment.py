@@ -1,0 +1,90 @@
+"""What this process finds around it: GPUs, an outer launcher, versions and the commit. No torch until it is needed."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard", "lockstep")
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of this process among those an outer launcher (torchrun, srun) started."""
+
+    launcher: str
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+def num_visible_gpus() -> int:
+    """GPUs a process may use, told from device files and CUDA_VISIBLE_DEVICES: torch's answer costs seconds."""
+    num_present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return num_present
+    return min(num_present, sum(bool(part.strip()) and part.strip() != "-1" for part in visible.split(",")))
+
+
+def outer_world(environ: Mapping[str, str]) -> World | None:
+    """The processes an outer launcher started, this one among them; None where this process stands alone.
+
+    A SLURM batch script or srun step counts also with a single task; a shell inside an allocation does not.
+    """
+    if "LOCAL_RANK" in environ and "WORLD_SIZE" in environ and "RANK" in environ:
+        return World("torchrun", int(environ["RANK"]), int(environ["LOCAL_RANK"]), int(environ["WORLD_SIZE"]))
+    if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
+        num_tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or "1"
+        return World("srun", int(environ["SLURM_PROCID"]), int(environ.get("SLURM_LOCALID", "0")), int(num_tasks))
+    return None
+
+
+def describe() -> dict[str, Any]:
+    """Versions, devices, host and commit, as plain values for environment.json. Imports torch."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu": _cpu_name(),
+        "cpu_cores": os.cpu_count(),
+        "gpus": gpus,
+        "cuda": torch.version.cuda,
+        "commit": _commit(),
+        "command": sys.argv,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor()
+
+
+def _commit() -> str | None:
+    """Commit of the source tree, marked "+changes" when files differ from it; None outside git."""
+    root = Path(__file__).parents[2]
+    try:
+        head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        changes = subprocess.run(
+            ["git", "-C", root, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if head.returncode:
+        return None
+    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")

@@ -1,0 +1,30 @@
+"""Loss and accuracy of a trained network on a split, by any number of workers."""
+
+from typing import Any
+
+from lockstep import config as configuration
+from lockstep import session
+from lockstep.callbacks.console import show_table
+from lockstep.environment import World
+from lockstep.run_folder import RunFolder
+from lockstep.signals import SignalFlag
+
+
+def evaluate(
+    folder: RunFolder, place: World | None, flag: SignalFlag, *, config: dict[str, Any], split: str, checkpoint: str
+) -> int:
+    """Evaluate `checkpoint` on `split` of the run's data and print the result."""
+    settings = configuration.check_tree(config)
+    with session.opened(folder, settings, place) as here:
+        data = session.image_data(here)
+        module = session.classifier(settings, session.image_format(data))
+        trainer = session.lightning_trainer(here, logger=False, enable_checkpointing=False)
+        run = trainer.test if split == "test" else trainer.validate
+        run(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+        if here.rank == 0:
+            num_images = len((data.splits.test if split == "test" else data.splits.val).labels)
+            show_table(
+                f"{checkpoint} on {num_images:,} {split} images",
+                [(name.partition("/")[2], f"{value:.6f}") for name, value in sorted(module.metrics.items())],
+            )
+    return 0

@@ -1,0 +1,229 @@
+"""One job, N fresh worker processes, one outcome.
+
+The parent only supervises. It holds the rendezvous store on a port it bound itself, so that no other job can take the
+port; it changes no variable of its own; it passes every signal on once. A worker dies with its parent. torch's elastic
+agent kills the other workers the moment one leaves with a code that is not 0, so that a stop in good order (code 75)
+would lose ranks that still write; that is why it is not used here.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from lockstep.environment import World, outer_world
+from lockstep.run_folder import EXIT_STOPPED, RunFolder
+from lockstep.signals import STOP_SIGNALS, SignalFlag
+
+GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
+POLL_S = 0.05
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+class Job(NamedTuple):
+    """What workers do: a task on a run folder, with plain options."""
+
+    task: str
+    folder: str
+    options: dict[str, Any]
+
+
+def task_function(task: str) -> Callable[..., int]:
+    """The function of a task; imports torch and Lightning."""
+    if task == "train":
+        from lockstep.training import train
+
+        return train
+    if task == "evaluate":
+        from lockstep.evaluation import evaluate
+
+        return evaluate
+    from lockstep.prediction import predict
+
+    return predict
+
+
+def run_here(job: Job, place: World | None) -> int:
+    """Do the job in this process, as one of the workers an outer launcher started, or alone. Returns the exit code."""
+    flag = SignalFlag()
+    before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
+    flag.install()
+    try:
+        code = _guarded(job, place, flag)
+        if code == EXIT_FAILED:
+            show_failure(RunFolder(Path(job.folder)))
+        return code
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def run_workers(job: Job, num_workers: int) -> int:
+    """Do the job in `num_workers` fresh processes of this machine. Returns their common exit code.
+
+    Rank 0 writes to this terminal, the others to rank<r>.log in the run folder. When a rank fails the others are ended
+    and the first failure is shown last.
+    """
+    folder = RunFolder(Path(job.folder))
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    received: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = [(number, signal.signal(number, remember)) for number in STOP_SIGNALS]
+    workers: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(num_workers):
+            workers.append(_start_worker(job, folder, rank, num_workers, port))
+        store = _rendezvous_store(listener, port)  # while the workers import torch themselves
+        first_failed = _supervise(workers, received)
+        del store
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+            worker.wait()
+        for number, handler in before:
+            signal.signal(number, handler)
+        listener.close()
+    return _outcome(folder, [worker.returncode for worker in workers], first_failed)
+
+
+def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port: int) -> subprocess.Popen[bytes]:
+    variables = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": num_workers,
+        "LOCAL_WORLD_SIZE": num_workers,
+        "GROUP_RANK": 0,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": "lockstep",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # the store is ours: no worker opens one
+    }
+    environ = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_workers)))
+    text = json.dumps({"job": job, "parent": os.getpid(), "sys_path": sys.path})
+    # held back until the worker has its handlers: a signal in its first moments is neither lost nor deadly
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    log = open(folder.rank_log(rank), "ab") if rank else None  # noqa: SIM115
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lockstep.launch", text],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT if log else None,
+            process_group=0,  # Ctrl-C reaches the parent alone, which passes it on
+        )
+    finally:
+        if log:
+            log.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _rendezvous_store(listener: socket.socket, port: int) -> object:
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def _supervise(workers: list[subprocess.Popen[bytes]], received: list[int]) -> int | None:
+    """Wait for all workers, pass signals on, end them all when one failed. Returns the rank that failed first."""
+    first_failed, deadline, num_passed = None, 0.0, 0
+    while True:
+        alive = [worker for worker in workers if worker.poll() is None]
+        if first_failed is None:
+            failed = [rank for rank, worker in enumerate(workers) if worker.returncode not in (None, 0, EXIT_STOPPED)]
+            if failed:
+                first_failed, deadline = failed[0], time.monotonic() + GRACE_S
+        if not alive:
+            return first_failed
+        for number in received[num_passed:]:
+            for worker in alive:
+                worker.send_signal(number)
+            num_passed += 1
+        if first_failed is not None and time.monotonic() > deadline:
+            for worker in alive:
+                worker.kill()
+        time.sleep(POLL_S)
+
+
+def _outcome(folder: RunFolder, codes: list[int], first_failed: int | None) -> int:
+    if first_failed is None:
+        return EXIT_STOPPED if EXIT_STOPPED in codes else 0
+    code = codes[first_failed]
+    if code < 0:
+        what = f"rank {first_failed} of {len(codes)} was ended by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            what += " (kill -9, or out of memory)"
+        folder.failure.write_text(what + "\n")  # what other ranks wrote is a consequence
+    if code == EXIT_INTERRUPTED:
+        return EXIT_INTERRUPTED
+    show_failure(folder)
+    return EXIT_FAILED
+
+
+def show_failure(folder: RunFolder) -> None:
+    """Print the first failure of a run, the status says so too."""
+    text = folder.failure.read_text().rstrip() if folder.failure.exists() else "a worker failed without a word"
+    if folder.read_status():
+        folder.update_status(state="failed", reason=text.splitlines()[-1])
+    print(f"{text}\nThe run failed: {folder.path}", file=sys.stderr, flush=True)
+
+
+# -- inside a worker ---------------------------------------------------------------------------------------------------
+
+
+def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
+    """Run the task; keep the traceback of a failure where the parent, or a person, finds it."""
+    folder = RunFolder(Path(job.folder))
+    rank, world_size = (place.rank, place.world_size) if place else (0, 1)
+    try:
+        return task_function(job.task)(folder, place, flag, **job.options)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception:
+        text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
+        folder.record_failure(text)
+        with open(folder.rank_log(rank), "a") as log:
+            log.write(text)
+        return EXIT_FAILED
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent is gone, whatever ended it (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(EXIT_FAILED)
+
+
+def _work(text: str) -> None:
+    message = json.loads(text)
+    _die_with(message["parent"])
+    flag = SignalFlag()
+    flag.install()
+    sys.path[:] = message["sys_path"]
+    code = _guarded(Job(*message["job"]), outer_world(os.environ), flag)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a broken process group must not keep a failed worker alive
+
+
+if __name__ == "__main__":
+    _work(sys.argv[1])

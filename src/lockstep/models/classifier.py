@@ -1,0 +1,235 @@
+"""The training of a classification network: the loss and the metrics of the global batch, from any split of it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import MeanMetric, SumMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from lockstep.models.optimizers import parameter_groups
+from lockstep.parallel.partition import Share
+from lockstep.parallel.randomness import replace_dropout
+from lockstep.parallel.reduce import sum_over_ranks
+
+
+class ImageBatch(Protocol):
+    """What the module reads of a batch: uint8 pixels (B, C, H, W), int64 labels (B,) and the share they are."""
+
+    @property
+    def pixels(self) -> Tensor: ...
+    @property
+    def labels(self) -> Tensor: ...
+    @property
+    def share(self) -> Share: ...
+
+
+class ImageFormat(NamedTuple):
+    """What a prediction needs to know of the images: travels in every checkpoint."""
+
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Scores(nn.Module):
+    """Accuracy and mean loss of one pass over a split, each sample counted once, reduced over the ranks at the end."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(num_classes, average="micro")
+        # not a number must show: torchmetrics would leave such losses out
+        self.loss = MeanMetric(nan_strategy="disable")
+        self.count = SumMetric(nan_strategy="disable")
+
+    def start(self) -> None:
+        """Count from zero, in float64: a module-wide change of precision makes torchmetrics round to float32."""
+        for metric in (self.accuracy, self.loss, self.count):
+            metric.reset()
+        self.loss.set_dtype(torch.float64)
+        self.count.set_dtype(torch.float64)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Take in logits (B, num_classes) and labels (B,), B > 0: torchmetrics' accuracy cannot take an empty share."""
+        self.accuracy.update(logits, labels)
+        self.loss.update(F.cross_entropy(logits, labels, reduction="none").double())
+        self.count.update(len(labels))
+
+    def compute(self, split: str, num_expected: int) -> dict[str, Tensor]:
+        """The global values. Every rank must call it.
+
+        Raises RuntimeError when a sample was lost or counted twice.
+        """
+        num_seen = round(self.count.compute().item())
+        if num_seen != num_expected:
+            raise RuntimeError(f"The {split} split has {num_expected} samples, but {num_seen} were evaluated.")
+        return {f"{split}/loss": self.loss.compute(), f"{split}/accuracy": self.accuracy.compute()}
+
+
+class Classifier(L.LightningModule):
+    """Trains any network that maps float images (B, C, H, W) to logits (B, num_classes).
+
+    `metrics` holds the newest global value of every metric, for callbacks that show them.
+    `optimizer` takes parameter groups; `scheduler` takes (optimizer, total_steps) and is stepped every optimizer step.
+    The network must accept an empty batch: a rank's share can be empty.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        image_format: ImageFormat,
+        optimizer: functools.partial[Optimizer],
+        scheduler: Callable[..., LRScheduler],
+        label_smoothing: float,
+        seed: int,
+        log_every_n_steps: int,
+    ) -> None:
+        super().__init__()
+        self.image_format = image_format
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._label_smoothing = label_smoothing
+        self._log_every_n_steps = log_every_n_steps
+        self._dropouts = replace_dropout(net, seed)
+        self.net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        channels = (1, len(image_format.mean), 1, 1)
+        self.register_buffer("mean", 255 * torch.tensor(image_format.mean, dtype=torch.float64).view(channels))
+        self.register_buffer("std", 255 * torch.tensor(image_format.std, dtype=torch.float64).view(channels))
+        num_classes = len(image_format.class_names)
+        self.scores = nn.ModuleDict({"val": Scores(num_classes), "test": Scores(num_classes)})
+        # loss sum, hits, samples of this epoch: this rank's counts, and the global counts when they were last logged
+        # (no buffers: DDP would give every rank those of rank 0)
+        self._counts = torch.zeros(3, dtype=torch.float64)
+        self._logged_counts = torch.zeros(3, dtype=torch.float64)
+        self.metrics: dict[str, float] = {}
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Logits (B, num_classes) in float32 or wider, of uint8 pixels (B, C, H, W)."""
+        dtype = next(self.net.parameters()).dtype
+        images = (pixels.to(dtype) - self.mean.to(dtype)) / self.std.to(dtype)
+        logits = self.net(images.contiguous(memory_format=torch.channels_last))
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def on_train_start(self) -> None:
+        """Count where the losses are."""
+        self._counts = self._counts.to(self.device)
+        self._logged_counts = self._logged_counts.to(self.device)
+
+    def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
+        """The loss whose gradient, averaged over ranks and summed over micro-batches, is that of the global mean."""
+        for dropout in self._dropouts:
+            dropout.share = batch.share
+        logits = self(batch.pixels)
+        loss = F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=self._label_smoothing)
+        with torch.no_grad():
+            hits = (logits.argmax(1) == batch.labels).sum()
+            self._counts += torch.stack([loss.double(), hits.double(), loss.new_full((), len(batch.labels)).double()])
+        # DDP takes the mean over ranks and Lightning divides by the number of micro-batches: both undone here
+        return loss * (self.trainer.world_size * self.trainer.accumulate_grad_batches / batch.share.group_size)
+
+    def on_train_batch_end(self, outputs: Any, batch: ImageBatch, batch_idx: int) -> None:
+        """Log the mean over all samples since the last logging step; after the last batch, that of the epoch."""
+        is_step_end = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
+        is_logging_step = is_step_end and self.global_step % self._log_every_n_steps == 0
+        if not is_logging_step and not self.trainer.is_last_batch:
+            return
+        counts = sum_over_ranks(self._counts)
+        if is_logging_step:
+            means = _means("train_step", counts - self._logged_counts)
+            self._send_to_loggers({name: value.item() for name, value in means.items()})
+            self._logged_counts.copy_(counts)
+        if self.trainer.is_last_batch:
+            self._send_to_loggers(self._remember(_means("train", counts)))
+            self._counts.zero_()
+            self._logged_counts.zero_()
+
+    def on_train_epoch_end(self) -> None:
+        """Show the means of the epoch, global already, to callbacks that watch a metric."""
+        self.log_dict({name: value for name, value in self.metrics.items() if name.startswith("train/")}, logger=False)
+
+    def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
+        """Count this rank's share."""
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
+        """Count this rank's share."""
+        self._evaluate("test", batch)
+
+    def on_validation_epoch_start(self) -> None:
+        """Count from zero."""
+        self._scores("val").start()
+
+    def on_test_epoch_start(self) -> None:
+        """Count from zero."""
+        self._scores("test").start()
+
+    def on_validation_epoch_end(self) -> None:
+        """Publish val/loss and val/accuracy of the whole split."""
+        self._publish_scores("val", self.trainer.val_dataloaders)
+
+    def on_test_epoch_end(self) -> None:
+        """Publish test/loss and test/accuracy of the whole split."""
+        self._publish_scores("test", self.trainer.test_dataloaders)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Weight decay acts on weights only, not on norms and biases."""
+        weight_decay = self._optimizer.keywords.get("weight_decay", 0.0)
+        optimizer = self._optimizer(parameter_groups(self.net, weight_decay))
+        scheduler = self._scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what prediction needs, and the counts of an epoch cut in the middle. Every rank must call it."""
+        checkpoint["image_format"] = self.image_format._asdict()
+        checkpoint["train_counts"] = {
+            "counts": sum_over_ranks(self._counts).tolist(),
+            "logged_counts": self._logged_counts.tolist(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Rank 0 takes over the counts of all ranks there were, so that another number of ranks can go on."""
+        saved = checkpoint["train_counts"]
+        counts = saved["counts"] if self.global_rank == 0 else [0.0] * 3
+        self._counts = torch.tensor(counts, dtype=torch.float64)
+        self._logged_counts = torch.tensor(saved["logged_counts"], dtype=torch.float64)
+
+    def _evaluate(self, split: str, batch: ImageBatch) -> None:
+        if len(batch.labels):
+            self._scores(split).update(self(batch.pixels), batch.labels)
+
+    def _scores(self, split: str) -> Scores:
+        scores = self.scores[split]
+        assert isinstance(scores, Scores)
+        return scores
+
+    def _publish_scores(self, split: str, loader: Any) -> None:
+        scores = self._scores(split).compute(split, loader.batch_sampler.num_epoch_samples)
+        values = self._remember(scores)
+        self.log_dict(values, logger=False)
+        self._send_to_loggers(values)
+
+    def _remember(self, metrics: dict[str, Tensor]) -> dict[str, float]:
+        values = {name: value.item() for name, value in metrics.items()}
+        self.metrics.update(values)
+        return values
+
+    def _send_to_loggers(self, values: dict[str, float]) -> None:
+        for logger in self.trainer.loggers:
+            logger.log_metrics(values, step=self.global_step)
+
+
+def _means(prefix: str, counts: Tensor) -> dict[str, Tensor]:
+    loss_sum, hits, count = counts
+    return {f"{prefix}/loss": loss_sum / count, f"{prefix}/accuracy": hits / count}

@@ -1,0 +1,73 @@
+"""Learning-rate schedules by optimizer step, and which parameters are decayed.
+
+With s = 0, 1, ... the number of steps done, T = total_steps and w = round(warmup_fraction * T), a schedule multiplies
+the optimizer's learning rate by (s + 1) / w for s < w, and by d(u) with u = (s - w) / (T - w) from there on: the peak,
+1, is reached at s = w - 1 and left after s = w. None of the T steps has the rate 0; a step after them would have d(1).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
+    """Keep the optimizer's own learning rate at every step."""
+    return _warmed_up(optimizer, total_steps, 0.0, lambda u: 1.0)
+
+
+def one_cycle_linear(optimizer: Optimizer, total_steps: int, *, warmup_fraction: float) -> LambdaLR:
+    """Linear warm-up, then linear to nothing: d(u) = 1 - u, which is 1 / (T - w) at the last step."""
+    return _warmed_up(optimizer, total_steps, warmup_fraction, lambda u: 1 - u)
+
+
+def cosine(optimizer: Optimizer, total_steps: int, *, warmup_fraction: float, final_fraction: float) -> LambdaLR:
+    """Linear warm-up, then half a cosine down to f = final_fraction: d(u) = f + (1 - f) (1 + cos(pi u)) / 2."""
+    if not 0 <= final_fraction <= 1:
+        raise ValueError(f"scheduler.final_fraction={final_fraction} is no part of the peak: use a number from 0 to 1.")
+    return _warmed_up(
+        optimizer,
+        total_steps,
+        warmup_fraction,
+        lambda u: final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * u)) / 2,
+    )
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two optimizer groups in definition order: weights (ndim > 1) decayed; norms and biases (ndim <= 1) not.
+
+    Frozen parameters are left out, and so is a group without parameters.
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _warmed_up(
+    optimizer: Optimizer, total_steps: int, warmup_fraction: float, decay: Callable[[float], float]
+) -> LambdaLR:
+    if total_steps < 1:
+        raise ValueError(
+            f"A schedule over {total_steps} steps: train at least one step (trainer.max_epochs, data size)."
+        )
+    if not 0 <= warmup_fraction <= 1:
+        raise ValueError(
+            f"scheduler.warmup_fraction={warmup_fraction} is no part of the run: use a number from 0 to 1."
+        )
+    warmup_steps = round(warmup_fraction * total_steps)
+
+    # A closure, because LambdaLR saves the attributes of callable objects but nothing of a function.
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        if step >= total_steps:
+            return decay(1.0)
+        return decay((step - warmup_steps) / (total_steps - warmup_steps))
+
+    return LambdaLR(optimizer, factor)

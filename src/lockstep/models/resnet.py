@@ -1,0 +1,106 @@
+"""ResNet-18 (He et al. 2015, table 1) for images from 8x8 pixels up, with torchvision's parameter names."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with a shortcut around them; 1x1 convolution on the shortcut where the shape changes."""
+
+    def __init__(self, in_channels: int, channels: int, *, stride: int, shortcut_norm: bool, bias: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=bias)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=bias)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample: nn.Sequential | None = None
+        if stride != 1 or in_channels != channels:
+            self.downsample = nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride, bias=bias))
+            if shortcut_norm:
+                self.downsample.append(nn.BatchNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_channels, H, W) -> (B, channels, ceil(H / stride), ceil(W / stride))."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + shortcut)
+
+
+class ResNet18(nn.Module):
+    """Stem, four stages of two blocks with `width` times 1, 2, 4, 8 channels, global mean, linear layer.
+
+    `stem`: "small" is a 3x3 convolution at full resolution, for images up to about 64x64; "imagenet" is 7x7 with stride
+    2 and a 3x3 max-pool with stride 2. torchvision's resnet18 is width=64, stem="imagenet", shortcut_norm=True,
+    bias=False; "Dive into Deep Learning" (section 8.6) has shortcut_norm=False, bias=True.
+
+    `init`: "kaiming" draws convolutions by fan-out for ReLU, sets their bias to 0 and the last norm's weight of every
+    block to 0, so that a block starts as its shortcut (Goyal et al. 2017, section 5.1); "normal" draws the weights of
+    convolutions and the linear layer from N(0, 0.01^2). What is not named keeps torch's own initial value.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        num_classes: int,
+        width: int,
+        stem: Literal["small", "imagenet"],
+        shortcut_norm: bool,
+        bias: bool,
+        dropout: float,
+        init: Literal["kaiming", "normal"],
+    ) -> None:
+        super().__init__()
+        self.conv1 = _stem_convolution(stem, in_channels, width, bias)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
+
+        def stage(before: int, channels: int, stride: int) -> nn.Sequential:
+            return nn.Sequential(
+                Block(before, channels, stride=stride, shortcut_norm=shortcut_norm, bias=bias),
+                Block(channels, channels, stride=1, shortcut_norm=shortcut_norm, bias=bias),
+            )
+
+        self.layer1 = stage(width, width, 1)
+        self.layer2 = stage(width, 2 * width, 2)
+        self.layer3 = stage(2 * width, 4 * width, 2)
+        self.layer4 = stage(4 * width, 8 * width, 2)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(8 * width, num_classes)
+        _initialise(self, init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, C, H, W) -> logits (B, num_classes). B may be 0: the result is empty, every gradient zero."""
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.dropout(x.mean((2, 3))))
+
+
+def _stem_convolution(stem: str, in_channels: int, width: int, bias: bool) -> nn.Conv2d:
+    match stem:
+        case "small":
+            return nn.Conv2d(in_channels, width, 3, 1, 1, bias=bias)
+        case "imagenet":
+            return nn.Conv2d(in_channels, width, 7, 2, 3, bias=bias)
+        case _:
+            raise ValueError(f"model stem={stem} is unknown: use small or imagenet.")
+
+
+def _initialise(model: ResNet18, init: str) -> None:
+    match init:
+        case "kaiming":
+            for module in model.modules():
+                if isinstance(module, nn.Conv2d):
+                    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                    if module.bias is not None:
+                        nn.init.zeros_(module.bias)
+                elif isinstance(module, Block):
+                    nn.init.zeros_(module.bn2.weight)
+        case "normal":
+            for module in model.modules():
+                if isinstance(module, nn.Conv2d | nn.Linear):
+                    nn.init.normal_(module.weight, 0, 0.01)
+        case _:
+            raise ValueError(f"model init={init} is unknown: use kaiming or normal.")

@@ -1,0 +1,135 @@
+"""Batch norm over the global batch: the statistics of one process, for any split of the batch, on CPU and GPU.
+
+Forward: one all-gather of (mean, M2, count), merged by the pairwise formula of Chan, Golub & LeVeque (1979), "Updating
+formulae and a pairwise algorithm for computing sample variances". Backward: one all-reduce of (sum dy, sum dy * xhat),
+Ioffe & Szegedy (2015), section 3. A rank with no samples weighs nothing, takes part in both, and nothing waits for the
+host. torch.nn.SyncBatchNorm refuses CPU tensors.
+"""
+
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.plugins.layer_sync import LayerSync
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lockstep.parallel.reduce import is_distributed
+
+
+def _all_gather(row: Tensor) -> Tensor:
+    """`row` (n,) of every rank as (world_size, n). Gathered flat: gloo refuses any other output shape."""
+    world_size = dist.get_world_size()
+    rows = row.new_empty(world_size * row.numel())
+    dist.all_gather_into_tensor(rows, row)
+    return rows.view(world_size, -1)
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        num_channels = x.shape[1]
+        count = x.numel() // num_channels
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        if count:
+            mean, var = torch.batch_norm_update_stats(x.to(dtype), None, None, 0.0)
+        else:
+            mean = var = torch.zeros(num_channels, dtype=dtype, device=x.device)
+        rows = _all_gather(torch.cat([mean, var * count, mean.new_full((1,), count)]))
+        means, m2s, counts = rows.split([num_channels, num_channels, 1], dim=1)
+        total = counts.sum()
+        mean = (means * counts).sum(0) / total
+        var = (m2s + (means - mean).square() * counts).sum(0) / total
+        ctx.save_for_backward(x, weight, mean, var, total)
+        ctx.eps = eps
+        ctx.parameter_dtype = None if weight is None else weight.dtype
+        ctx.mark_non_differentiable(mean, var, total)
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps), mean, var, total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        """dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), means over the global batch; dw, db are this rank's."""
+        dy = grad_outputs[0]
+        x, weight, mean, var, total = ctx.saved_tensors
+        scale = torch.ones_like(mean) if weight is None else weight
+        if x.numel():
+            dx, dw, db = torch.ops.aten.native_batch_norm_backward(
+                dy, x, scale, mean, var, None, None, False, ctx.eps, [ctx.needs_input_grad[0], True, True]
+            )
+        else:
+            dx, dw, db = torch.empty_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
+        if ctx.needs_input_grad[0]:
+            sums = torch.cat([db, dw]).to(mean.dtype)
+            dist.all_reduce(sums)
+            mean_dy, mean_dy_xhat = (sums / total).chunk(2)
+            shape = [1, -1] + [1] * (x.dim() - 2)
+            inverse_std = (var + ctx.eps).rsqrt()
+            factor = scale * inverse_std
+            # dx holds w / std * dy so far
+            dx = dx.to(mean.dtype)
+            dx = dx.addcmul_(x.to(mean.dtype) - mean.view(shape), (-factor * inverse_std * mean_dy_xhat).view(shape))
+            dx = dx.sub_((factor * mean_dy).view(shape)).to(x.dtype)
+        return (
+            dx,
+            dw.to(ctx.parameter_dtype) if ctx.needs_input_grad[1] else None,
+            db.to(ctx.parameter_dtype) if ctx.needs_input_grad[2] else None,
+            None,
+        )
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch norm of any dimension whose training statistics are those of all ranks together.
+
+    Input (B, C, ...) with B >= 0 on each rank and at least one sample over all ranks. Statistics are float32 or wider.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"SyncBatchNorm wants an input (B, C, ...), got the shape {tuple(input.shape)}.")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize `input`; in training mode this talks to all ranks."""
+        if not self.training or not is_distributed() or dist.get_world_size() == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        outputs = cast(tuple[Tensor, Tensor, Tensor, Tensor], _Normalize.apply(input, self.weight, self.bias, self.eps))
+        y, mean, var, total = outputs
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(mean.dtype)
+                unbiased = var * (total / (total - 1).clamp(min=1))
+                self.running_mean.add_((mean - self.running_mean) * factor)
+                self.running_var.add_((unbiased - self.running_var) * factor)
+        return y
+
+
+class ExactBatchNorm(LayerSync):
+    """Lightning plugin: every batch norm of the model becomes a SyncBatchNorm for the fit, and what it was after it.
+
+    The class is swapped in place, so that parameters, names, hooks and checkpoints stay.
+    """
+
+    def __init__(self) -> None:
+        self._original: dict[nn.Module, type[nn.Module]] = {}
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Swap in; Lightning calls it before the model is wrapped for several processes."""
+        for module in model.modules():
+            if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+                self._original[module] = type(module)
+                module.__class__ = SyncBatchNorm
+        return model
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        """Swap back; Lightning calls it after the fit."""
+        for module, original in self._original.items():
+            module.__class__ = original
+        self._original.clear()
+        return model

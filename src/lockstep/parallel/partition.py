@@ -1,0 +1,34 @@
+"""Who computes which positions of a global batch. Integers only: every rank agrees without talking."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+
+class Share(NamedTuple):
+    """The part `[lo, hi)` of one micro-batch of `size` samples that a rank computes; it may be empty.
+
+    `group_size` counts the samples of the whole optimizer step: the micro-batches of one global batch together.
+    """
+
+    epoch: int
+    micro_step: int
+    size: int
+    lo: int
+    hi: int
+    group_size: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.lo == self.hi
+
+
+def interval(size: int, loads: Sequence[int], rank: int) -> tuple[int, int]:
+    """Positions `[lo, hi)` of `size` items that `rank` computes: contiguous, in rank order, each owned once.
+
+    With C the cumulative loads and T their total, lo = ceil(size * C[rank] / T): every share is the floor or the
+    ceiling of the exact one, a load of 0 gets nothing.
+    """
+    bounds = [0, *accumulate(loads)]
+    total = bounds[-1]
+    return -(-size * bounds[rank] // total), -(-size * bounds[rank + 1] // total)

@@ -1,0 +1,242 @@
+"""The run folder: the only interface between a training process and every tool that watches, stops or reads it.
+
+Owns the names and formats of all files in it. Standard library only, so that tools start at once.
+"""
+
+import contextlib
+import csv
+import fcntl
+import io
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+EXIT_CONFIG = 2
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, go on later
+
+LIVE_STATES = ("starting", "training", "validating", "testing")
+ENDED_STATES = ("stopped", "finished", "failed")
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` in one step when the block ends well, and leaves no trace when it does not.
+
+    A reader sees the old content or the new one, also after a power cut.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step."""
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and files of one run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration: ranks, trials, tasks and resumes start from it."""
+        return self.path / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        """What was typed, one override a line; for people, nothing reads it back."""
+        return self.path / "overrides.txt"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, devices and commit of the machine that trained last."""
+        return self.path / "environment.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Holds best.ckpt and last.ckpt."""
+        return self.path / "checkpoints"
+
+    @property
+    def last_checkpoint(self) -> Path:
+        """The newest state: a resume goes on from here."""
+        return self.checkpoints / "last.ckpt"
+
+    @property
+    def best_checkpoint(self) -> Path:
+        """The state with the best monitored value."""
+        return self.checkpoints / "best.ckpt"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files of all sessions of the run, one curve."""
+        return self.path / "tensorboard"
+
+    @property
+    def failure(self) -> Path:
+        """The traceback of the first rank that failed."""
+        return self.path / "failure.txt"
+
+    def rank_log(self, rank: int) -> Path:
+        """Everything a rank other than 0 printed."""
+        return self.path / f"rank{rank}.log"
+
+    # -- status and summary ------------------------------------------------------------------------------------------
+
+    def write_status(self, **fields: Any) -> None:
+        """Replace status.json. Rank 0 or the parent only."""
+        write_atomically(self.path / "status.json", json.dumps({**fields, "updated": time.time()}, indent=1) + "\n")
+
+    def update_status(self, **fields: Any) -> None:
+        """Change some fields of status.json. Only once the training processes are gone."""
+        self.write_status(**{**self._read_json("status.json"), **fields})
+
+    def read_status(self) -> dict[str, Any]:
+        """Fields of status.json, empty before the first one is written; a dead process shows as state "no signal"."""
+        status = self._read_json("status.json")
+        is_here = status.get("host") == socket.gethostname()
+        if status.get("state") in LIVE_STATES and is_here and not self.is_locked():
+            status["state"] = "no signal"
+        return status
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Replace summary.json: the result of a finished run."""
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """The result of a finished run, empty for others."""
+        return self._read_json("summary.json")
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        try:
+            value = json.loads((self.path / name).read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        if not isinstance(value, dict):
+            raise ValueError(f"{self.path / name} does not hold a JSON object.")
+        return value
+
+    # -- metrics: a row per epoch ------------------------------------------------------------------------------------
+
+    def read_metrics(self) -> list[dict[str, str]]:
+        """Rows of metrics.csv, one per epoch."""
+        try:
+            with open(self.path / "metrics.csv", newline="") as file:
+                return list(csv.DictReader(file))
+        except FileNotFoundError:
+            return []
+
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """Replace metrics.csv."""
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path / "metrics.csv", text.getvalue())
+
+    # -- the stop flag -----------------------------------------------------------------------------------------------
+
+    @property
+    def stop_flag(self) -> Path:
+        """Present = please stop; holds the reason."""
+        return self.path / "STOP"
+
+    def request_stop(self, reason: str) -> None:
+        """Ask all ranks to stop together. A request that is already there stays as it is."""
+        with contextlib.suppress(FileExistsError), open(self.stop_flag, "x") as file:
+            file.write(reason + "\n")
+
+    def clear_stop(self) -> None:
+        """Forget a request to stop."""
+        self.stop_flag.unlink(missing_ok=True)
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def record_failure(self, text: str) -> None:
+        """Keep the first failure; later ones, mostly its consequences, change nothing."""
+        with contextlib.suppress(FileExistsError), open(self.failure, "x") as file:
+            file.write(text)
+
+    # -- one trainer at a time ---------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run for this process; the kernel lets go when the process ends, however it ends.
+
+        Raises BlockingIOError while another process holds it.
+        """
+        with open(self.path / ".lock", "ab") as file:
+            for attempt in range(20):  # `is_locked` of a reader holds it for an instant
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if attempt == 19:
+                        raise
+                    time.sleep(0.05)
+                else:
+                    break
+            yield
+
+    def is_locked(self) -> bool:
+        """Whether a live process on this machine trains the run."""
+        try:
+            with open(self.path / ".lock", "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+
+def create(root: Path, name: str, now: datetime) -> RunFolder:
+    """Make `root/<date>/<time>_<name>`; a number is added while somebody else owns the name already."""
+    stem = f"{now:%H-%M-%S}_{name}"
+    day = root / f"{now:%Y-%m-%d}"
+    day.mkdir(parents=True, exist_ok=True)
+    for attempt in range(1, 10_000):
+        path = day / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        _link_latest(root, path)
+        return RunFolder(path)
+    raise FileExistsError(f"{day / stem} and 9,998 numbered folders beside it exist: give the run another name.")
+
+
+def _link_latest(root: Path, path: Path) -> None:
+    temporary = root / f".latest.{os.getpid()}.{secrets.token_hex(4)}"
+    temporary.symlink_to(path.relative_to(root))
+    os.replace(temporary, root / "latest")
+
+
+def find(name: str) -> RunFolder:
+    """The run at a path, or `latest` below outputs/.
+
+    Raises FileNotFoundError naming what was looked for, and the newest runs there are.
+    """
+    for path in (Path(name), Path("outputs") / name):
+        if (path / "config.yaml").is_file():
+            return RunFolder(path.resolve())
+    newest = sorted(Path("outputs").glob("**/config.yaml"), key=lambda p: p.stat().st_mtime, reverse=True)[:3]
+    known = ", ".join(str(p.parent) for p in newest) or "none below outputs/"
+    raise FileNotFoundError(f"{name} is no run folder: it has no config.yaml. Newest runs: {known}.")

@@ -1,0 +1,276 @@
+"""What training, evaluation and prediction share: the process group, the device, the precision, and their assembly."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from torch import distributed as dist
+
+from lockstep import config as configuration
+from lockstep import workers
+from lockstep.checkpoint_io import AtomicCheckpointIO
+from lockstep.data.module import Batching, ImageData
+from lockstep.environment import World
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.parallel.batch_norm import ExactBatchNorm
+from lockstep.parallel.randomness import seed_of
+from lockstep.parallel.reduce import gather_objects
+from lockstep.run_folder import RunFolder
+from lockstep.schema import Config
+
+LIGHTNING_PRECISION = {"bfloat16": "bf16-mixed", "float32": "32-true", "float64": "64-true"}
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process of a job: its configuration, its place among the workers, and what it computes on."""
+
+    config: Config
+    folder: RunFolder
+    rank: int
+    world_size: int
+    num_local: int
+    device: torch.device
+    gpus: tuple[int, ...]
+    precision: str
+    precision_reason: str
+    environment: ClusterEnvironment
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there is a process group, also one of a single process."""
+        return dist.is_initialized()
+
+    @property
+    def timeout(self) -> timedelta:
+        """A collective that takes longer ends the run."""
+        return timedelta(seconds=self.config.strategy.timeout_s)
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """Relative share of every rank."""
+        return tuple(self.config.trainer.loads or [1] * self.world_size)
+
+
+@contextlib.contextmanager
+def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[Session]:
+    """Join the workers of a job, agree with them on what it is, and leave them at the end.
+
+    Raises RuntimeError before any work when ranks differ in configuration or in their number.
+    """
+    _quiet()
+    asked = workers.found(config)
+    rank, world_size = (place.rank, place.world_size) if place is not None else (0, 1)
+    device = _device(config, asked.gpus, place)
+    precision, reason = _precision(config, device)
+    if place is not None:
+        join(config, place)
+    try:
+        _agree(config, world_size)
+        yield Session(
+            config=config,
+            folder=folder,
+            rank=rank,
+            world_size=world_size,
+            num_local=asked.num_local,
+            device=device,
+            gpus=asked.gpus,
+            precision=precision,
+            precision_reason=reason,
+            environment=_environment(place),
+        )
+        if dist.is_initialized():
+            dist.barrier()  # nobody leaves while another still talks
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(config: Config, place: World) -> None:
+    """Enter the process group of the job, unless this process is in it already."""
+    if dist.is_initialized():
+        return
+    device = _device(config, workers.found(config).gpus, place)
+    backend = config.strategy.process_group_backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    environment = _environment(place)
+    address = None
+    if isinstance(environment, SLURMEnvironment):
+        address = f"tcp://{environment.main_address}:{environment.main_port}"
+    dist.init_process_group(
+        backend,
+        init_method=address,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=config.strategy.timeout_s),
+    )
+
+
+def shared_folder(make: Callable[[], RunFolder], config: Config, place: World) -> RunFolder:
+    """The run folder rank 0 makes, on every rank an outer launcher started: each composed its own configuration.
+
+    Raises RuntimeError, before the folder is made, when the ranks do not agree, and ConfigError when `make` does.
+    """
+    join(config, place)
+    _agree(config, place.world_size)
+    path, faults = "", []
+    if place.rank == 0:
+        try:
+            path = str(make().path)
+        except configuration.ConfigError as error:
+            faults = error.faults
+    path, faults = gather_objects((path, faults))[0]
+    if faults:
+        raise configuration.ConfigError(faults)
+    return RunFolder(Path(path))
+
+
+def _device(config: Config, gpus: tuple[int, ...], place: World | None) -> torch.device:
+    """The device of this process, made torch's current one."""
+    if not gpus:
+        return torch.device("cpu")
+    number = gpus[place.local_rank if place is not None else 0]
+    if torch.cuda.device_count() <= number:
+        raise RuntimeError(
+            f"trainer.devices={config.trainer.devices}: torch {torch.__version__} finds {torch.cuda.device_count()} "
+            "GPUs here; is it a build without CUDA, or the driver too old? strategy=cpu trains without GPUs."
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def _quiet() -> None:
+    """One voice: Lightning's banners off, and warnings that our own arithmetic answers."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        r".*sync_dist=True.*",  # our values are global already; the mean over ranks would be wrong
+        r".*The ``compute`` method of metric .* was called before the ``update``.*",  # an empty share counts nothing
+        r".*does not have many workers.*",  # a batch is one gather: workers would only copy it
+        r".*smaller than the logging interval.*",  # the epoch's means are logged anyway
+        r".*Checkpoint directory .* exists and is not empty.*",  # a resume goes on in its folder
+        r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
+        r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 on torch 2.15, 2026-11-21
+    ):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def _environment(place: World | None) -> ClusterEnvironment:
+    if place is None:
+        return LightningEnvironment()
+    if place.launcher == "srun":
+        return SLURMEnvironment(auto_requeue=False)  # Lightning's requeue saves inside a signal handler
+    return TorchElasticEnvironment()
+
+
+def _agree(config: Config, world_size: int) -> None:
+    mine = (configuration.fingerprint(config), world_size)
+    for rank, other in enumerate(gather_objects(mine)):
+        if other != mine:
+            raise RuntimeError(
+                f"Rank {rank} has another configuration or world size, {other}, than this one, {mine}: start every "
+                "process with the same command and the same files."
+            )
+
+
+def _precision(config: Config, device: torch.device) -> tuple[str, str]:
+    """The precision to compute in, and why."""
+    asked = config.trainer.precision
+    if asked != "auto":
+        return asked, "as asked"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
+        return ("bfloat16", f"{name} computes it natively") if has_bfloat16 else ("float32", f"{name} lacks bfloat16")
+    flags = torch.cpu.get_capabilities()
+    name = next((label for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16")) if flags.get(key)), None)
+    return ("bfloat16", f"this CPU has {name}") if name else ("float32", "this CPU has no bfloat16 arithmetic")
+
+
+def image_data(session: Session) -> ImageData:
+    """The data of the run, with this rank's share."""
+    config, trainer = session.config, session.config.trainer
+    return ImageData(
+        lambda: configuration.build(config.data),
+        batching=Batching(
+            global_batch_size=config.global_batch_size,
+            micro_batches_per_step=trainer.accumulate_grad_batches,
+            eval_batch_size=config.eval_batch_size,
+            loads=session.loads,
+            limit_train_batches=trainer.limit_train_batches,
+            limit_val_batches=trainer.limit_val_batches,
+            limit_test_batches=trainer.limit_test_batches,
+            overfit_batches=trainer.overfit_batches,
+        ),
+        crop_padding=config.augment.crop_padding,
+        flip=config.augment.flip,
+        cutout=config.augment.cutout,
+        memory=config.data.memory,
+        seed=config.seed,
+        rank=session.rank,
+        device=session.device,
+    )
+
+
+def classifier(config: Config, image_format: ImageFormat) -> Classifier:
+    """The network of the run with its training; initial weights depend on the seed alone."""
+    torch.manual_seed(seed_of(config.seed, "weights"))
+    net = configuration.build(
+        config.model, in_channels=image_format.image_shape[0], num_classes=len(image_format.class_names)
+    )
+    return Classifier(
+        net,
+        image_format=image_format,
+        optimizer=configuration.build(config.optimizer),
+        scheduler=configuration.build(config.scheduler),
+        label_smoothing=config.label_smoothing,
+        seed=config.seed,
+        log_every_n_steps=config.trainer.log_every_n_steps,
+    )
+
+
+def image_format(data: ImageData) -> ImageFormat:
+    """What prediction needs to know of the images of `data`."""
+    return ImageFormat(data.class_names, data.image_shape, data.mean, data.std)
+
+
+def lightning_trainer(session: Session, **settings: Any) -> L.Trainer:
+    """A Trainer on the devices of the session, without anything Lightning would add by itself."""
+    config = session.config
+    strategy: Any = "auto"
+    if session.is_distributed:
+        strategy = DDPStrategy(
+            timeout=session.timeout,
+            broadcast_buffers=False,  # statistics have the same bits on all ranks already
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=config.strategy.bucket_size_mib,
+        )
+    return L.Trainer(
+        accelerator="gpu" if session.device.type == "cuda" else "cpu",
+        devices=list(session.gpus) if session.gpus else session.num_local,
+        num_nodes=config.trainer.num_nodes,
+        strategy=strategy,
+        precision=LIGHTNING_PRECISION[session.precision],  # pyright: ignore[reportArgumentType]
+        deterministic=config.trainer.deterministic,
+        benchmark=session.device.type == "cuda" and not config.trainer.deterministic,
+        plugins=[ExactBatchNorm(), AtomicCheckpointIO(), session.environment],
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=session.folder.path,
+        **settings,
+    )

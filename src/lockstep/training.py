@@ -1,0 +1,221 @@
+"""One training run, from its saved configuration to its summary. Every rank reads this straight down."""
+
+import functools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+
+from lockstep import config as configuration
+from lockstep import environment, session
+from lockstep.callbacks.console import Console, duration, show_table
+from lockstep.callbacks.finite import FiniteLoss
+from lockstep.callbacks.record import Record
+from lockstep.callbacks.stop import Stopped, StopTogether
+from lockstep.data.module import ImageData
+from lockstep.environment import World
+from lockstep.models.classifier import Classifier
+from lockstep.run_folder import EXIT_STOPPED, RunFolder, write_atomically
+from lockstep.session import Session
+from lockstep.signals import SignalFlag
+
+
+def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: str) -> int:
+    """Train the run in `folder` from where its last checkpoint is, or from the start. Returns the exit code.
+
+    `command` is what goes on with the run after a stop.
+    """
+    config = configuration.load(folder.config)
+    with session.opened(folder, config, place) as here:
+        data = session.image_data(here)
+        module = session.classifier(config, session.image_format(data))
+        is_resumed = folder.last_checkpoint.exists()
+        facts = {
+            "workers": here.world_size,
+            "device": _device_name(here),
+            "precision": here.precision,
+        }
+        if here.rank == 0:
+            write_atomically(folder.environment, json.dumps(environment.describe(), indent=1) + "\n")
+            _show_header(here, data, module, is_resumed=is_resumed)
+        callbacks = [configuration.build(section) for section in config.callbacks.values() if section is not None]
+        checkpoint = _prepared_checkpoint(callbacks, folder)
+        timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
+        record = Record(folder, facts=facts, monitor=checkpoint.monitor if checkpoint else None)
+        stop = StopTogether(folder, flag, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
+        trainer = session.lightning_trainer(
+            here,
+            callbacks=[record, Console(record), FiniteLoss(), *callbacks, stop],
+            logger=_loggers(here),
+            profiler=_profiler(here),
+            max_epochs=config.trainer.max_epochs,
+            accumulate_grad_batches=config.trainer.accumulate_grad_batches,
+            gradient_clip_val=config.trainer.gradient_clip_norm,
+            log_every_n_steps=config.trainer.log_every_n_steps,
+            check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
+            enable_checkpointing=True,
+        )
+        started = time.monotonic()
+        try:
+            trainer.fit(module, data, ckpt_path=folder.last_checkpoint if is_resumed else None, weights_only=True)
+        except Stopped as stopped:
+            record.end(trainer, module, "stopped", stopped.reason)
+            if here.rank == 0:
+                folder.clear_stop()
+                print(
+                    f"Stopped after step {trainer.global_step} ({stopped.reason}), nothing is lost. Go on with:\n"
+                    f"  {command}",
+                    flush=True,
+                )
+            return EXIT_STOPPED
+        used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
+        best = folder.best_checkpoint if checkpoint is not None and folder.best_checkpoint.exists() else None
+        trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
+        if here.rank == 0:
+            summary = _summary(here, trainer, module, data, checkpoint, record, used)
+            folder.write_summary(summary)
+            folder.clear_stop()
+            _show_summary(folder, summary)
+        record.end(trainer, module, "finished", "early stopping" if trainer.should_stop else "")
+        return 0
+
+
+def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
+    """Give every ModelCheckpoint without a folder that of the run; return the first."""
+    found = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
+    for callback in found:
+        if callback.dirpath is None:
+            callback.dirpath = str(folder.checkpoints)
+    return found[0] if found else None
+
+
+def _loggers(here: Session) -> list[Logger]:
+    """The loggers of the configuration, writing into the run folder; none on other ranks' behalf."""
+    sections = [section for section in here.config.logger.values() if section is not None]
+    supplied: dict[str, Any] = {"save_dir": str(here.folder.path)}
+    loggers: list[Logger] = []
+    for section in sections:
+        extra = dict(supplied)
+        if section.target.endswith("TensorBoardLogger") and here.folder.last_checkpoint.exists():
+            # points after the checkpoint belong to steps that will be done again
+            saved = torch.load(here.folder.last_checkpoint, map_location="cpu", weights_only=True, mmap=True)
+            extra["purge_step"] = saved["global_step"] + 1
+        loggers.append(configuration.build(section, **extra))
+    return loggers
+
+
+def _profiler(here: Session) -> Profiler | None:
+    kinds: dict[str, functools.partial[Profiler]] = {
+        "simple": functools.partial(SimpleProfiler),
+        "advanced": functools.partial(AdvancedProfiler),
+        "pytorch": functools.partial(PyTorchProfiler),
+    }
+    name = here.config.trainer.profiler
+    return kinds[name](dirpath=here.folder.path, filename="profile") if name else None
+
+
+def _summary(
+    here: Session,
+    trainer: L.Trainer,
+    module: Classifier,
+    data: ImageData,
+    checkpoint: ModelCheckpoint | None,
+    record: Record,
+    used_s: float,
+) -> dict[str, Any]:
+    monitor = checkpoint.monitor if checkpoint is not None else None
+    score = checkpoint.best_model_score if checkpoint is not None else None
+    value = score.item() if score is not None else module.metrics.get("val/accuracy")
+    times = sorted(record.epoch_times_s)
+    return {
+        "test_accuracy": module.metrics["test/accuracy"],
+        "test_loss": module.metrics["test/loss"],
+        "monitor": monitor or "val/accuracy",
+        "best": value,
+        "epochs": trainer.current_epoch,
+        "steps": trainer.global_step,
+        "training_s": round(used_s, 3),
+        "epoch_s_median": round(times[len(times) // 2], 4) if times else None,
+        "images_per_s": round(record.images_per_s, 1) if record.images_per_s else None,
+        "parameters": sum(p.numel() for p in module.net.parameters()),
+        "workers": here.world_size,
+        "device": _device_name(here),
+        "precision": here.precision,
+        "train_images": len(data.splits.train.labels),
+        "val_images": len(data.splits.val.labels),
+        "test_images": len(data.splits.test.labels),
+        "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
+    }
+
+
+# -- what a person sees ------------------------------------------------------------------------------------------------
+
+
+def _device_name(here: Session) -> str:
+    if here.device.type == "cuda":
+        return torch.cuda.get_device_name(here.device)
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''} each"
+
+
+def _show_header(here: Session, data: ImageData, module: Classifier, *, is_resumed: bool) -> None:
+    config = here.config
+    channels, height, width = data.image_shape
+    num_parameters = sum(p.numel() for p in module.net.parameters())
+    count = here.world_size
+    micro = config.global_batch_size // config.trainer.accumulate_grad_batches
+    total = sum(here.loads)
+    shares = sorted({-(-micro * load // total) for load in here.loads}, reverse=True)
+    local = " or ".join(str(share) for share in shares)
+    batch = f"{config.global_batch_size} images a step"
+    if config.trainer.accumulate_grad_batches > 1:
+        batch += f" = {config.trainer.accumulate_grad_batches} micro-batches of {micro}"
+    if count > 1:
+        batch += f", up to {local} on each worker"
+    splits = data.splits
+    where = "on the device" if data.is_on_device else "in host memory"
+    show_table(
+        f"Lockstep: {config.model.target.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
+        + (", going on" if is_resumed else ""),
+        [
+            (
+                "data",
+                f"{len(splits.train.labels):,} train, {len(splits.val.labels):,} val, {len(splits.test.labels):,} test "
+                f"images of {channels}x{height}x{width}, {len(data.class_names)} classes, {where}",
+            ),
+            ("network", f"{num_parameters:,} parameters"),
+            ("workers", f"{count} x {_device_name(here)}" if count > 1 else _device_name(here)),
+            ("batch", batch),
+            ("precision", f"{here.precision} ({here.precision_reason})"),
+            ("run folder", _relative(here.folder.path)),
+        ],
+    )
+
+
+def _show_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
+    run = _relative(folder.path)
+    rows = [
+        ("test accuracy", f"{summary['test_accuracy']:.4f} on {summary['test_images']:,} images"),
+        ("test loss", f"{summary['test_loss']:.4f}"),
+    ]
+    if summary["best_checkpoint"]:
+        rows.append(("best", f"{summary['monitor']} {summary['best']:.4f}, {_relative(folder.best_checkpoint)}"))
+    speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
+    epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
+    rows += [
+        ("training", f"{duration(summary['training_s'])}{epoch}{speed}"),
+        ("curves", f"tensorboard --logdir {run}"),
+        ("evaluate", f"lockstep eval {run}"),
+        ("predict", f"lockstep predict {run} FOLDER --output predictions.csv"),
+    ]
+    show_table(f"Finished {summary['epochs']} epochs", rows)
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,103 @@
+"""The worker processes a configuration asks for, against what this machine and an outer launcher offer."""
+
+import os
+from dataclasses import dataclass
+
+from lockstep import environment
+from lockstep.schema import Config
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where a run trains: `gpus` are the GPU numbers of this node, empty for CPU processes."""
+
+    num_local: int
+    num_nodes: int
+    gpus: tuple[int, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Worker processes on all nodes."""
+        return self.num_local * self.num_nodes
+
+
+def found(config: Config) -> Workers:
+    """The workers of a configuration without `faults`."""
+    return _asked(config)[0]
+
+
+def faults(config: Config) -> list[str]:
+    """What this machine, or the launcher that started this process, cannot give."""
+    asked, found = _asked(config)
+    found = found + _world_faults(asked, environment.outer_world(os.environ))
+    return found or _load_faults(config, asked)
+
+
+def _asked(config: Config) -> tuple[Workers, list[str]]:
+    devices, name = config.trainer.devices, config.strategy.name
+    world = environment.outer_world(os.environ)
+    num_gpus = 0 if name == "cpu" else environment.num_visible_gpus()
+    faults = []
+    gpus: tuple[int, ...] = ()
+    if isinstance(devices, list):
+        if not devices or len(set(devices)) != len(devices):
+            faults.append(f"trainer.devices={devices}: list each GPU once, at least one")
+        if name == "cpu":
+            faults.append(
+                f"trainer.devices={devices} names GPUs, but strategy=cpu uses none: give a number of processes"
+            )
+        elif absent := [number for number in devices if number >= num_gpus]:
+            there = f"it has {num_gpus}" if num_gpus else f"it has none: use trainer.devices={len(devices)}"
+            faults.append(f"trainer.devices={devices}: this machine has no GPU {absent[0]}, {there}")
+        gpus, num_local = tuple(devices), len(devices)
+    elif devices == "auto":
+        num_local = 1 if name == "single_device" else max(1, num_gpus)
+        if world is not None and world.world_size % config.trainer.num_nodes == 0:
+            num_local = world.world_size // config.trainer.num_nodes
+        gpus = tuple(range(num_local)) if num_gpus else ()
+    else:
+        num_local = devices
+        gpus = tuple(range(devices)) if num_gpus else ()
+        if num_gpus and devices > num_gpus:
+            faults.append(
+                f"trainer.devices={devices}, but this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}: "
+                f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
+            )
+    if name == "single_device" and num_local > 1:
+        faults.append(f"strategy=single_device with trainer.devices={devices}: use strategy=ddp, or trainer.devices=1")
+    return Workers(num_local, config.trainer.num_nodes, gpus), faults
+
+
+def _load_faults(config: Config, asked: Workers) -> list[str]:
+    loads, count = config.trainer.loads, asked.world_size
+    if loads is None:
+        return []
+    if len(loads) != count:
+        plural = "s" if count > 1 else ""
+        return [f"trainer.loads={loads} has {len(loads)} entries for {count} worker{plural}: give one load for each"]
+    if sum(loads) == 0:
+        return [f"trainer.loads={loads}: at least one worker needs a load above 0"]
+    return []
+
+
+def _world_faults(asked: Workers, world: environment.World | None) -> list[str]:
+    n = asked.world_size
+    what = f"trainer.devices={asked.num_local}" + (
+        f" on trainer.num_nodes={asked.num_nodes}" if asked.num_nodes > 1 else ""
+    )
+    if world is None:
+        if asked.num_nodes == 1:
+            return []
+        return [
+            f"trainer.num_nodes={asked.num_nodes} needs a launcher on every node: torchrun --nnodes={asked.num_nodes} "
+            f"--nproc-per-node={asked.num_local} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 train.py ..., or srun"
+        ]
+    if world.world_size == n:
+        return []
+    if world.launcher == "torchrun":
+        nodes = f"--nnodes={asked.num_nodes} " if asked.num_nodes > 1 else ""
+        cure = f"torchrun {nodes}--nproc-per-node={asked.num_local} train.py ..."
+    else:
+        cure = f"srun --nodes={asked.num_nodes} --ntasks-per-node={asked.num_local} python train.py ..."
+    started = f"{world.world_size} process{'es' if world.world_size > 1 else ''}"
+    return [f"{what} asks for {n} workers, but {world.launcher} started {started}: start it with {cure}"]

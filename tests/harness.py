@@ -1,0 +1,135 @@
+"""Runs for tests: many small trainings in one group of worker processes, whose start would cost seconds each."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from lockstep import config as configuration
+from lockstep.environment import outer_world
+from lockstep.launch import Job
+from lockstep.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[1]
+SMALL = (
+    "data=synthetic",
+    "data.train_size=70",
+    "data.val_size=23",
+    "data.test_size=31",
+    "data.image_size=16",
+    "model.width=4",
+    "model.dropout=0.2",
+    "trainer.precision=float64",
+    "trainer.max_epochs=2",
+    "trainer.gradient_clip_norm=0.5",
+    "trainer.log_every_n_steps=2",
+    "global_batch_size=16",
+    "eval_batch_size=10",
+    "augment.crop_padding=2",
+    "augment.flip=true",
+    "augment.cutout=4",
+    "strategy=cpu",
+    "strategy.timeout_s=60",
+)
+
+
+def environ(num_threads: int = 1) -> dict[str, str]:
+    """The variables of a child: few threads, and none a launcher left behind."""
+    leaked = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: value for name, value in os.environ.items() if name not in leaked}
+    return {**kept, "OMP_NUM_THREADS": str(num_threads), "PYTHONUNBUFFERED": "1"}
+
+
+def command(*overrides: str) -> list[str]:
+    """The command line of a training."""
+    return [sys.executable, str(ROOT / "train.py"), *overrides]
+
+
+def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
+    """A run folder ready to be trained."""
+    path.mkdir(parents=True)
+    folder = RunFolder(path)
+    configuration.save(configuration.checked(configuration.composed(overrides)), folder.config)
+    return folder
+
+
+def train_all(folders: Sequence[RunFolder], num_workers: int) -> None:
+    """Train every run with the same `num_workers` processes, one run after the other."""
+    jobs = [Job("train", str(folder.path), {"command": "none"}) for folder in folders]
+    # a store for each run: process groups that come after each other in one store can wait for each other's keys
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
+    work = [(job, store.port) for job, store in zip(jobs, stores, strict=True)]
+    workers = []
+    for rank in range(num_workers):
+        place = {} if num_workers == 1 else {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers}
+        variables = {**place, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
+        variables |= {"TORCHELASTIC_USE_AGENT_STORE": True}
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.harness", json.dumps(work)],
+                cwd=ROOT,
+                env={**environ(), **{name: str(value) for name, value in variables.items()}},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        outputs = [worker.communicate(timeout=240)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    for rank, worker in enumerate(workers):
+        assert worker.returncode == 0, f"rank {rank}:\n{outputs[rank]}"
+    del stores
+
+
+def state(folder: RunFolder) -> dict[str, torch.Tensor]:
+    """Everything a run ends with: weights, batch-norm statistics, momentum."""
+    saved = torch.load(folder.last_checkpoint, weights_only=True)
+    found = {f"net {name}": value for name, value in saved["state_dict"].items()}
+    for number, slots in saved["optimizer_states"][0]["state"].items():
+        found |= {f"optimizer {number} {name}": v for name, v in slots.items() if isinstance(v, torch.Tensor)}
+    return found
+
+
+def difference(one: RunFolder, other: RunFolder) -> float:
+    """The largest difference of any number two runs end with, metrics of every epoch included."""
+    a, b = state(one), state(other)
+    assert a.keys() == b.keys()
+    worst = max((a[name].double() - b[name].double()).abs().max().item() for name in a)
+    rows, others = one.read_metrics(), other.read_metrics()
+    assert [row["epoch"] for row in rows] == [row["epoch"] for row in others]
+    for row, other_row in zip(rows, others, strict=True):
+        for name in ("step", "learning_rate", "train/loss", "train/accuracy", "val/loss", "val/accuracy"):
+            worst = max(worst, abs(float(row[name]) - float(other_row[name])))
+    return worst
+
+
+def wait_until(condition: Any, timeout_s: float = 60.0, what: str = "condition") -> None:
+    """Poll until `condition()` holds; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.02)
+
+
+def _work(text: str) -> None:
+    from lockstep.launch import run_here
+
+    for job, port in json.loads(text):
+        os.environ["MASTER_PORT"] = str(port)
+        code = run_here(Job(*job), outer_world(os.environ))
+        if code:
+            raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    _work(sys.argv[1])

@@ -1,0 +1,63 @@
+"""N workers compute what one worker would, in float64 to 1e-12: weights, statistics, momentum, metrics.
+
+Each mechanism was broken once on purpose, and these tests failed; the list is in docs/testing.md.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.run_folder import RunFolder
+from tests.harness import SMALL, difference, train_all, write_run
+
+# what is trained: an even division, a last batch of one sample (empty shares), micro-batches with an incomplete last
+# group, also one whose last micro-batch is nearly empty
+RECIPES = {
+    "remainder": ("data.train_size=70",),
+    "one_left": ("data.train_size=65",),
+    "accumulate": ("global_batch_size=24", "trainer.accumulate_grad_batches=3"),
+    "accumulate_one_left": ("global_batch_size=24", "trainer.accumulate_grad_batches=4", "data.train_size=67"),
+}
+LOADS = {1: [None], 2: [None, [3, 1], [1, 0]], 3: [None, [2, 0, 1]]}
+
+
+def _name(recipe: str, loads: list[int] | None) -> str:
+    return f"{recipe}_{'even' if loads is None else '-'.join(map(str, loads))}"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunFolder]:
+    root: Path = tmp_path_factory.mktemp("exactness")
+    found = {}
+    for world_size, all_loads in LOADS.items():
+        for loads in all_loads:
+            for recipe, overrides in RECIPES.items():
+                name = _name(recipe, loads)
+                extra = [f"trainer.devices={world_size}"]
+                if loads is not None:
+                    extra.append(f"trainer.loads=[{','.join(map(str, loads))}]")
+                found[world_size, name] = write_run(root / str(world_size) / name, [*SMALL, *overrides, *extra])
+        train_all([folder for (size, _), folder in found.items() if size == world_size], world_size)
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("world_size", "loads"), [(w, loads) for w in (2, 3) for loads in LOADS[w]])
+def test_any_split_ends_with_the_weights_of_one_process(
+    runs: dict[tuple[int, str], RunFolder], recipe: str, world_size: int, loads: list[int] | None
+) -> None:
+    worst = difference(runs[1, _name(recipe, None)], runs[world_size, _name(recipe, loads)])
+    print(f"{world_size} workers, loads {loads}, {recipe}: largest difference {worst:.1e}")
+    assert worst <= 1e-12
+
+
+@pytest.mark.processes
+def test_evaluation_agrees_and_counts_every_sample_once(runs: dict[tuple[int, str], RunFolder]) -> None:
+    alone = runs[1, "remainder_even"].read_summary()
+    assert alone["test_images"] == 31
+    for (_, name), folder in runs.items():
+        if name.startswith("remainder_"):
+            summary = folder.read_summary()
+            assert summary["test_accuracy"] == alone["test_accuracy"]
+            assert summary["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-12)

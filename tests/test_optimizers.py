@@ -1,0 +1,135 @@
+import io
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+
+from lockstep.models.optimizers import constant, cosine, one_cycle_linear, parameter_groups
+
+PEAK = 0.4
+SCHEDULES = [
+    constant,
+    partial(one_cycle_linear, warmup_fraction=0.23),
+    partial(cosine, warmup_fraction=0.1, final_fraction=0.05),
+]
+
+
+def an_optimizer() -> SGD:
+    return SGD([nn.Parameter(torch.zeros(1))], lr=PEAK)
+
+
+def rates(schedule: Callable[[SGD, int], LambdaLR], total_steps: int, steps: int) -> list[float]:
+    """List the learning rates that `steps` optimizer steps see."""
+    optimizer = an_optimizer()
+    scheduler = schedule(optimizer, total_steps)
+    seen = []
+    for _ in range(steps):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def test_constant_keeps_the_rate() -> None:
+    assert rates(constant, 7, 9) == [PEAK] * 9
+
+
+@pytest.mark.parametrize(("total", "fraction"), [(100, 0.23), (1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0), (7, 0.5)])
+def test_one_cycle_linear_follows_its_formula(total: int, fraction: float) -> None:
+    warmup = round(fraction * total)
+    expected = [PEAK * (s + 1) / warmup for s in range(warmup)]
+    expected += [PEAK * (total - s) / (total - warmup) for s in range(warmup, total)]
+    assert rates(partial(one_cycle_linear, warmup_fraction=fraction), total, total) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("total", "fraction", "final"), [(100, 0.1, 0.0), (50, 0.0, 0.2), (1, 0.0, 0.0), (9, 1.0, 0.5)]
+)
+def test_cosine_follows_its_formula(total: int, fraction: float, final: float) -> None:
+    warmup = round(fraction * total)
+    expected = [PEAK * (s + 1) / warmup for s in range(warmup)]
+    for s in range(warmup, total):
+        half_wave = (1 + math.cos(math.pi * (s - warmup) / (total - warmup))) / 2
+        expected.append(PEAK * (final + (1 - final) * half_wave))
+    schedule = partial(cosine, warmup_fraction=fraction, final_fraction=final)
+    assert rates(schedule, total, total) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("total", [1, 2, 3, 10, 101])
+def test_every_step_of_the_run_learns_and_none_above_the_peak(
+    schedule: Callable[[SGD, int], LambdaLR], total: int
+) -> None:
+    seen = rates(schedule, total, total)
+    assert all(0 < rate <= PEAK for rate in seen)
+    assert max(seen) == pytest.approx(PEAK)
+
+
+@pytest.mark.parametrize(("schedule", "after"), list(zip(SCHEDULES, [PEAK, 0.0, 0.05 * PEAK], strict=True)))
+def test_steps_after_the_last_stay_at_the_end_value(schedule: Callable[[SGD, int], LambdaLR], after: float) -> None:
+    assert rates(schedule, 20, 30)[20:] == pytest.approx([after] * 10)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_goes_on_from_a_state_that_loads_under_weights_only(
+    schedule: Callable[[SGD, int], LambdaLR],
+) -> None:
+    expected = rates(schedule, 30, 30)
+    optimizer = an_optimizer()
+    scheduler = schedule(optimizer, 30)
+    for _ in range(11):
+        optimizer.step()
+        scheduler.step()
+    file = io.BytesIO()
+    torch.save((optimizer.state_dict(), scheduler.state_dict()), file)
+    file.seek(0)
+
+    resumed_optimizer = an_optimizer()
+    resumed = schedule(resumed_optimizer, 30)
+    optimizer_state, state = torch.load(file, weights_only=True)
+    resumed_optimizer.load_state_dict(optimizer_state)
+    resumed.load_state_dict(state)
+    for rate in expected[11:]:
+        assert resumed_optimizer.param_groups[0]["lr"] == rate
+        resumed_optimizer.step()
+        resumed.step()
+
+
+def test_illegal_numbers_are_named() -> None:
+    with pytest.raises(ValueError, match="0 steps"):
+        constant(an_optimizer(), 0)
+    with pytest.raises(ValueError, match=r"warmup_fraction=1\.5"):
+        one_cycle_linear(an_optimizer(), 10, warmup_fraction=1.5)
+    with pytest.raises(ValueError, match=r"final_fraction=-1"):
+        cosine(an_optimizer(), 10, warmup_fraction=0.1, final_fraction=-1)
+
+
+def test_weights_are_decayed_and_norms_and_biases_are_not() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 3))
+    conv, norm, linear = net
+    decayed, plain = parameter_groups(net, 0.5)
+    assert [id(p) for p in decayed["params"]] == [id(conv.weight), id(linear.weight)]
+    assert [id(p) for p in plain["params"]] == [id(p) for p in (conv.bias, norm.weight, norm.bias, linear.bias)]
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
+
+
+def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
+    net = nn.Linear(2, 3)
+    net.weight.requires_grad_(False)
+    (only,) = parameter_groups(net, 0.5)
+    assert only == {"params": [net.bias], "weight_decay": 0.0}
+
+
+def test_one_sgd_step_shrinks_weights_only() -> None:
+    net = nn.Linear(2, 3)
+    before = [p.detach().clone() for p in (net.weight, net.bias)]
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    SGD(parameter_groups(net, 0.5), lr=0.1).step()
+    torch.testing.assert_close(net.weight.detach(), before[0] * (1 - 0.1 * 0.5))
+    assert torch.equal(net.bias.detach(), before[1])

@@ -1,0 +1,120 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet18
+
+from lockstep.models.resnet import Block, ResNet18
+
+SMALL: dict[str, Any] = {
+    "in_channels": 1,
+    "num_classes": 10,
+    "width": 4,
+    "stem": "small",
+    "shortcut_norm": False,
+    "bias": True,
+    "dropout": 0.0,
+    "init": "kaiming",
+}
+IMAGENET: dict[str, Any] = {
+    "in_channels": 3,
+    "num_classes": 1000,
+    "width": 64,
+    "stem": "imagenet",
+    "shortcut_norm": True,
+    "bias": False,
+    "dropout": 0.0,
+    "init": "kaiming",
+}
+
+
+def small(**changes: Any) -> ResNet18:
+    torch.manual_seed(0)
+    return ResNet18(**SMALL | changes)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_it_is_torchvisions_resnet18_with_the_same_names_and_the_same_output(training: bool) -> None:
+    torch.manual_seed(0)
+    ours, theirs = ResNet18(**IMAGENET).double(), resnet18(weights=None).double()
+    shapes = {name: tensor.shape for name, tensor in theirs.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in ours.state_dict().items()} == shapes
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(2, 3, 70, 96, dtype=torch.float64)
+    ours.train(training)
+    theirs.train(training)
+    torch.testing.assert_close(ours(images), theirs(images), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("stem", ["small", "imagenet"])
+@pytest.mark.parametrize("shortcut_norm", [False, True])
+def test_an_empty_batch_gives_no_logits_and_zero_gradients(stem: str, shortcut_norm: bool) -> None:
+    model = small(stem=stem, shortcut_norm=shortcut_norm, dropout=0.5)
+    images = torch.empty(0, 1, 28, 28, requires_grad=True)
+    logits = model(images)
+    logits.sum().backward()
+    assert logits.shape == (0, 10)
+    assert images.grad is not None
+    assert images.grad.shape == images.shape
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("stem", ["small", "imagenet"])
+@pytest.mark.parametrize("side", [8, 9, 28, 33])
+def test_small_images_of_any_side_work(stem: str, side: int) -> None:
+    assert small(stem=stem)(torch.randn(3, 1, side, side + 1)).shape == (3, 10)
+
+
+def test_the_small_stem_keeps_the_resolution() -> None:
+    model = small()
+    assert model.maxpool(model.conv1(torch.zeros(1, 1, 28, 28))).shape == (1, 4, 28, 28)
+
+
+def test_the_d2l_variant_has_plain_convolutions_with_bias_on_its_shortcuts() -> None:
+    model = small()
+    shortcuts = [block.downsample for block in model.modules() if isinstance(block, Block) and block.downsample]
+    assert [[type(layer) for layer in shortcut] for shortcut in shortcuts] == [[nn.Conv2d]] * 3
+    assert all(layer.bias is not None for layer in model.modules() if isinstance(layer, nn.Conv2d))
+
+
+def test_kaiming_starts_every_block_as_its_shortcut() -> None:
+    model = small(bias=False)
+    model.eval()
+    x = torch.randn(2, 4, 8, 8)
+    block = model.layer1[0]
+    assert torch.equal(block(x), x.relu())
+    assert not any(b.bn2.weight.any() for b in model.modules() if isinstance(b, Block))
+
+
+def test_kaiming_draws_convolutions_by_fan_out_and_zeroes_their_bias() -> None:
+    model = small(width=32)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            expected = (2 / (layer.out_channels * layer.kernel_size[0] ** 2)) ** 0.5
+            assert layer.weight.std().item() == pytest.approx(expected, rel=0.15)
+            assert layer.bias is not None
+            assert not layer.bias.any()
+
+
+def test_normal_draws_every_convolution_and_the_linear_layer_with_deviation_one_hundredth() -> None:
+    model = small(width=32, init="normal")
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            assert layer.weight.std().item() == pytest.approx(0.01, rel=0.15)
+        if isinstance(layer, nn.BatchNorm2d):
+            assert (layer.weight == 1).all()
+
+
+def test_dropout_acts_before_the_linear_layer_and_only_in_training() -> None:
+    images = torch.randn(4, 1, 8, 8)
+    dropped = small(dropout=1.0)
+    torch.testing.assert_close(dropped(images), dropped.fc.bias.expand(4, 10))
+    dropped.eval()
+    assert not torch.allclose(dropped(images), dropped.fc.bias.expand(4, 10))
+
+
+@pytest.mark.parametrize(("name", "legal"), [("stem", "small or imagenet"), ("init", "kaiming or normal")])
+def test_an_unknown_choice_is_answered_with_the_legal_ones(name: str, legal: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=huge is unknown: use {legal}"):
+        small(**{name: "huge"})

@@ -1,0 +1,18 @@
+"""Train an image classifier: `python train.py [group=option] [key=value] ...`, see `python train.py --help`."""
+
+import sys
+
+import hydra
+from omegaconf import DictConfig
+
+from lockstep import cli
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: DictConfig) -> float:
+    """Train one run. Returns the monitored value, for sweeps."""
+    return cli.train(cfg)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
