@@ -43,6 +43,8 @@ def _link(source: Path, target: Path) -> bool:
         os.link(source, temporary)
         os.replace(temporary, target)
     except OSError:
-        temporary.unlink(missing_ok=True)
         return False
+    finally:
+        # rename(2) does nothing, and leaves it, where `target` is a name of the same file already
+        temporary.unlink(missing_ok=True)
     return True

@@ -288,3 +288,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
 def shown(path: Path) -> str:
     """A path as a person types it: relative to the current folder where it lies below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

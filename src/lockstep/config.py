@@ -6,29 +6,27 @@ The only module beside the entry points that knows Hydra and OmegaConf. Never im
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from lockstep import signatures, workers
 from lockstep.run_folder import EXIT_CONFIG, write_atomically
-from lockstep.schema import KNOWN, Config, Open, Target
+from lockstep.schema import FALLBACK, NAMED, Config, Open, Target, fields, kind_of, section
 
 CONF = Path(__file__).parents[2] / "conf"
 METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
-# what training.py adds when it calls the target of a section
-SUPPLIED = {
-    "model": ("in_channels", "num_classes"),
-    "optimizer": ("params",),
-    "scheduler": ("optimizer", "total_steps"),
-    "logger": ("save_dir",),
-}
+# what the training gives to the target of a section: the first parameter by position, others by keyword
+BY_POSITION = ("optimizer", "scheduler")
+BY_KEYWORD = {"model": ("in_channels", "num_classes"), "scheduler": ("total_steps",), "logger": ("save_dir",)}
+Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for the cures
 
 
 class ConfigError(ValueError):
@@ -37,6 +35,17 @@ class ConfigError(ValueError):
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__("\n".join(faults))
         self.faults = list(faults)
+
+
+class Source(NamedTuple):
+    """Where configurations come from: the folder and name of the primary one, and a folder that adds to it."""
+
+    conf: Path = CONF
+    name: str = "config"
+    added: Path | None = None
+
+
+DEFAULT = Source()
 
 
 def exit_with(error: ConfigError) -> NoReturn:
@@ -48,183 +57,340 @@ def exit_with(error: ConfigError) -> NoReturn:
     raise SystemExit(EXIT_CONFIG)
 
 
-# -- from overrides to a tree ------------------------------------------------------------------------------------------
+# -- from overrides to a checked configuration -------------------------------------------------------------------------
 
 
-def composed(overrides: Sequence[str], conf: Path = CONF, config_name: str = "config") -> DictConfig:
+def composed(overrides: Sequence[str], source: Source = DEFAULT) -> DictConfig:
     """The configuration of a command line, as Hydra composes it."""
-    with initialize_config_dir(config_dir=str(conf.resolve()), version_base="1.3"):
-        return compose(config_name, list(overrides))
+    search = [f"hydra.searchpath=[file://{source.added.resolve()}]"] if source.added is not None else []
+    with initialize_config_dir(config_dir=str(source.conf.resolve()), version_base="1.3"):
+        return compose(source.name, [*search, *overrides])
 
 
-def checked(cfg: DictConfig) -> Config:
+def checked(cfg: DictConfig, groups: Groups | None = None) -> Config:
     """The typed configuration. Raises ConfigError with every fault the schema, the signatures and the machine show."""
-    faults = [f"{key} has no value: add {key}=..." for key in sorted(OmegaConf.missing_keys(cfg))]
-    try:
-        tree = OmegaConf.to_container(cfg, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError([*faults, f"{error.full_key or 'interpolation'}: {first_line(error)}"]) from error
-    assert isinstance(tree, dict)
-    tree.pop("hydra", None)
-    return check_tree({str(key): value for key, value in tree.items()}, faults)
+    tree, unresolved = _plain(cfg)
+    return check_tree(tree, groups, unresolved)
 
 
-def check_tree(tree: dict[str, Any], faults: Sequence[str] = ()) -> Config:
-    """The typed configuration of a plain tree. Raises ConfigError with `faults` and all that it finds."""
-    found = list(faults)
-    missing = {fault.partition(" ")[0] for fault in found}
+def check_tree(
+    tree: dict[str, Any], groups: Groups | None = None, unresolved: Mapping[str, str] | None = None
+) -> Config:
+    """The typed configuration of a plain tree. Raises ConfigError with all that is wrong, one fault for each key.
+
+    `unresolved` says of keys why they have no value.
+    """
+    faults = dict(unresolved or {})
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        found += [
-            fault for fault in _schema_faults(tree, error) if fault.partition(": ")[0].split("=")[0] not in missing
-        ]
+        for key, fault in _schema_faults(tree, error, groups or {}):
+            faults.setdefault(key, fault)
         config = None
-    found += _target_faults(tree)
-    if config is not None:
-        found += _cross_faults(config)
-    if found:
+    for key, fault in _target_faults(tree, groups or {}):
+        faults.setdefault(key, fault)
+    found = [fault for fault in faults.values() if fault]
+    if tree.get("resume") is None:  # else these settings meet those of the saved run first
+        found += _conflicts(config or _right_part(tree, faults), is_whole=config is not None)
+    if found or config is None:
         raise ConfigError(found)
-    assert config is not None
     return config
 
 
-def _schema_faults(tree: dict[str, Any], error: ValidationError) -> list[str]:
-    """A line per key: what every member of a union says of it belongs together."""
-    messages: dict[str, list[str]] = {}
-    for item in error.errors():
-        head, message = _schema_fault(tree, item)
-        messages.setdefault(head, []).append(message)
-    return [f"{head}: {' or '.join(found)}" if found[0] else head for head, found in messages.items()]
+def _plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a composed configuration; None where there is none to have, and by key the reason."""
+    reasons: dict[str, str] = {}
+
+    def value_at(node: DictConfig | ListConfig, key: Any, path: str) -> Any:
+        if OmegaConf.is_missing(node, key):
+            reasons[path] = f"{path} has no value: add {path}=..."
+            return None
+        try:
+            return plain(node[key], path)
+        except (OmegaConfBaseException, RecursionError) as error:
+            text = str(OmegaConf.to_container(node, resolve=False)[key])
+            # what Hydra knows of a job is there, and checked, when the job starts
+            is_later = "${hydra:" in text and not HydraConfig.initialized()
+            reasons[path] = "" if is_later else f"{path}={text} has no value: {one_line(error)}"
+            return None
+
+    def plain(value: Any, path: str) -> Any:
+        if isinstance(value, DictConfig):
+            return {str(key): value_at(value, key, f"{path}.{key}".lstrip(".")) for key in value}
+        if isinstance(value, ListConfig):
+            return [value_at(value, i, path) for i in range(len(value))]
+        return value
+
+    tree = plain(cfg, "")
+    tree.pop("hydra", None)
+    return tree, reasons
 
 
-def _schema_fault(tree: dict[str, Any], item: Any) -> tuple[str, str]:
-    path = [str(part) for part in item["loc"] if part not in KNOWN and part != "other"]
-    # the names of union members stand at the end of a location
-    while len(path) > 1 and not _has(tree, path) and item["type"] not in ("missing", "extra_forbidden"):
-        path.pop()
-    key = ".".join("_target_" if part == "target" else part for part in path)
-    if item["type"] == "extra_forbidden":
-        return f"unknown key {key}" + nearest(path[-1], _known_names(tree, path[:-1]), prefix=path[:-1]), ""
-    if item["type"] == "missing":
-        return f"{key} is missing", "it has no value in conf/"
-    value: Any = tree
-    for part in path:
-        value = value[int(part)] if isinstance(value, list) else value.get(part)
-    return f"{key}={_shown(value)}", item["msg"][0].lower() + item["msg"][1:]
+def _right_part(tree: dict[str, Any], faults: Mapping[str, str]) -> Config:
+    """The configuration without its faulty keys, so that the others are checked against each other all the same."""
+
+    def part(value: Any, path: tuple[str, ...]) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kept = {k: part(v, (*path, k)) for k, v in value.items() if ".".join((*path, k)) not in faults}
+        found = section(tree, path)
+        return kept if found is None else found.model_construct(**kept)
+
+    return part(tree, ())
 
 
-def _has(tree: Any, path: Sequence[str]) -> bool:
-    for part in path:
-        if isinstance(tree, list) and part.isdigit() and int(part) < len(tree):
-            tree = tree[int(part)]
-        elif isinstance(tree, dict) and part in tree:
-            tree = tree[part]
+def one_line(error: Exception) -> str:
+    """What an error says, without what Hydra and OmegaConf add of their inner life."""
+    lines = []
+    for line in str(error).strip().splitlines():
+        if line.strip().startswith(("full_key:", "object_type=", "Config search path:", "To append to your")):
+            break
+        lines.append(line)
+    return " ".join(" ".join(lines).split())
+
+
+# -- keys and values against the schema --------------------------------------------------------------------------------
+
+
+def _schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups) -> Iterator[tuple[str, str]]:
+    """(key, fault) of everything pydantic found; what it says of each member of a union comes more than once."""
+    for item in error.errors(include_url=False, include_context=False):
+        path = [str(part) for part in item["loc"]]
+        if path[0] in FALLBACK:
+            del path[1:2]  # the name of a member of the union
+        path = path[: 3 if path[0] in NAMED else 2]
+        key = ".".join(path)
+        if item["type"] == "extra_forbidden":
+            yield key, unknown_key(tree, path, groups)
+        elif item["type"] == "missing":
+            yield key, _missing_key(tree, path, groups)
+        elif item["type"] == "union_tag_invalid":
+            yield key, f"{key}._target_={tree[key]['_target_']} is of another section: it cannot be the {key}"
         else:
-            return False
-    return True
+            yield key, f"{key}={_shown(at(tree, path))} must be {_wanted(tree, path)}"
+
+
+def _wanted(tree: dict[str, Any], path: Sequence[str]) -> str:
+    found = section(tree, path)
+    if found is not None or path[-1] in NAMED:
+        with_target = " with _target_" if found is not None and issubclass(found, Target) else ""
+        return f"a section of keys{with_target}" + (" or null" if path[0] in NAMED and found is not None else "")
+    parent = section(tree, path[:-1])
+    assert parent is not None
+    return kind_of(fields(parent)[path[-1]])
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    """A value as it is typed, in quotes where it is a text that looks like something else."""
+    if not isinstance(value, str):
+        return json.dumps(value, default=str)
+    try:
+        is_plain = yaml.safe_load(value) == value
+    except yaml.YAMLError:
+        is_plain = True
+    return value if is_plain else f"'{value}'"
 
 
-def _known_names(tree: dict[str, Any], path: Sequence[str]) -> list[str]:
-    """Names the schema allows below `path`."""
-    model: Any = Config
-    if path and path[0] in ("data", "model", "optimizer", "scheduler"):
-        section = tree.get(path[0])
-        model = KNOWN.get(section.get("_target_", "") if isinstance(section, dict) else "", Target)
-    elif path:
-        for part in path:
-            field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
-            model = field.annotation if field else None
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        return []
-    return [field.alias or name for name, field in model.model_fields.items()]
+def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> str:
+    key = ".".join(path)
+    if key in groups:
+        return f"{key} is missing: choose {key}={' or '.join(groups[key])}"
+    if path[0] in NAMED:
+        return f"{path[0]}.{path[1]} has no _target_" + question(_meant(tree, path[:2], groups), "add one")
+    return f"{key} is missing: add +{key}=... ({_wanted(tree, path)})"
 
 
-def nearest(name: str, known: Iterable[str], prefix: Sequence[str] = ()) -> str:
-    """A question about the likeliest name, or nothing."""
-    import difflib  # 10 ms that a good configuration does not need
-
-    near = difflib.get_close_matches(name, list(known), 1, 0.6)
-    return f": did you mean {'.'.join([*prefix, near[0]])}?" if near else ""
-
-
-# -- targets: parameters against signatures ----------------------------------------------------------------------------
-
-
-def _targets(tree: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any], tuple[str, ...]]]:
-    """(path, section, parameters added by the training) of every `_target_`, nested ones too."""
-
-    def inside(path: str, value: Any, supplied: tuple[str, ...]) -> Iterable[tuple[str, Any, tuple[str, ...]]]:
-        if isinstance(value, dict):
-            if isinstance(value.get("_target_"), str):
-                yield path, value, supplied
-                supplied = ()
-            for key, child in value.items():
-                yield from inside(f"{path}.{key}" if path else str(key), child, SUPPLIED.get(path, supplied))
-        elif isinstance(value, list):
-            for i, child in enumerate(value):
-                yield from inside(f"{path}.{i}", child, ())
-
-    for key, value in tree.items():
-        yield from inside(key, value, SUPPLIED.get(key, ()))
+def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> str:
+    """The fault of a key nothing reads: the names it may have been meant for, or those there are."""
+    parent = at(tree, path[:-1])
+    target = parent.get("_target_") if isinstance(parent, dict) else None
+    owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
+    names = [name for name in legal_names(tree, path[:-1], groups) or () if not name.startswith("_")]
+    known = f"{owner or 'there'} {'has' if owner else 'are'} {', '.join(names)}" if names else "nothing reads it"
+    return f"unknown key {'.'.join(path)}" + question(_meant(tree, path, groups), known)
 
 
-def _target_faults(tree: dict[str, Any]) -> list[str]:
-    faults = []
-    for path, section, supplied in _targets(tree):
-        target = section["_target_"]
-        if target in KNOWN:
-            continue
+def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:
+    """The names of keys that may stand below `path`; None where any may."""
+    if not path:
+        return [*fields(Config), *(group for group in groups if group not in fields(Config) and "/" not in group)]
+    value = at(tree, path)
+    if len(path) == 1 and path[0] in NAMED:
+        return [name for name, child in (value or {}).items() if child is None or "_target_" in child]
+    found = section(tree, path)
+    if found is not None and found.model_config.get("extra") != "allow":
+        return list(fields(found))
+    target = value.get("_target_") if isinstance(value, dict) else None
+    if not isinstance(target, str):
+        return None if isinstance(value, dict) and found is None else list(fields(found)) if found else []
+    try:
+        signature = signatures.read(target)
+    except signatures.Missing:
+        return None
+    if signature is None or signature.takes_any:
+        return None
+    supplied = _supplied(path, signature)
+    return [*(fields(found) if found else ()), *(name for name in signature.names if name not in supplied)]
+
+
+def _meant(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> list[str]:
+    """The keys that are likely meant by an unknown one: a like name in its section, else the same name elsewhere."""
+    from difflib import get_close_matches  # 10 ms that a good configuration does not need
+
+    for depth, name in enumerate(path):
+        names = legal_names(tree, path[:depth], groups)
+        if names is None:
+            return []
+        if name not in names or depth == len(path) - 1:
+            near = [other for other in get_close_matches(name.lower(), names, 2, 0.6) if other != name]
+            if near:
+                return [".".join([*path[:depth], other, *path[depth + 1 :]]) for other in near]
+            break
+    keys = {key: key.rpartition(".")[2] for key in _dotted(tree) if "." in key and not key.startswith(NAMED)}
+    near = get_close_matches(path[-1].lower(), set(keys.values()), 1, 0.75)
+    return [key for key, name in keys.items() if name in near][:2]
+
+
+def _dotted(tree: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield f"{prefix}{key}"
+            yield from _dotted(value, f"{prefix}{key}.")
+
+
+def question(meant: Sequence[str], otherwise: str) -> str:
+    """The end of a fault: the names that may have been meant, else what there is to do."""
+    return f": did you mean {' or '.join(meant)}?" if meant else f": {otherwise}"
+
+
+def at(tree: Any, path: Iterable[str]) -> Any:
+    """The value at a path, None where there is none."""
+    for part in path:
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+# -- targets against signatures ----------------------------------------------------------------------------------------
+
+
+def _targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Every section with a `_target_`, nested ones too."""
+    if isinstance(value, dict):
+        if isinstance(value.get("_target_"), str):
+            yield path, value
+        for key, child in value.items():
+            yield from _targets(child, (*path, key))
+    elif isinstance(value, list):
+        for i, child in enumerate(value):
+            yield from _targets(child, (*path, str(i)))
+
+
+def _supplied(path: Sequence[str], signature: signatures.Signature) -> tuple[str, ...]:
+    """The parameters that the training gives to the target at `path`."""
+    if len(path) != (2 if path[0] in NAMED else 1):
+        return ()
+    return (*(signature.names[:1] if path[0] in BY_POSITION else ()), *BY_KEYWORD.get(path[0], ()))
+
+
+def _target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, str]]:
+    """(key, fault) of every parameter that is unknown to its target, missing, or not the user's to set."""
+    for path, value in _targets(tree):
+        found = section(tree, path)
+        if found is not None and found.model_config.get("extra") != "allow":
+            continue  # the schema has said it all
+        key, target = ".".join(path), value["_target_"]
+        name = target.rpartition(".")[2]
         try:
             signature = signatures.read(target)
         except signatures.Missing as error:
-            faults.append(f"{path}._target_={target}: {error.args[0]}" + nearest(target.split(".")[-1], error.known))
+            yield f"{key}._target_", f"{key}._target_={target}: {error}" + _cure(target, error)
             continue
         if signature is None:
             continue
-        name = target.rpartition(".")[2]
-        given = [k for k in section if not k.startswith("_") and not (path == "data" and k == "memory")]
-        for key in given:
-            if key in supplied:
-                faults.append(f"{path}.{key}: the training sets it itself, remove it")
-            elif key not in signature.names and not signature.takes_any:
-                near = nearest(key, signature.names, prefix=[path])
-                faults.append(f"unknown key {path}.{key}, {name} has no such parameter{near}")
-        for key in signature.required:
-            if key not in given and key not in supplied and not section.get("_partial_"):
-                faults.append(f"{path}.{key} is missing: {name} needs it")
-    return faults
+        supplied = _supplied(path, signature)
+        own = fields(found) if found is not None else {}
+        given = [k for k in value if not k.startswith("_") and k not in own]
+        for k in given:
+            if k in supplied:
+                yield f"{key}.{k}", f"{key}.{k} is set by the training itself: remove it"
+            elif k not in signature.names and not signature.takes_any:
+                yield f"{key}.{k}", unknown_key(tree, [*path, k], groups)
+        if not value.get("_partial_") and "_args_" not in value:
+            for k in signature.required:
+                if k not in value and k not in supplied:
+                    yield f"{key}.{k}", f"{key}.{k} is missing: {name} needs it, add +{key}.{k}=..."
+        for k in supplied:
+            if k not in signature.names and not signature.takes_any:
+                yield (
+                    f"{key}._target_",
+                    f"{key}._target_={target}: the training gives it {k}, which {name} does not take",
+                )
 
 
-# -- settings against each other ---------------------------------------------------------------------------------------------
+def _cure(target: str, error: signatures.Missing) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(error.name, error.known, 1, 0.6)
+    parts = target.split(".")
+    meant = [".".join(near[0] if part == error.name else part for part in parts)] if near else []
+    return question(meant, "correct the name, or install the package that has it")
 
 
-def _cross_faults(config: Config) -> list[str]:
-    trainer, faults = config.trainer, []
-    if config.global_batch_size % trainer.accumulate_grad_batches:
-        faults.append(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} does not divide "
+# -- settings against each other ---------------------------------------------------------------------------------------
+
+
+def _conflicts(config: Config, *, is_whole: bool) -> list[str]:
+    """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
+    found: list[str] = []
+    for rule in (_batch_rules, _data_rules, _scaling_rules, _callback_rules, workers.faults):
+        try:
+            found += rule(config)
+        except AttributeError:
+            if is_whole:
+                raise
+    return found
+
+
+def _batch_rules(config: Config) -> Iterator[str]:
+    if config.global_batch_size % config.trainer.accumulate_grad_batches:
+        yield (
+            f"trainer.accumulate_grad_batches={config.trainer.accumulate_grad_batches} does not divide "
             f"global_batch_size={config.global_batch_size}: a global batch is cut into that many equal micro-batches"
         )
-    if getattr(config.optimizer, "nesterov", False) is True and getattr(config.optimizer, "momentum", 1) == 0:
-        faults.append("optimizer.nesterov=true needs optimizer.momentum above 0: set one of them")
+
+
+def _data_rules(config: Config) -> Iterator[str]:
     val, test = getattr(config.data, "val_fraction", 0), getattr(config.data, "test_fraction", 0)
     if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
-        faults.append(f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on")
+        yield f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on: use smaller ones"
+
+
+def _scaling_rules(config: Config) -> Iterator[str]:
+    if getattr(config.optimizer, "nesterov", False) is True and getattr(config.optimizer, "momentum", 1) == 0:
+        yield "optimizer.nesterov=true needs optimizer.momentum above 0: set one of them"
     if config.scale_with_workers and learning_rate(config) is None:
-        faults.append("scale_with_workers=true multiplies optimizer.lr, but it has no value: add +optimizer.lr=...")
-    for key, callback in config.callbacks.items():
-        monitor = callback.arguments().get("monitor") if callback is not None else None
+        yield "scale_with_workers=true multiplies optimizer.lr, but it has no value: add +optimizer.lr=..."
+
+
+def _callback_rules(config: Config) -> Iterator[str]:
+    has_logger = any(logger is not None for logger in config.logger.values())
+    for name, callback in config.callbacks.items():
+        if callback is None:
+            continue
+        key, arguments = f"callbacks.{name}", callback.arguments()
+        monitor = arguments.get("monitor")
         if monitor is not None and monitor not in METRICS:
-            faults.append(
-                f"callbacks.{key}.monitor={monitor} is never measured, there are {', '.join(METRICS)}"
-                + nearest(str(monitor), METRICS)
+            yield f"{key}.monitor={monitor} is never measured: choose {' or '.join(METRICS)}"
+        better = {"accuracy": "max", "loss": "min"}.get(str(monitor).rpartition("/")[2])
+        if better and arguments.get("mode", better) != better:
+            yield f"{key}.mode={arguments['mode']} takes the worst {monitor} for the best: set {key}.mode={better}"
+        if str(monitor).startswith("val/") and config.trainer.check_val_every_n_epoch > config.trainer.max_epochs:
+            yield (
+                f"trainer.check_val_every_n_epoch={config.trainer.check_val_every_n_epoch} is above "
+                f"trainer.max_epochs={config.trainer.max_epochs}: {key} needs {monitor}, which is never measured then"
             )
-    return faults + workers.faults(config)
+        if callback.target.endswith(".LearningRateMonitor") and not has_logger:
+            yield f"{key} needs a logger, and there is none: set {key}=null, or choose logger=tensorboard"
 
 
 def learning_rate(config: Config) -> float | None:
@@ -265,21 +431,22 @@ def save(config: Config, path: Path) -> None:
 
 def load(path: Path) -> Config:
     """Read a saved configuration. Raises ConfigError when it does not fit this version of Lockstep."""
-    tree: Any = OmegaConf.to_container(OmegaConf.load(path))
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError([f"{path} cannot be read: {one_line(error)}"]) from error
+    if not isinstance(tree, dict):
+        raise ConfigError([f"{path} holds no configuration"])
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError([f"{path}: {fault}" for fault in _schema_faults(tree, error)]) from error
+        faults = dict(_schema_faults(tree, error, {}))
+        raise ConfigError([f"{path}: {fault}" for fault in faults.values()]) from error
 
 
-def build(section: Target | Open, **supplied: Any) -> Any:
+def build(found: Target | Open, **supplied: Any) -> Any:
     """Call the target of a section, or bind it where it is partial."""
     from hydra.utils import instantiate
 
-    is_partial = getattr(section, "partial", False)
-    return instantiate({"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied)
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, without its details."""
-    return str(error).strip().splitlines()[0]
+    is_partial = getattr(found, "partial", False)
+    return instantiate({"_target_": found.target, "_partial_": is_partial, **found.arguments()}, **supplied)

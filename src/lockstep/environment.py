@@ -1,6 +1,5 @@
 """What this process finds around it: GPUs, an outer launcher, versions and the commit. No torch until it is needed."""
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -22,6 +21,7 @@ class World:
     launcher: str
     rank: int
     local_rank: int
+    node_rank: int
     world_size: int
 
 
@@ -39,16 +39,24 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
 
     A SLURM batch script or srun step counts also with a single task; a shell inside an allocation does not.
     """
+
+    def number(*names: str, default: int = 0) -> int:
+        return next((int(environ[name]) for name in names if environ.get(name)), default)
+
     if "LOCAL_RANK" in environ and "WORLD_SIZE" in environ and "RANK" in environ:
-        return World("torchrun", int(environ["RANK"]), int(environ["LOCAL_RANK"]), int(environ["WORLD_SIZE"]))
+        return World(
+            "torchrun", number("RANK"), number("LOCAL_RANK"), number("GROUP_RANK"), number("WORLD_SIZE", default=1)
+        )
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
-        num_tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or "1"
-        return World("srun", int(environ["SLURM_PROCID"]), int(environ.get("SLURM_LOCALID", "0")), int(num_tasks))
+        num_tasks = number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", default=1)
+        return World("srun", number("SLURM_PROCID"), number("SLURM_LOCALID"), number("SLURM_NODEID"), num_tasks)
     return None
 
 
 def describe() -> dict[str, Any]:
     """Versions, devices, host and commit, as plain values for environment.json. Imports torch."""
+    import importlib.metadata
+
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

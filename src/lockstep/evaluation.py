@@ -17,7 +17,7 @@ def evaluate(
     settings = configuration.check_tree(config)
     with session.opened(folder, settings, place) as here:
         data = session.image_data(here)
-        module = session.classifier(settings, session.image_format(data))
+        module = session.classifier(here, session.image_format(data), total_steps=1)
         trainer = session.lightning_trainer(here, logger=False, enable_checkpointing=False)
         run = trainer.test if split == "test" else trainer.validate
         run(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)

@@ -38,7 +38,7 @@ def predict(
     with session.opened(folder, settings, place) as here:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
         image_format = ImageFormat(**saved["image_format"])
-        module = session.classifier(settings, image_format)
+        module = session.classifier(here, image_format, total_steps=1)
         module.load_state_dict(saved["state_dict"])
         images = _images(here, source, image_format)
         rows = _predicted(here, module, images)
@@ -69,8 +69,6 @@ def _images(here: Session, source: str, image_format: ImageFormat) -> Images:
 def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[int, int, float]]:
     """(index, class, probability) of this rank's share."""
     module = module.to(here.device).eval()
-    if here.precision == "float64":
-        module = module.double()
     batches = GlobalBatches(
         len(images.labels),
         micro_batch_size=here.config.eval_batch_size,

@@ -111,9 +111,10 @@ class RunFolder:
     def read_status(self) -> dict[str, Any]:
         """Fields of status.json, empty before the first one is written; a dead process shows as state "no signal"."""
         status = self._read_json("status.json")
-        is_here = status.get("host") == socket.gethostname()
-        if status.get("state") in LIVE_STATES and is_here and not self.is_locked():
-            status["state"] = "no signal"
+        if _is_live_here(status) and not self.is_locked():
+            status = self._read_json("status.json")  # it may have ended well since the first look
+            if _is_live_here(status):
+                status["state"] = "no signal"
         return status
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -205,6 +206,10 @@ class RunFolder:
         except BlockingIOError:
             return True
         return False
+
+
+def _is_live_here(status: dict[str, Any]) -> bool:
+    return status.get("state") in LIVE_STATES and status.get("host") == socket.gethostname()
 
 
 def create(root: Path, name: str, now: datetime) -> RunFolder:

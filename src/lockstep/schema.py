@@ -3,25 +3,40 @@
 Light to import: no torch, so that a fault in the configuration answers at once.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from annotated_types import Ge, Gt, Lt
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic.fields import FieldInfo
 
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+PositiveFraction = Annotated[float, Field(gt=0, lt=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+# a plain string is what people read instead of the type and its pattern
+Path = Annotated[str, Field(min_length=1), "a path"]
+Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]
+Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"]
 
 
 class Section(BaseModel):
     """A group of keys; others are faults."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=False, protected_namespaces=())
+    # deferred: --help needs no validators
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
 
 
 class Augment(Section):
     """Random changes of training images, each drawn per sample."""
 
-    crop_padding: int = Field(ge=0, description="shift by up to this many pixels, zeros move in; 0 = off")
+    crop_padding: Count = Field(description="shift by up to this many pixels, zeros move in; 0 = off")
     flip: bool = Field(description="mirror left-right with probability 1/2")
-    cutout: int = Field(ge=0, description="side of a square set to the mean colour (pixels); 0 = off")
+    cutout: Count = Field(description="side of a square set to the mean colour (pixels); 0 = off")
 
 
 class Strategy(Section):
@@ -30,42 +45,38 @@ class Strategy(Section):
     name: Literal["auto", "single_device", "cpu", "ddp"] = Field(description="set by strategy=...")
     process_group_backend: Literal["auto", "nccl", "gloo"] = Field(description="auto: nccl on GPUs, gloo on CPUs")
     timeout_s: int = Field(ge=5, description="a collective that takes longer ends the run (seconds)")
-    bucket_size_mib: int = Field(ge=1, description="gradients travel in buckets of this size (MiB)")
+    bucket_size_mib: Positive = Field(description="gradients travel in buckets of this size (MiB)")
 
 
 class Trainer(Section):
     """How long, on what, and how exactly."""
 
-    max_epochs: int = Field(ge=1, description="epochs to train")
-    devices: Literal["auto"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = Field(
+    max_epochs: Positive = Field(description="epochs to train")
+    devices: Literal["auto"] | Positive | list[Count] = Field(
         description="workers on each node: auto, a number, or GPU numbers [0,2]"
     )
-    num_nodes: int = Field(ge=1, description="machines, started by torchrun or srun")
-    loads: list[Annotated[int, Field(ge=0)]] | None = Field(
-        description="relative share of each worker, e.g. [2,1,1,0]; null = even"
-    )
+    num_nodes: Positive = Field(description="machines, started by torchrun or srun")
+    loads: list[Count] | None = Field(description="relative share of each worker, e.g. [2,1,1,0]; null = even")
     precision: Literal["auto", "bfloat16", "float32", "float64"] = Field(
         description="bfloat16 = autocast; auto picks it where the hardware has it"
     )
     deterministic: bool = Field(description="only deterministic kernels: same bits on the same hardware")
-    accumulate_grad_batches: int = Field(ge=1, description="micro-batches a global batch is cut into")
-    gradient_clip_norm: float | None = Field(gt=0, description="largest L2 norm of the gradient; null = no limit")
-    log_every_n_steps: int = Field(ge=1, description="optimizer steps between two points of a curve")
-    check_val_every_n_epoch: int = Field(ge=1, description="epochs between validations")
-    max_time_s: float | None = Field(gt=0, description="stop in good order after this time (seconds)")
-    limit_train_batches: int | None = Field(ge=1, description="only so many micro-batches an epoch")
-    limit_val_batches: int | None = Field(ge=1, description="only so many validation batches")
-    limit_test_batches: int | None = Field(ge=1, description="only so many test batches")
-    overfit_batches: int = Field(
-        ge=0, description="train, validate and test on the first so many global batches; 0 = off"
-    )
+    accumulate_grad_batches: Positive = Field(description="micro-batches a global batch is cut into")
+    gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")
+    log_every_n_steps: Positive = Field(description="optimizer steps between two points of a curve")
+    check_val_every_n_epoch: Positive = Field(description="epochs between validations")
+    max_time_s: PositiveFloat | None = Field(description="stop in good order after this time (seconds)")
+    limit_train_batches: Positive | None = Field(description="only so many micro-batches an epoch")
+    limit_val_batches: Positive | None = Field(description="only so many validation batches")
+    limit_test_batches: Positive | None = Field(description="only so many test batches")
+    overfit_batches: Count = Field(description="train, validate and test on the first so many global batches; 0 = off")
     profiler: Literal["simple", "advanced", "pytorch"] | None = Field(description="Lightning's profiler")
 
 
 class Target(Section):
     """A section that names a Python callable and its keyword arguments."""
 
-    target: str = Field(alias="_target_", pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", description="what is called")
+    target: Dotted = Field(alias="_target_", description="what is called")
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of the callable."""
@@ -98,20 +109,20 @@ class OpenData(Data):
 class Split(Data):
     """A source that is split by a fixed seed."""
 
-    val_fraction: Fraction = Field(gt=0, description="part of the training images kept for validation")
-    split_seed: int = Field(ge=0, description="which images these are")
+    val_fraction: PositiveFraction = Field(description="part of the training images kept for validation")
+    split_seed: Count = Field(description="which images these are")
 
 
 class Digits(Split):
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels; nothing is downloaded."""
 
-    test_fraction: Fraction = Field(gt=0, description="part of all images kept for the test")
+    test_fraction: PositiveFraction = Field(description="part of all images kept for the test")
 
 
 class Downloaded(Split):
     """A data set of torchvision."""
 
-    root: str = Field(min_length=1, description="folder of the files")
+    root: Path = Field(description="folder of the files")
     download: bool = Field(description="fetch missing files")
 
 
@@ -120,9 +131,9 @@ class ImageFolder(Split):
 
     val_fraction: Fraction = Field(description="part of the training images kept for validation")
     test_fraction: Fraction = Field(description="part of the training images kept for the test")
-    root: str = Field(min_length=1, description="folder of the images")
-    image_size: int | None = Field(
-        ge=8, description="resize and crop to this square (pixels); null = all have one size"
+    root: Path = Field(description="folder of the images")
+    image_size: Annotated[int, Field(ge=8)] | None = Field(
+        description="resize and crop to this square (pixels); null = all have one size"
     )
     channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
 
@@ -133,20 +144,20 @@ class Synthetic(Data):
     num_classes: int = Field(ge=2, description="classes")
     channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
     image_size: int = Field(ge=4, description="side of the square images (pixels)")
-    train_size: int = Field(ge=1, description="training images")
-    val_size: int = Field(ge=1, description="validation images")
-    test_size: int = Field(ge=1, description="test images")
-    seed: int = Field(ge=0, description="which patterns")
+    train_size: Positive = Field(description="training images")
+    val_size: Positive = Field(description="validation images")
+    test_size: Positive = Field(description="test images")
+    seed: Count = Field(description="which patterns")
 
 
 class ResNet18(Target):
     """He et al. (2016), for small or large images."""
 
-    width: int = Field(ge=1, description="channels of the first stage; the others have 2, 4, 8 times as many")
+    width: Positive = Field(description="channels of the first stage; the others have 2, 4, 8 times as many")
     stem: Literal["small", "imagenet"] = Field(description="3x3 stride 1, or 7x7 stride 2 and max-pool")
     shortcut_norm: bool = Field(description="batch norm after the 1x1 shortcuts")
     bias: bool = Field(description="convolutions have a bias")
-    dropout: float = Field(ge=0, lt=1, description="before the last layer")
+    dropout: Fraction = Field(description="before the last layer")
     init: Literal["kaiming", "normal"] = Field(description="kaiming with zeroed last norms, or N(0, 0.01)")
 
 
@@ -156,23 +167,29 @@ class Partial(Target):
     partial: Literal[True] = Field(alias="_partial_", description="always true")
 
 
-class Sgd(Partial):
-    """Stochastic gradient descent."""
+class OpenPartial(Partial):
+    """An optimizer or schedule of the user's own."""
 
-    lr: float = Field(gt=0, description="peak learning rate")
-    momentum: float = Field(ge=0, lt=1, description="")
+    model_config = ConfigDict(extra="allow")
+
+
+class Sgd(OpenPartial):
+    """Stochastic gradient descent; the signature of torch knows more parameters."""
+
+    lr: PositiveFloat = Field(description="peak learning rate")
+    momentum: Fraction = Field(description="part of the last update that is kept")
     nesterov: bool = Field(description="look-ahead momentum")
     weight_decay: float = Field(ge=0, description="on weights, not on norms and biases")
 
 
-class AdamW(Partial):
-    """Loshchilov & Hutter (2019)."""
+class AdamW(OpenPartial):
+    """Loshchilov & Hutter (2019); the signature of torch knows more parameters."""
 
-    lr: float = Field(gt=0, description="peak learning rate")
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
+    lr: PositiveFloat = Field(description="peak learning rate")
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2), "two numbers in [0, 1)"] = Field(
         description="decay of the two moments"
     )
-    eps: float = Field(gt=0, description="added to the denominator")
+    eps: PositiveFloat = Field(description="added to the denominator")
     weight_decay: float = Field(ge=0, description="on weights, not on norms and biases")
 
 
@@ -193,12 +210,6 @@ class Cosine(Partial):
     final_fraction: Fraction = Field(description="of the peak, at the end")
 
 
-class OpenPartial(Partial):
-    """An optimizer or schedule of the user's own."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 KNOWN: dict[str, type[Target]] = {
     "lockstep.data.sources.digits": Digits,
     "lockstep.data.sources.fashion_mnist": Downloaded,
@@ -212,51 +223,55 @@ KNOWN: dict[str, type[Target]] = {
     "lockstep.models.optimizers.one_cycle_linear": OneCycleLinear,
     "lockstep.models.optimizers.cosine": Cosine,
 }
+# what a section is when its target is the user's own
+FALLBACK: dict[str, type[Target]] = {
+    "data": OpenData,
+    "model": Open,
+    "optimizer": OpenPartial,
+    "scheduler": OpenPartial,
+}
+# sections under names of the user's choice
+NAMED = ("callbacks", "logger")
 
 
-def _kind(section: Any) -> str:
+def _kind_of_section(section: Any) -> str:
     target = section.get("_target_") if isinstance(section, dict) else getattr(section, "target", None)
-    return target if target in KNOWN else "other"
+    return KNOWN[target].__name__ if target in KNOWN else "other"
 
 
+_BY_TARGET = Discriminator(_kind_of_section)
 DataSection = Annotated[
-    Annotated[Digits, Tag("lockstep.data.sources.digits")]
-    | Annotated[Downloaded, Tag("lockstep.data.sources.fashion_mnist")]
-    | Annotated[Downloaded, Tag("lockstep.data.sources.cifar10")]
-    | Annotated[ImageFolder, Tag("lockstep.data.sources.image_folder")]
-    | Annotated[Synthetic, Tag("lockstep.data.sources.synthetic")]
+    Annotated[Digits, Tag("Digits")]
+    | Annotated[Downloaded, Tag("Downloaded")]
+    | Annotated[ImageFolder, Tag("ImageFolder")]
+    | Annotated[Synthetic, Tag("Synthetic")]
     | Annotated[OpenData, Tag("other")],
-    Discriminator(_kind),
+    _BY_TARGET,
 ]
-ModelSection = Annotated[
-    Annotated[ResNet18, Tag("lockstep.models.resnet.ResNet18")] | Annotated[Open, Tag("other")], Discriminator(_kind)
-]
+ModelSection = Annotated[Annotated[ResNet18, Tag("ResNet18")] | Annotated[Open, Tag("other")], _BY_TARGET]
 OptimizerSection = Annotated[
-    Annotated[Sgd, Tag("torch.optim.SGD")]
-    | Annotated[AdamW, Tag("torch.optim.AdamW")]
-    | Annotated[OpenPartial, Tag("other")],
-    Discriminator(_kind),
+    Annotated[Sgd, Tag("Sgd")] | Annotated[AdamW, Tag("AdamW")] | Annotated[OpenPartial, Tag("other")], _BY_TARGET
 ]
 SchedulerSection = Annotated[
-    Annotated[Constant, Tag("lockstep.models.optimizers.constant")]
-    | Annotated[OneCycleLinear, Tag("lockstep.models.optimizers.one_cycle_linear")]
-    | Annotated[Cosine, Tag("lockstep.models.optimizers.cosine")]
+    Annotated[Constant, Tag("Constant")]
+    | Annotated[OneCycleLinear, Tag("OneCycleLinear")]
+    | Annotated[Cosine, Tag("Cosine")]
     | Annotated[OpenPartial, Tag("other")],
-    Discriminator(_kind),
+    _BY_TARGET,
 ]
 
 
 class Config(Section):
     """One run."""
 
-    name: str | None = Field(pattern=r"^[\w.=+-]+$", description="end of the run folder's name; null = data_model")
-    seed: int = Field(ge=0, description="of initial weights, order, augmentation and dropout")
-    global_batch_size: int = Field(ge=1, description="images of one optimizer step, over all workers")
-    eval_batch_size: int = Field(ge=1, description="images of one evaluation step, over all workers")
+    name: Name | None = Field(description="end of the run folder's name; null = data_model")
+    seed: Count = Field(description="of initial weights, order, augmentation and dropout")
+    global_batch_size: Positive = Field(description="images of one optimizer step, over all workers")
+    eval_batch_size: Positive = Field(description="images of one evaluation step, over all workers")
     scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
-    label_smoothing: float = Field(ge=0, lt=1, description="of the training loss")
+    label_smoothing: Fraction = Field(description="of the training loss")
     augment: Augment
-    resume: str | None = Field(description="run folder to go on with")
+    resume: Path | None = Field(description="run folder to go on with")
     data: DataSection
     model: ModelSection
     optimizer: OptimizerSection
@@ -265,3 +280,58 @@ class Config(Section):
     trainer: Trainer
     callbacks: dict[str, Open | None]
     logger: dict[str, Open | None]
+
+
+# -- questions about a key ---------------------------------------------------------------------------------------------
+
+
+def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
+    """The section whose keys stand below `path` in a tree; None where the schema knows none."""
+    if not path:
+        return Config
+    head = path[0]
+    if head in NAMED:
+        return Open if len(path) == 2 else None
+    if len(path) > 1:
+        return None
+    if head in FALLBACK:
+        value = tree.get(head)
+        target = value.get("_target_") if isinstance(value, dict) else None
+        return KNOWN.get(target, FALLBACK[head]) if isinstance(target, str) else FALLBACK[head]
+    found = Config.model_fields[head].annotation if head in Config.model_fields else None
+    return found if isinstance(found, type) and issubclass(found, Section) else None
+
+
+def fields(found: type[Section]) -> dict[str, FieldInfo]:
+    """The fields of a section by the names they have in YAML."""
+    return {field.alias or name: field for name, field in found.model_fields.items()}
+
+
+def kind_of(field: FieldInfo) -> str:
+    """Type and range in a few words, e.g. `int >= 1 or null`."""
+    return _kind(field.annotation, field.metadata)
+
+
+def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    words = [item for item in metadata if isinstance(item, str)]
+    if words:
+        return words[0]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        nested = [m for item in arguments[1:] for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        return _kind(arguments[0], nested)
+    if origin is Literal:
+        return "|".join(str(value) for value in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join("null" if part is NoneType else _kind(part) for part in arguments)
+    if origin is list:
+        return f"[{_kind(arguments[0])}, ...]"
+    if annotation is bool:
+        return "true|false"
+    low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
+    low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
+    high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
+    if low and not high:
+        number, sign, _ = low.split(" ")
+        return f"{annotation.__name__} {sign.replace('<', '>')} {number}"
+    return f"{low}{annotation.__name__}{high}"

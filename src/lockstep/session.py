@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import distributed as dist
 
@@ -68,7 +68,7 @@ class Session:
 def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[Session]:
     """Join the workers of a job, agree with them on what it is, and leave them at the end.
 
-    Raises RuntimeError before any work when ranks differ in configuration or in their number.
+    Raises ConfigError before any work when ranks differ in configuration or in their number.
     """
     _quiet()
     asked = workers.found(config)
@@ -89,7 +89,7 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
             gpus=asked.gpus,
             precision=precision,
             precision_reason=reason,
-            environment=_environment(place),
+            environment=JoinedEnvironment(place) if place is not None else LightningEnvironment(),
         )
         if dist.is_initialized():
             dist.barrier()  # nobody leaves while another still talks
@@ -106,13 +106,9 @@ def join(config: Config, place: World) -> None:
     backend = config.strategy.process_group_backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
-    environment = _environment(place)
-    address = None
-    if isinstance(environment, SLURMEnvironment):
-        address = f"tcp://{environment.main_address}:{environment.main_port}"
     dist.init_process_group(
         backend,
-        init_method=address,
+        init_method=_rendezvous(place),
         rank=place.rank,
         world_size=place.world_size,
         timeout=timedelta(seconds=config.strategy.timeout_s),
@@ -122,7 +118,7 @@ def join(config: Config, place: World) -> None:
 def shared_folder(make: Callable[[], RunFolder], config: Config, place: World) -> RunFolder:
     """The run folder rank 0 makes, on every rank an outer launcher started: each composed its own configuration.
 
-    Raises RuntimeError, before the folder is made, when the ranks do not agree, and ConfigError when `make` does.
+    Raises ConfigError when the ranks do not agree, before the folder is made, and when `make` does.
     """
     join(config, place)
     _agree(config, place.world_size)
@@ -168,22 +164,75 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
-def _environment(place: World | None) -> ClusterEnvironment:
-    if place is None:
-        return LightningEnvironment()
-    if place.launcher == "srun":
-        return SLURMEnvironment(auto_requeue=False)  # Lightning's requeue saves inside a signal handler
-    return TorchElasticEnvironment()
+class JoinedEnvironment(ClusterEnvironment):
+    """Tells Lightning where this process stands; it is in its process group already.
+
+    Lightning's own environments read the launcher's variables again, each with rules of its own (SLURM's refuses
+    `srun --ntasks`), and requeue a job inside a signal handler.
+    """
+
+    def __init__(self, place: World) -> None:
+        super().__init__()
+        self._place = place
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Lightning starts nothing."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Not used: the group is there."""
+        return ""
+
+    @property
+    def main_port(self) -> int:
+        """Not used: the group is there."""
+        return 0
+
+    @staticmethod
+    def detect() -> bool:
+        """Never chosen by Lightning itself."""
+        return False
+
+    def world_size(self) -> int:
+        """Processes on all nodes."""
+        return self._place.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """The launcher said it."""
+
+    def global_rank(self) -> int:
+        """0 to world size - 1."""
+        return self._place.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """The launcher said it."""
+
+    def local_rank(self) -> int:
+        """Rank among the processes of this node."""
+        return self._place.local_rank
+
+    def node_rank(self) -> int:
+        """Number of this node."""
+        return self._place.node_rank
+
+
+def _rendezvous(place: World) -> str | None:
+    """Where the ranks meet; None: torch's own variables say it."""
+    if place.launcher != "srun" or "MASTER_ADDR" in os.environ:
+        return None
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"]
+    address = SLURMEnvironment.resolve_root_node_address(nodes)
+    return f"tcp://{address}:{15000 + int(os.environ['SLURM_JOB_ID']) % 10000}"
 
 
 def _agree(config: Config, world_size: int) -> None:
     mine = (configuration.fingerprint(config), world_size)
     for rank, other in enumerate(gather_objects(mine)):
         if other != mine:
-            raise RuntimeError(
-                f"Rank {rank} has another configuration or world size, {other}, than this one, {mine}: start every "
-                "process with the same command and the same files."
-            )
+            fault = f"rank {rank} has another configuration or world size, {other}, than this process, {mine}: "
+            raise configuration.ConfigError([fault + "start every process with the same command and the same files"])
 
 
 def _precision(config: Config, device: torch.device) -> tuple[str, str]:
@@ -225,21 +274,25 @@ def image_data(session: Session) -> ImageData:
     )
 
 
-def classifier(config: Config, image_format: ImageFormat) -> Classifier:
-    """The network of the run with its training; initial weights depend on the seed alone."""
+def classifier(session: Session, image_format: ImageFormat, *, total_steps: int) -> Classifier:
+    """The network of the run with its training of `total_steps`; initial weights depend on the seed alone."""
+    config = session.config
     torch.manual_seed(seed_of(config.seed, "weights"))
     net = configuration.build(
         config.model, in_channels=image_format.image_shape[0], num_classes=len(image_format.class_names)
     )
-    return Classifier(
+    module = Classifier(
         net,
         image_format=image_format,
         optimizer=configuration.build(config.optimizer),
         scheduler=configuration.build(config.scheduler),
+        total_steps=total_steps,
         label_smoothing=config.label_smoothing,
         seed=config.seed,
         log_every_n_steps=config.trainer.log_every_n_steps,
     )
+    # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
+    return module.double() if session.precision == "float64" else module
 
 
 def image_format(data: ImageData) -> ImageFormat:

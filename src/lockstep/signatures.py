@@ -5,9 +5,10 @@ Follows re-exports, aliases and base classes. What it cannot tell from the text 
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 
@@ -21,120 +22,179 @@ class Signature:
 
 
 class Missing(LookupError):
-    """The package, module or name does not exist; `known` are the names that do, where they can be told."""
+    """The package, module or `name` does not exist; `known` are the names that do, where they can be told."""
 
-    def __init__(self, what: str, known: tuple[str, ...] = ()) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
         super().__init__(what)
-        self.known = known
+        self.name, self.known = name, tuple(known)
 
 
 def read(target: str) -> Signature | None:
     """The signature of the dotted `target`; None when the text alone does not tell. Raises Missing."""
-    top, *rest = target.split(".")
+    module, *rest = target.split(".")
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(module)
     except ValueError:  # a module without a spec, such as __main__
         return None
     if spec is None:
-        raise Missing(f"there is no package {top!r}")
+        raise Missing(f"there is no package {module!r} here", module)
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     if not folders:
-        if spec.origin is None or not spec.origin.endswith(".py"):
-            return None
-        return _follow(Path(spec.origin), top, rest)
-    module = top
+        is_text = spec.origin is not None and spec.origin.endswith(".py")
+        return _follow(Path(spec.origin), module, rest) if is_text and spec.origin else None
     while rest:
-        inner = next((f / rest[0] for f in folders if (f / rest[0]).is_dir()), None)
-        file = next((f / f"{rest[0]}.py" for f in folders if (f / f"{rest[0]}.py").is_file()), None)
-        if inner is not None:
-            module, folders, rest = f"{module}.{rest[0]}", [inner], rest[1:]
-        elif file is not None:
-            return _follow(file, f"{module}.{rest[0]}", rest[1:])
-        else:
+        name = rest[0]
+        inner = [folder / name for folder in folders if (folder / name).is_dir()]
+        file = next((f / f"{name}.py" for f in folders if (f / f"{name}.py").is_file()), None)
+        if file is not None and not any((folder / "__init__.py").is_file() for folder in inner):
+            return _follow(file, f"{module}.{name}", rest[1:])
+        if any((f / f"{name}{suffix}").is_file() for f in folders for suffix in EXTENSION_SUFFIXES):
+            return None
+        if not inner:
             break
-    init = folders[0] / "__init__.py"
-    if not init.is_file():
-        raise Missing(f"{module!r} has no module {rest[0]!r}" if rest else f"{module!r} is a module")
-    return _follow(init, module, rest)
+        module, folders, rest = f"{module}.{name}", inner, rest[1:]
+    init = next((folder / "__init__.py" for folder in folders if (folder / "__init__.py").is_file()), None)
+    if init is not None:
+        return _follow(init, module, rest)
+    if not rest:
+        raise Missing(f"{module!r} is a module, not something to call", module)
+    raise Missing(f"{module!r} has no module {rest[0]!r}", rest[0], _modules(folders))
+
+
+def _modules(folders: Iterable[Path]) -> set[str]:
+    return {path.stem for folder in folders for path in folder.iterdir() if path.is_dir() or path.suffix == ".py"}
+
+
+@dataclass(frozen=True)
+class _Module:
+    """Top-level names and the statements that define them, and the statements that import all names of another."""
+
+    names: dict[str, ast.stmt]
+    stars: list[ast.ImportFrom]
 
 
 @cache
-def _definitions(file: Path) -> dict[str, ast.stmt]:
-    """Top-level names of a module and the statements that define them, also below `if` and `try`."""
-    found: dict[str, ast.stmt] = {}
+def _parsed(file: Path) -> _Module:
+    """What a module defines, also below `if`, `try` and `with`."""
+    found = _Module({}, [])
 
-    def visit(statements: list[ast.stmt]) -> None:
+    def define(name: str, node: ast.stmt) -> None:
+        found.names.setdefault(name, node)
+
+    def visit(statements: Iterable[ast.stmt]) -> None:
         for node in statements:
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                found.setdefault(node.name, node)
-            elif isinstance(node, ast.ImportFrom | ast.Import):
+                if "overload" not in map(_last_name, node.decorator_list):
+                    define(node.name, node)
+            elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                found.stars.append(node)
+            elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    found.setdefault(alias.asname or alias.name, node)
-            elif isinstance(node, ast.Assign):
-                for name in node.targets:
+                    define(alias.asname or alias.name, node)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    define(alias.asname or alias.name.partition(".")[0], node)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                for name in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     if isinstance(name, ast.Name):
-                        found.setdefault(name.id, node)
-            elif isinstance(node, ast.If | ast.Try):
-                for block in (node.body, node.orelse):
-                    visit(block)
+                        define(name.id, node)
+            elif isinstance(node, ast.If):
+                visit([*node.body, *node.orelse])
+            elif isinstance(node, ast.Try):
+                visit([*node.body, *node.orelse, *(s for handler in node.handlers for s in handler.body)])
+            elif isinstance(node, ast.With):
+                visit(node.body)
 
     visit(ast.parse(file.read_text(encoding="utf-8")).body)
     return found
 
 
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 def _follow(file: Path, module: str, attributes: list[str]) -> Signature | None:
+    """The signature of a name in a module, wherever it comes from."""
     if not attributes:
-        raise Missing(f"{module!r} is a module, not something to call")
-    definitions = _definitions(file)
-    node = definitions.get(attributes[0])
+        raise Missing(f"{module!r} is a module, not something to call", module)
+    name, *rest = attributes
+    parsed = _parsed(file)
+    node = parsed.names.get(name)
     if node is None:
-        if "*" in definitions or "__getattr__" in definitions:
-            return None
-        raise Missing(f"{module!r} has no {attributes[0]!r}", tuple(definitions))
-    if len(attributes) > 1:
-        return None
+        return _follow_stars(file, module, attributes)
     if isinstance(node, ast.ImportFrom):
-        return _follow_import(file, module, node, attributes[0])
-    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-        return _follow(file, module, [node.value.id])
-    if isinstance(node, ast.FunctionDef):
+        original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+        return read(".".join([_source(file, module, node), original, *rest]))
+    if isinstance(node, ast.Import):
+        original = next((alias.name for alias in node.names if alias.asname == name), name)
+        return read(".".join([original, *rest]))
+    if rest:
+        return None  # an attribute of a class, say a classmethod
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        return _follow_expression(file, module, node.value)
+    if isinstance(node, ast.FunctionDef) and not node.decorator_list:
         return _of_function(node, num_bound=0)
-    if isinstance(node, ast.ClassDef):
+    if isinstance(node, ast.ClassDef) and not node.decorator_list:  # a dataclass has no __init__ in its text
         return _of_class(file, module, node)
     return None
 
 
-def _follow_import(file: Path, module: str, node: ast.ImportFrom, name: str) -> Signature | None:
+def _follow_stars(file: Path, module: str, attributes: list[str]) -> Signature | None:
+    parsed = _parsed(file)
+    for node in parsed.stars:
+        try:
+            found = read(".".join([_source(file, module, node), *attributes]))
+        except Missing:
+            continue
+        if found is not None:
+            return found
+    if parsed.stars or "__getattr__" in parsed.names:
+        return None  # a star may bring names from compiled code
+    known = set(parsed.names) | (_modules([file.parent]) if file.name == "__init__.py" else set())
+    name = attributes[0]
+    raise Missing(f"{module!r} has no {name!r}", name, (other for other in known if not other.startswith("_")))
+
+
+def _follow_expression(file: Path, module: str, node: ast.expr | None) -> Signature | None:
+    """The signature of `name` or `package.name` as it stands in a module."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):
+        attributes.insert(0, node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name) or node.id not in _parsed(file).names:
+        return None  # a call, or a builtin
+    return _follow(file, module, [node.id, *attributes])
+
+
+def _source(file: Path, module: str, node: ast.ImportFrom) -> str:
+    """The module that a `from ... import` names."""
+    if not node.level:
+        return node.module or ""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for _ in range(node.level - 1):
         package = package.rpartition(".")[0]
-    source = ".".join(part for part in ((package if node.level else ""), node.module or "") if part)
-    original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-    return read(f"{source}.{original}")
+    return f"{package}.{node.module}" if node.module else package
 
 
 def _of_class(file: Path, module: str, node: ast.ClassDef) -> Signature | None:
-    if node.decorator_list:  # a dataclass, say: its __init__ is not in the text
+    methods = {
+        method.name: method for method in node.body if isinstance(method, ast.FunctionDef)
+    }  # the last one counts
+    if "__init__" in methods:
+        return _of_function(methods["__init__"], num_bound=1)
+    if "__new__" in methods or node.keywords or not node.bases:
         return None
-    for statement in node.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
-            return _of_function(statement, num_bound=1)
-    for base in node.bases:
-        if isinstance(base, ast.Name):
-            return _follow(file, module, [base.id])
-    return None
+    bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+    first = next((base for base in bases if _last_name(base) != "Generic"), None)
+    return _follow_expression(file, module, first)
 
 
 def _of_function(node: ast.FunctionDef, num_bound: int) -> Signature:
-    positional = [*node.args.posonlyargs, *node.args.args][num_bound:]
+    positional = [*node.args.posonlyargs, *node.args.args]
     num_required = len(positional) - len(node.args.defaults)
     keyword_only = list(zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True))
-    required = [arg.arg for arg in positional[: max(0, num_required)]]
+    required = [arg.arg for arg in positional[num_bound:num_required]]
     required += [arg.arg for arg, default in keyword_only if default is None]
-    names = [arg.arg for arg in _keywords(node)][num_bound:]
+    by_keyword = positional[max(num_bound, len(node.args.posonlyargs)) :]
+    names = [arg.arg for arg in [*by_keyword, *node.args.kwonlyargs]]
     return Signature(tuple(names), tuple(required), node.args.kwarg is not None)
-
-
-def _keywords(node: ast.FunctionDef) -> Iterator[ast.arg]:
-    yield from node.args.args
-    yield from node.args.kwonlyargs

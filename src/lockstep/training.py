@@ -34,7 +34,8 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
     config = configuration.load(folder.config)
     with session.opened(folder, config, place) as here:
         data = session.image_data(here)
-        module = session.classifier(config, session.image_format(data))
+        total_steps = config.trainer.max_epochs * data.steps_per_epoch
+        module = session.classifier(here, session.image_format(data), total_steps=total_steps)
         is_resumed = folder.last_checkpoint.exists()
         facts = {
             "workers": here.world_size,

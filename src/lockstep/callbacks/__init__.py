@@ -1,0 +1,1 @@
+"""What happens around the steps of a training: records, the console, stopping, a guard on the loss."""

@@ -30,8 +30,7 @@ class Record(L.Callback):
         self.epoch_times_s: list[float] = []
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Go on with the rows of the epochs that this run has behind it."""
-        self._rows = [row for row in self._folder.read_metrics() if int(row["epoch"]) <= trainer.current_epoch]
+        """Say so."""
         self._write(trainer, pl_module, "starting", is_urgent=True)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -39,7 +38,8 @@ class Record(L.Callback):
         self._start_epoch(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock; Lightning calls no epoch start when it goes on inside an epoch."""
+        """Start the clock, which no epoch start does inside an epoch; keep the rows of the epochs already done."""
+        self._rows = [row for row in self._folder.read_metrics() if int(row["epoch"]) <= trainer.current_epoch]
         self._start_epoch(trainer, pl_module)
 
     def _start_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -1,0 +1,1 @@
+"""From image sources to this rank's share of every global batch, augmented."""

@@ -1,5 +1,6 @@
 """The data of a run for Lightning: the three splits, where their pixels live, and the share of this rank."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -80,6 +81,11 @@ class ImageData(L.LightningDataModule):
         """(C, H, W) of every image."""
         channels, height, width = self.splits.train.pixels.shape[1:]
         return channels, height, width
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one epoch; an incomplete last group of micro-batches is a step."""
+        return math.ceil(len(self.train_dataloader()) / self._batching.micro_batches_per_step)
 
     def _loader(self, split: str, micro_batch_size: int, micro_batches_per_step: int, limit: int | None) -> ShareLoader:
         is_shuffled = split == "train" and not self._batching.overfit_batches

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -92,6 +93,7 @@ class Classifier(L.LightningModule):
         image_format: ImageFormat,
         optimizer: functools.partial[Optimizer],
         scheduler: Callable[..., LRScheduler],
+        total_steps: int,
         label_smoothing: float,
         seed: int,
         log_every_n_steps: int,
@@ -100,6 +102,7 @@ class Classifier(L.LightningModule):
         self.image_format = image_format
         self._optimizer = optimizer
         self._scheduler = scheduler
+        self._total_steps = total_steps
         self._label_smoothing = label_smoothing
         self._log_every_n_steps = log_every_n_steps
         self._dropouts = replace_dropout(net, seed)
@@ -139,7 +142,11 @@ class Classifier(L.LightningModule):
         # DDP takes the mean over ranks and Lightning divides by the number of micro-batches: both undone here
         return loss * (self.trainer.world_size * self.trainer.accumulate_grad_batches / batch.share.group_size)
 
-    def on_train_batch_end(self, outputs: Any, batch: ImageBatch, batch_idx: int) -> None:
+    def configure_callbacks(self) -> list[Callback]:
+        """The end of a batch, before any callback can write a checkpoint there: the module's own hook comes after."""
+        return [_BatchEnd()]
+
+    def end_batch(self, batch_idx: int) -> None:
         """Log the mean over all samples since the last logging step; after the last batch, that of the epoch."""
         is_step_end = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
         is_logging_step = is_step_end and self.global_step % self._log_every_n_steps == 0
@@ -187,7 +194,8 @@ class Classifier(L.LightningModule):
         """Weight decay acts on weights only, not on norms and biases."""
         weight_decay = self._optimizer.keywords.get("weight_decay", 0.0)
         optimizer = self._optimizer(parameter_groups(self.net, weight_decay))
-        scheduler = self._scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
+        # not trainer.estimated_stepping_batches: it builds the loader before a resume has restored its position
+        scheduler = self._scheduler(optimizer, total_steps=self._total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -228,6 +236,14 @@ class Classifier(L.LightningModule):
     def _send_to_loggers(self, values: dict[str, float]) -> None:
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step)
+
+
+class _BatchEnd(Callback):
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Classifier)
+        pl_module.end_batch(batch_idx)
 
 
 def _means(prefix: str, counts: Tensor) -> dict[str, Tensor]:

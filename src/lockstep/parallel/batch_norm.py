@@ -54,27 +54,27 @@ class _Normalize(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        """dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), means over the global batch; dw, db are this rank's."""
+        """Return dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), means over the global batch, and this rank's dw, db."""
         dy = grad_outputs[0]
         x, weight, mean, var, total = ctx.saved_tensors
         scale = torch.ones_like(mean) if weight is None else weight
         if x.numel():
-            dx, dw, db = torch.ops.aten.native_batch_norm_backward(
-                dy, x, scale, mean, var, None, None, False, ctx.eps, [ctx.needs_input_grad[0], True, True]
+            _, dw, db = torch.ops.aten.native_batch_norm_backward(
+                dy, x, scale, mean, var, None, None, False, ctx.eps, [False, True, True]
             )
         else:
-            dx, dw, db = torch.empty_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
+            dw, db = torch.zeros_like(mean), torch.zeros_like(mean)
+        dx = None
         if ctx.needs_input_grad[0]:
             sums = torch.cat([db, dw]).to(mean.dtype)
             dist.all_reduce(sums)
             mean_dy, mean_dy_xhat = (sums / total).chunk(2)
-            shape = [1, -1] + [1] * (x.dim() - 2)
-            inverse_std = (var + ctx.eps).rsqrt()
-            factor = scale * inverse_std
-            # dx holds w / std * dy so far
-            dx = dx.to(mean.dtype)
-            dx = dx.addcmul_(x.to(mean.dtype) - mean.view(shape), (-factor * inverse_std * mean_dy_xhat).view(shape))
-            dx = dx.sub_((factor * mean_dy).view(shape)).to(x.dtype)
+            factor = scale * (var + ctx.eps).rsqrt()
+            # factor * dy - (factor * E[dy * xhat] * xhat + factor * E[dy]), rounded once to the dtype of x
+            dx = F.batch_norm(
+                x.to(mean.dtype), mean, var, -factor * mean_dy_xhat, -factor * mean_dy, False, 0.0, ctx.eps
+            )
+            dx = dx.addcmul_(dy.to(dx.dtype), factor.view([1, -1] + [1] * (x.dim() - 2))).to(x.dtype)
         return (
             dx,
             dw.to(ctx.parameter_dtype) if ctx.needs_input_grad[1] else None,

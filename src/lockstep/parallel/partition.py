@@ -20,6 +20,7 @@ class Share(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
+        """Whether the rank computes nothing of this micro-batch."""
         return self.lo == self.hi
 
 

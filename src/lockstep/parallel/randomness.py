@@ -22,7 +22,8 @@ def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Gen
 class ExactDropout(nn.Module):
     """Dropout (Srivastava et al. 2014) whose mask is drawn for the whole micro-batch and cut to the rank's share.
 
-    `per_channel` drops whole channels, as nn.Dropout2d does. `share` must be set before each training forward pass.
+    `per_channel` drops whole channels, as nn.Dropout2d does. `share` must be set before each training forward pass. A
+    layer that is used twice in one pass draws the same numbers twice.
     """
 
     share: Share | None
@@ -45,7 +46,7 @@ class ExactDropout(nn.Module):
         source = generator(*self.keys, share.epoch, share.micro_step, device=x.device)
         shape = (share.size, x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else (share.size, *x.shape[1:])
         keep = torch.rand(shape, generator=source, device=x.device)[share.lo : share.hi] >= self.p
-        return x * keep.to(x.dtype) / (1 - self.p)
+        return x * keep.to(x.dtype) / (1 - self.p or 1)  # p = 1 keeps nothing: zeros, as nn.Dropout has it
 
 
 def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
@@ -53,18 +54,29 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
 
     Raises ValueError for layers that draw random numbers in another way: with them the result would depend on the rank.
     """
-    found: list[ExactDropout] = []
-    for path, module in list(net.named_modules()):
-        if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU | nn.FractionalMaxPool2d):
+    swapped: dict[nn.Module, ExactDropout] = {}
+    # duplicates too: a layer that has two names is swapped under both
+    for path, module in list(net.named_modules(remove_duplicate=False)):
+        if _depends_on_the_rank(module):
             raise ValueError(
                 f"The layer {path!r} ({type(module).__name__}) draws random numbers that depend on the rank: "
-                "use nn.Dropout or nn.Dropout2d."
+                "switch that off in the layer, or use nn.Dropout or nn.Dropout2d."
             )
         if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            exact = ExactDropout(
-                p=module.p, per_channel=not isinstance(module, nn.Dropout), keys=(seed, "dropout", path)
-            )
-            exact.train(module.training)
-            net.set_submodule(path, exact)
-            found.append(exact)
-    return found
+            if module not in swapped:
+                swapped[module] = ExactDropout(
+                    p=module.p, per_channel=not isinstance(module, nn.Dropout), keys=(seed, "dropout", path)
+                )
+                swapped[module].train(module.training)
+            net.set_submodule(path, swapped[module])
+    return list(swapped.values())
+
+
+def _depends_on_the_rank(module: nn.Module) -> bool:
+    """Whether `module` draws from the process's own generator in training; a plain dropout is answered elsewhere."""
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout > 0
+    if type(module).__name__ in ("StochasticDepth", "DropPath"):  # of torchvision and timm, which are not needed here
+        return getattr(module, "p", getattr(module, "drop_prob", 1)) > 0
+    layers = nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d
+    return isinstance(module, layers)

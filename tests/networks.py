@@ -1,0 +1,44 @@
+"""Networks a user might write, some of them wrong."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Plain(nn.Module):
+    """A small network of the user's own, with a dropout of torch's own."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, hidden, 3, padding=1)
+        self.norm = nn.BatchNorm2d(hidden)
+        self.dropout = nn.Dropout2d(0.3)
+        self.fc = nn.Linear(hidden, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.dropout(torch.relu(self.norm(self.conv(x)))).mean((2, 3)))
+
+
+class FailsOnRank1(Plain):
+    """Raises in its third forward pass, on rank 1."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += 1
+        if self.num_calls == 3 and torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+            raise ZeroDivisionError("the network of rank 1 is broken")
+        return super().forward(x)
+
+
+class BecomesNan(Plain):
+    """Gives NaN in training from its 30th forward pass on."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += self.training
+        return super().forward(x) * (float("nan") if self.num_calls >= 30 else 1.0)

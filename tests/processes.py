@@ -1,0 +1,61 @@
+"""Functions run by several ranks on CPU: the processes start once, each call gets a gloo process group of its own."""
+
+import contextlib
+import multiprocessing
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+TIMEOUT = timedelta(seconds=30)
+
+
+class Ranks:
+    """Up to `num_processes` ranks, each call with as many of them as it asks for."""
+
+    def __init__(self, pool: ProcessPoolExecutor, folder: Path) -> None:
+        self._pool = pool
+        self._folder = folder
+        self._num_calls = 0
+
+    def run(self, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What `function(*args)` returns on every rank, in rank order. The first exception of any rank is raised."""
+        self._num_calls += 1
+        store = str(self._folder / str(self._num_calls))
+        # plain pickle: torch's own would hand over tensors as open files of a process that ends
+        work = pickle.dumps((function, args))
+        # a rank that waits for the others keeps its process busy: no process gets two of them
+        futures = [self._pool.submit(_call, store, rank, world_size, work) for rank in range(world_size)]
+        for future in as_completed(futures):
+            future.result()
+        return [pickle.loads(future.result()) for future in futures]
+
+
+@contextlib.contextmanager
+def started(num_processes: int) -> Iterator[Ranks]:
+    """Processes forked from a fresh one that imports torch and Lightning once, for all test modules."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lockstep.models.classifier", "lockstep.parallel.batch_norm"])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(num_processes, mp_context=context) as pool,
+    ):
+        yield Ranks(pool, Path(folder))
+
+
+def _call(store: str, rank: int, world_size: int, work: bytes) -> bytes:
+    torch.set_num_threads(1)
+    function, args = pickle.loads(work)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=TIMEOUT)
+    try:
+        result = function(*args)
+        dist.barrier()  # nobody leaves while another still talks
+        return pickle.dumps(result)
+    finally:
+        dist.destroy_process_group()

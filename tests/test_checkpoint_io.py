@@ -1,0 +1,99 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.checkpoint_io import AtomicCheckpointIO
+
+
+def state_after(step: int, *, batches: int | None = None) -> dict[str, Any]:
+    loops = {"fit_loop": {"batches": step if batches is None else batches}}
+    return {"global_step": step, "loops": loops, "state_dict": {"weight": torch.full((3,), float(step))}}
+
+
+def step_in(path: Path) -> int:
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def names(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
+
+
+def test_a_checkpoint_comes_back_as_it_was_and_its_folder_is_made(tmp_path: Path) -> None:
+    io = AtomicCheckpointIO()
+    io.save_checkpoint(state_after(1), tmp_path / "checkpoints" / "last.ckpt")
+    read = io.load_checkpoint(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert torch.equal(read["state_dict"]["weight"], torch.ones(3))
+    assert (read["global_step"], read["loops"]) == (1, {"fit_loop": {"batches": 1}})
+
+
+def test_the_same_state_under_a_second_name_is_the_same_file(tmp_path: Path) -> None:
+    io = AtomicCheckpointIO()
+    for name in ("best.ckpt", "last.ckpt"):
+        io.save_checkpoint(state_after(1), tmp_path / name)
+    assert (tmp_path / "best.ckpt").samefile(tmp_path / "last.ckpt")
+
+
+def test_a_state_of_the_same_step_but_further_in_the_loops_is_another_file(tmp_path: Path) -> None:
+    io = AtomicCheckpointIO()
+    io.save_checkpoint(state_after(1, batches=1), tmp_path / "best.ckpt")
+    io.save_checkpoint(state_after(1, batches=2), tmp_path / "last.ckpt")
+    assert not (tmp_path / "best.ckpt").samefile(tmp_path / "last.ckpt")
+
+
+def test_a_later_state_leaves_the_first_file_alone(tmp_path: Path) -> None:
+    io = AtomicCheckpointIO()
+    for name in ("best.ckpt", "last.ckpt"):
+        io.save_checkpoint(state_after(1), tmp_path / name)
+    io.save_checkpoint(state_after(2), tmp_path / "last.ckpt")
+    assert (step_in(tmp_path / "best.ckpt"), step_in(tmp_path / "last.ckpt")) == (1, 2)
+
+
+def test_saving_one_state_again_and_again_leaves_nothing_behind(tmp_path: Path) -> None:
+    io = AtomicCheckpointIO()
+    for name in ("best.ckpt", "last.ckpt", "last.ckpt", "best.ckpt", "last.ckpt"):
+        io.save_checkpoint(state_after(1), tmp_path / name)
+    assert names(tmp_path) == {"best.ckpt", "last.ckpt"}
+
+
+def test_a_state_whose_first_file_was_deleted_is_written_again(tmp_path: Path) -> None:
+    io = AtomicCheckpointIO()
+    io.save_checkpoint(state_after(1), tmp_path / "best.ckpt")
+    io.remove_checkpoint(tmp_path / "best.ckpt")
+    io.save_checkpoint(state_after(1), tmp_path / "last.ckpt")
+    io.remove_checkpoint(tmp_path / "last.ckpt")
+    io.save_checkpoint(state_after(1), tmp_path / "last.ckpt")
+    assert step_in(tmp_path / "last.ckpt") == 1
+
+
+@pytest.mark.parametrize("first_step", [1, 2])
+def test_a_crash_while_writing_keeps_the_old_checkpoint(
+    first_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    io = AtomicCheckpointIO()
+    io.save_checkpoint(state_after(first_step), tmp_path / "last.ckpt")
+
+    def broken(checkpoint: Any, file: Any) -> None:
+        file.write(b"half a checkpoint")
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space left"):
+        patch.setattr(torch, "save", broken)
+        io.save_checkpoint(state_after(3), tmp_path / "last.ckpt")
+    assert names(tmp_path) == {"last.ckpt"}
+    assert step_in(tmp_path / "last.ckpt") == first_step
+    io.save_checkpoint(state_after(3), tmp_path / "last.ckpt")
+    assert step_in(tmp_path / "last.ckpt") == 3
+
+
+def test_a_file_system_without_links_gets_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(source: Any, target: Any) -> None:
+        raise OSError("operation not supported")
+
+    monkeypatch.setattr("os.link", refused)
+    io = AtomicCheckpointIO()
+    for name in ("best.ckpt", "last.ckpt"):
+        io.save_checkpoint(state_after(1), tmp_path / name)
+    assert step_in(tmp_path / "best.ckpt") == step_in(tmp_path / "last.ckpt") == 1
+    assert names(tmp_path) == {"best.ckpt", "last.ckpt"}

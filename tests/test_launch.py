@@ -1,0 +1,190 @@
+"""One composed configuration, any number of workers, however they are started; and what is seen when one fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from lockstep import launch
+from lockstep.run_folder import RunFolder
+from lockstep.signals import STOP_SIGNALS
+from tests.harness import ROOT, SMALL, command, difference, environ, write_run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+
+def run(cwd: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*overrides), cwd=cwd, env={**environ(), **variables}, capture_output=True, text=True, timeout=200
+    )
+
+
+def latest(cwd: Path) -> RunFolder:
+    return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+def test_a_sweep_of_rates_and_workers_has_one_tree_and_one_result_for_each_rate(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", *SMALL, "optimizer.lr=0.1,0.2", "trainer.devices=1,2,3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tree,) = tmp_path.glob("outputs/*/*_sweep")
+    folders = [RunFolder(tree / str(job)) for job in range(6)]
+    assert sorted(path.name for path in tree.iterdir() if path.is_dir()) == [str(job) for job in range(6)]
+    assert [folder.read_summary()["workers"] for folder in folders] == [1, 2, 3, 1, 2, 3]
+    for first in (0, 3):
+        for other in (first + 1, first + 2):
+            assert difference(folders[first], folders[other]) <= 1e-12
+    assert difference(folders[0], folders[3]) > 1e-3
+
+
+def test_a_failing_job_does_not_end_a_sweep_but_its_exit_code(tmp_path: Path) -> None:
+    target = "model._target_=tests.networks.BecomesNan,tests.networks.Plain"
+    done = run(tmp_path, "-m", *_own_network(target), PYTHONPATH=str(ROOT))
+    assert done.returncode == 1
+    (tree,) = tmp_path.glob("outputs/*/*_sweep")
+    assert RunFolder(tree / "0").read_status()["state"] == "failed"
+    assert RunFolder(tree / "1").read_status()["state"] == "finished"
+    assert done.stderr.strip().endswith(f"1 of the jobs failed: {tree / '0'}")
+
+
+def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "trainer.max_epochs=1"])
+    before = dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        assert launch.run_workers(launch.Job("train", str(folder.path), {"command": ""}), 2) == 0
+    assert (dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]) == before
+    assert folder.read_summary()["workers"] == 2
+    assert folder.rank_log(1).exists()
+
+
+def _own_network(target: str) -> list[str]:
+    removed = ("width", "stem", "shortcut_norm", "bias", "dropout", "init")
+    kept = [override for override in SMALL if not override.startswith("model.")]
+    return [*kept, *(f"~model.{name}" for name in removed), target, "+model.hidden=4", "trainer.max_epochs=10"]
+
+
+def test_the_traceback_of_the_first_failing_rank_is_shown_last_and_kept(tmp_path: Path) -> None:
+    overrides = _own_network("model._target_=tests.networks.FailsOnRank1")
+    done = run(tmp_path, *overrides, "trainer.devices=2", PYTHONPATH=str(ROOT))
+    assert done.returncode == 1
+    folder = latest(tmp_path)
+    assert "rank 1 of 2 failed" in folder.failure.read_text()
+    *_, last, where = done.stderr.strip().splitlines()
+    assert last == "ZeroDivisionError: the network of rank 1 is broken"
+    assert str(folder.path) in where
+    assert done.stderr.count("Traceback") == 1
+    assert folder.read_status()["state"] == "failed"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path, num_workers: int) -> None:
+    overrides = _own_network("model._target_=tests.networks.BecomesNan")
+    done = run(tmp_path, *overrides, f"trainer.devices={num_workers}", PYTHONPATH=str(ROOT))
+    assert done.returncode == 1
+    folder = latest(tmp_path)
+    # 70 samples in batches of 16 are 5 steps an epoch: the 30th step is the last of epoch 6
+    assert "The loss is nan in optimizer step 30 (epoch 6, micro-batch 5)" in done.stderr
+    assert "Training samples of the share: [" in done.stderr
+    saved = torch.load(folder.last_checkpoint, weights_only=True)
+    assert saved["global_step"] == 25
+    assert all(value.isfinite().all() for value in saved["state_dict"].values())
+
+
+def test_torchrun_trains_the_same_weights_in_one_folder(tmp_path: Path) -> None:
+    alone = write_run(tmp_path / "alone", SMALL)
+    assert launch.run_here(launch.Job("train", str(alone.path), {"command": ""}), None) == 0
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, str(ROOT / "train.py"), *SMALL], cwd=tmp_path, env=environ(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
+    assert latest(tmp_path).read_summary()["workers"] == 2
+    assert difference(alone, latest(tmp_path)) <= 1e-12
+
+
+def _slurm(rank: int, num_tasks: int, port: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": str(port),
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": str(num_tasks),
+        "SLURM_STEP_NUM_TASKS": str(num_tasks),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_NODELIST": "localhost",
+        "SLURM_JOB_NODELIST": "localhost",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def test_two_srun_tasks_train_in_one_folder(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    del store  # free again, as a port of SLURM's choice would be
+    tasks = [
+        subprocess.Popen(
+            command(*SMALL, "trainer.devices=2", "trainer.max_epochs=1"),
+            cwd=tmp_path,
+            env={**environ(), **_slurm(rank, 2, port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [task.communicate(timeout=100)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], "\n".join(outputs)
+    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
+    assert latest(tmp_path).read_summary()["workers"] == 2
+
+
+def test_two_devices_in_a_one_task_allocation_are_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, "trainer.devices=2", **_slurm(0, 1, 29500))
+    assert done.returncode == 2
+    assert "trainer.devices=2 asks for 2 workers, but srun started 1 process" in done.stderr
+    assert "srun --nodes=1 --ntasks-per-node=2 python train.py" in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_ranks_with_other_settings_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    tasks = []
+    for rank, seed in enumerate((0, 1)):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+        place |= {"MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": True}
+        tasks.append(
+            subprocess.Popen(
+                command(*SMALL, f"seed={seed}"),
+                cwd=tmp_path,
+                env={**environ(), **{name: str(value) for name, value in place.items()}},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    outputs = [task.communicate(timeout=100)[0] for task in tasks]
+    assert all(task.returncode != 0 for task in tasks)
+    assert all("has another configuration or world size" in output for output in outputs)
+    assert not list(tmp_path.glob("outputs/*/*/config.yaml"))
+
+
+def test_a_run_is_trained_by_one_command_at_a_time(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", SMALL)
+    with folder.lock():
+        done = run(tmp_path, f"resume={folder.path}")
+    assert done.returncode == 2
+    assert "is being trained by another process" in done.stderr
+
+
+def test_scale_with_workers_multiplies_batch_and_rate_and_says_so(tmp_path: Path) -> None:
+    scaled = run(tmp_path, *SMALL, "trainer.devices=2", "scale_with_workers=true", "trainer.max_epochs=1")
+    assert "scale_with_workers: global batch 16 -> 32, learning rate 0.1 -> 0.2" in scaled.stdout
+    assert json.loads((latest(tmp_path).path / "summary.json").read_text())["steps"] == 3  # 70 samples by 32

@@ -1,0 +1,207 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from lockstep.parallel.partition import Share, interval
+from lockstep.parallel.randomness import ExactDropout, generator, replace_dropout, seed_of
+
+repeatable = settings(deadline=None, derandomize=True)
+
+
+def whole(size: int, *, epoch: int = 0, micro_step: int = 0) -> Share:
+    return Share(epoch, micro_step, size, 0, size, size)
+
+
+def dropped(layer: ExactDropout, x: Tensor, share: Share) -> Tensor:
+    layer.share = share
+    return layer(x)
+
+
+# -- seeds -------------------------------------------------------------------------------------------------------------
+
+
+@repeatable
+@given(st.integers(0, 2**32 - 1), st.integers(1, 2**31))
+def test_keys_that_differ_in_high_bits_only_have_different_draws(low: int, high: int) -> None:
+    """torch's CPU generator would give both the same: it takes the low 32 bits of a seed."""
+    one, other = generator(low), generator(low + (high << 32))
+    assert not torch.equal(torch.rand(8, generator=one), torch.rand(8, generator=other))
+
+
+def test_every_key_counts_and_so_does_its_place() -> None:
+    keys = [(0,), (1,), (0, 0), (0, 1), (1, 0), (12, 3), (1, 23), ("1",), ("a", "b"), ("ab",), (1, "order"), (-1,)]
+    assert len({seed_of(*key) for key in keys}) == len(keys)
+
+
+@repeatable
+@given(st.lists(st.integers() | st.text(), max_size=4))
+def test_every_seed_is_one_that_torch_takes_whole(keys: list[int | str]) -> None:
+    assert 0 <= seed_of(*keys) < 2**32
+
+
+def test_seeds_are_the_same_in_every_process_and_release() -> None:
+    # blake2b of 4 bytes over "(7, 0, 3, 'augment')", little-endian; Python's own hash of a string changes by process
+    assert seed_of(7, 0, 3, "augment") == 0x792ef243
+    assert generator(7, 0, 3, "augment").initial_seed() == 0x792ef243
+
+
+def test_a_generator_is_fresh_every_time() -> None:
+    first, second = (torch.rand(8, generator=generator(1, "order")) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+# -- dropout -----------------------------------------------------------------------------------------------------------
+
+
+@repeatable
+@given(
+    size=st.integers(1, 40),
+    loads=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any),
+    p=st.floats(0, 1),
+    shape=st.sampled_from([(6,), (3, 4), (3, 2, 2)]),
+    per_channel=st.booleans(),
+    micro_step=st.integers(0, 9),
+)
+def test_any_cut_of_a_batch_is_dropped_as_the_cut_of_the_whole(
+    size: int, loads: list[int], p: float, shape: tuple[int, ...], per_channel: bool, micro_step: int
+) -> None:
+    layer = ExactDropout(p=p, per_channel=per_channel, keys=(1, "dropout", "path"))
+    x = torch.randn(size, *shape, generator=generator("x"))
+    parts = []
+    for rank in range(len(loads)):
+        lo, hi = interval(size, loads, rank)
+        parts.append(dropped(layer, x[lo:hi], Share(2, micro_step, size, lo, hi, size)))
+    assert torch.equal(torch.cat(parts), dropped(layer, x, whole(size, epoch=2, micro_step=micro_step)))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_a_share_of_p_is_zero_and_the_rest_is_scaled_up(p: float) -> None:
+    x = 1 + torch.rand(1000, 100, generator=generator("x"))
+    y = dropped(ExactDropout(p=p, per_channel=False, keys=(1,)), x, whole(1000))
+    kept = y != 0
+    assert abs(kept.double().mean().item() - (1 - p)) <= 5 * (p * (1 - p) / x.numel()) ** 0.5
+    torch.testing.assert_close(y[kept], x[kept] / (1 - p))
+
+
+def test_the_gradient_goes_through_what_was_kept_with_the_same_scale() -> None:
+    x = torch.ones(50, 20, requires_grad=True)
+    y = dropped(ExactDropout(p=0.25, per_channel=False, keys=(1,)), x, whole(50))
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())
+
+
+def test_per_channel_drops_whole_channels_of_single_samples() -> None:
+    y = dropped(ExactDropout(p=0.5, per_channel=True, keys=(1,)), torch.ones(60, 8, 3, 5), whole(60))
+    channels = y.flatten(2)
+    assert ((channels == 0).all(2) | (channels == 2).all(2)).all()
+    kept = channels[:, :, 0] != 0
+    assert kept.unique(dim=0).shape[0] > 1
+    assert kept.unique(dim=1).shape[1] > 1
+
+
+def test_p_of_one_gives_zeros_and_no_gradient_as_torch_does() -> None:
+    x = torch.ones(3, 4, requires_grad=True)
+    y = dropped(ExactDropout(p=1.0, per_channel=False, keys=(1,)), x, whole(3))
+    y.sum().backward()
+    assert torch.equal(y, nn.Dropout(1.0)(x))
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.zeros(3, 4))
+
+
+def test_evaluation_and_p_of_zero_return_the_very_input() -> None:
+    x = torch.ones(3, 4)
+    assert ExactDropout(p=0.5, per_channel=False, keys=(1,)).eval()(x) is x
+    assert ExactDropout(p=0.0, per_channel=False, keys=(1,))(x) is x
+
+
+def test_an_empty_share_gives_an_empty_output() -> None:
+    layer = ExactDropout(p=0.5, per_channel=False, keys=(1,))
+    assert dropped(layer, torch.ones(0, 4), Share(0, 0, 7, 3, 3, 7)).shape == (0, 4)
+
+
+def test_training_without_a_share_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no share"):
+        ExactDropout(p=0.5, per_channel=False, keys=(1,))(torch.ones(3, 4))
+
+
+def test_every_layer_epoch_and_micro_step_has_a_mask_of_its_own() -> None:
+    x = torch.ones(20, 20)
+    masks = [
+        dropped(ExactDropout(p=0.5, per_channel=False, keys=(seed, "dropout", path)), x, share)
+        for seed, path, share in (
+            (1, "a", whole(20)),
+            (2, "a", whole(20)),
+            (1, "b", whole(20)),
+            (1, "a", whole(20, epoch=1)),
+            (1, "a", whole(20, micro_step=1)),
+        )
+    ]
+    assert not any(torch.equal(one, other) for i, one in enumerate(masks) for other in masks[:i])
+
+
+def test_a_mask_leaves_the_random_numbers_of_the_process_alone() -> None:
+    before = torch.get_rng_state()
+    dropped(ExactDropout(p=0.5, per_channel=False, keys=(1,)), torch.ones(4, 4), whole(4))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- dropout of a whole network ----------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_dropout_is_swapped_however_deep() -> None:
+    net = nn.Sequential(
+        nn.Dropout(0.1),
+        nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"deep": nn.Dropout2d(0.2)})),
+        nn.Dropout1d(0.3),
+        nn.Dropout3d(0.4),
+    )
+    found = replace_dropout(net, seed=7)
+    assert [module for module in net.modules() if isinstance(module, nn.modules.dropout._DropoutNd)] == []
+    assert [module for module in net.modules() if isinstance(module, ExactDropout)] == found
+    assert [(layer.p, layer.per_channel) for layer in found] == [(0.1, False), (0.2, True), (0.3, True), (0.4, True)]
+    assert [layer.keys for layer in found] == [
+        (7, "dropout", path) for path in ("0", "1.1.deep", "2", "3")
+    ]  # a label each: no two layers draw the same
+
+
+def test_a_dropout_with_two_names_is_swapped_under_both() -> None:
+    shared = nn.Dropout(0.5)
+    net = nn.Sequential(shared, nn.Linear(2, 2), shared)
+    (exact,) = replace_dropout(net, seed=7)
+    assert net[0] is exact
+    assert net[2] is exact
+
+
+def test_a_swapped_dropout_keeps_the_mode_of_the_old_one() -> None:
+    net = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5).eval())
+    assert [layer.training for layer in replace_dropout(net, seed=7)] == [True, False]
+
+
+def test_a_network_without_dropout_stays_as_it_is() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LSTM(2, 2), nn.MultiheadAttention(2, 1))
+    before = list(net.modules())
+    assert replace_dropout(net, seed=7) == []
+    assert list(net.modules()) == before
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.AlphaDropout(),
+        nn.FeatureAlphaDropout(),
+        nn.RReLU(),
+        nn.FractionalMaxPool2d(2, output_size=2),
+        nn.FractionalMaxPool3d(2, output_size=2),
+        nn.MultiheadAttention(4, 2, dropout=0.1),
+        nn.LSTM(2, 2, num_layers=2, dropout=0.1),
+        StochasticDepth(0.1, "row"),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_layer_that_draws_by_rank_is_refused_by_its_name(layer: nn.Module) -> None:
+    with pytest.raises(ValueError, match=rf"'1\.inner' \({type(layer).__name__}\).*depend on the rank"):
+        replace_dropout(nn.Sequential(nn.ReLU(), nn.ModuleDict({"inner": layer})), seed=7)

@@ -1,0 +1,43 @@
+"""A run cut after any step and resumed ends with the same bits, the same rows and the same curve."""
+
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lockstep import launch
+from lockstep.callbacks.stop import StopTogether
+from lockstep.run_folder import EXIT_STOPPED, RunFolder
+from tests.harness import SMALL, difference, write_run
+
+RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=3", "trainer.log_every_n_steps=1")
+NUM_STEPS = 12  # 4 an epoch
+
+
+def train(folder: RunFolder) -> int:
+    return launch.run_here(launch.Job("train", str(folder.path), {"command": "none"}), None)
+
+
+def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
+    """Points (step, value) of every scalar in TensorBoard."""
+    events = EventAccumulator(str(folder.tensorboard)).Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batches: int
+) -> None:
+    recipe = [*RECIPE, f"trainer.accumulate_grad_batches={micro_batches}"]
+    alone = write_run(tmp_path / "alone", recipe)
+    assert train(alone) == 0
+    for step in range(NUM_STEPS):
+        cut = write_run(tmp_path / f"cut{step}", recipe)
+        with monkeypatch.context() as patch:
+            patch.setattr(StopTogether, "_request", lambda self, trainer, at=step: 15 * (trainer.global_step == at))
+            code = train(cut)
+        if code == EXIT_STOPPED:
+            assert train(cut) == 0
+        assert difference(alone, cut) == 0, f"cut after the request in step {step}"
+        assert [row["epoch"] for row in cut.read_metrics()] == ["1", "2", "3"]
+        assert curve(cut) == curve(alone), f"cut after the request in step {step}"

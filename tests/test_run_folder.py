@@ -1,0 +1,281 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from lockstep import run_folder
+from lockstep.run_folder import LIVE_STATES, RunFolder, atomic_file, create, find, write_atomically
+
+NOW = datetime(2026, 11, 20, 19, 5, 7)
+HOLD = """
+import sys
+from pathlib import Path
+from lockstep.run_folder import RunFolder
+with RunFolder(Path(sys.argv[1])).lock():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_by_another_process(folder: RunFolder) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-c", HOLD, str(folder.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "locked\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def names(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
+
+
+# -- a folder for every run --------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_found_by_its_day_time_and_name(tmp_path: Path) -> None:
+    assert create(tmp_path, "digits", NOW).path == tmp_path / "2026-11-20" / "19-05-07_digits"
+
+
+def test_two_runs_of_the_same_second_get_two_folders(tmp_path: Path) -> None:
+    paths = [create(tmp_path, "digits", NOW).path for _ in range(3)]
+    assert [path.name for path in paths] == ["19-05-07_digits", "19-05-07_digits-2", "19-05-07_digits-3"]
+
+
+def test_eight_runs_started_at_once_get_eight_folders_and_one_is_the_latest(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: create(tmp_path, "digits", NOW).path, range(40)))
+    assert len(set(paths)) == 40
+    assert all(path.is_dir() for path in paths)
+    assert (tmp_path / "latest").resolve() in paths
+    assert names(tmp_path) == {"2026-11-20", "latest"}
+
+
+def test_latest_is_the_newest_run_wherever_the_folders_are_moved(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    for name in ("first", "second"):
+        path = create(tmp_path / "outputs", name, NOW).path
+        assert (tmp_path / "outputs" / "latest").resolve() == path
+    (tmp_path / "outputs").rename(tmp_path / "moved")
+    assert (tmp_path / "moved" / "latest").resolve().name == "19-05-07_second"
+
+
+def test_find_takes_a_path_a_name_below_outputs_or_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = create(Path("outputs"), "digits", NOW)
+    made.config.touch()
+    expected = tmp_path / "outputs" / "2026-11-20" / "19-05-07_digits"
+    for name in (str(expected), "outputs/2026-11-20/19-05-07_digits", "2026-11-20/19-05-07_digits", "latest"):
+        assert find(name).path == expected
+
+
+def test_a_wrong_name_is_answered_with_the_three_newest_runs_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("newest", "second", "third", "oldest")):
+        made = create(Path("outputs"), name, NOW)
+        made.config.touch()
+        os.utime(made.config, (1e9 - age, 1e9 - age))
+    with pytest.raises(FileNotFoundError, match="typo is no run folder: it has no config.yaml") as caught:
+        find("typo")
+    day = "outputs/2026-11-20/19-05-07_"
+    assert str(caught.value).endswith(f"Newest runs: {day}newest, {day}second, {day}third.")
+
+
+def test_without_any_run_a_wrong_name_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="none below outputs/"):
+        find("latest")
+
+
+# -- files that are whole ----------------------------------------------------------------------------------------------
+
+
+def test_a_block_that_fails_leaves_the_old_content_and_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), atomic_file(path) as file:
+        file.write(b"half of the new")
+        raise ZeroDivisionError
+    assert path.read_text() == "old"
+    assert names(tmp_path) == {"file"}
+
+
+def test_a_reader_sees_the_old_content_until_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with atomic_file(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert names(tmp_path) == {"file"}
+
+
+def test_writers_at_the_same_time_leave_one_whole_text(tmp_path: Path) -> None:
+    texts = [letter * 10_000 for letter in "abcdefgh"]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda text: write_atomically(tmp_path / "file", text), texts * 5))
+    assert (tmp_path / "file").read_text() in texts
+    assert names(tmp_path) == {"file"}
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", LIVE_STATES)
+def test_the_status_of_a_dead_process_is_no_signal(folder: RunFolder, state: str) -> None:
+    folder.write_status(state=state, host=socket.gethostname())
+    assert folder.read_status()["state"] == "no signal"
+    with folder.lock():
+        pass
+    assert folder.read_status()["state"] == "no signal"
+
+
+@pytest.mark.parametrize("state", LIVE_STATES)
+def test_the_status_of_a_process_that_holds_the_lock_is_its_own(folder: RunFolder, state: str) -> None:
+    folder.write_status(state=state, host=socket.gethostname(), step=3)
+    with folder.lock():
+        status = folder.read_status()
+    assert (status["state"], status["step"]) == (state, 3)
+
+
+def test_the_status_of_another_machine_is_taken_at_its_word(folder: RunFolder) -> None:
+    folder.write_status(state="training", host="another machine")
+    assert folder.read_status()["state"] == "training"
+
+
+@pytest.mark.parametrize("state", run_folder.ENDED_STATES)
+def test_a_run_that_ended_keeps_its_state(folder: RunFolder, state: str) -> None:
+    folder.write_status(state=state, host=socket.gethostname())
+    assert folder.read_status()["state"] == state
+
+
+def test_a_run_that_ends_between_two_looks_is_not_taken_for_dead(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(folder: RunFolder) -> bool:
+        folder.write_status(state="finished", host=socket.gethostname())
+        return False
+
+    folder.write_status(state="testing", host=socket.gethostname())
+    monkeypatch.setattr(RunFolder, "is_locked", ended)
+    assert folder.read_status()["state"] == "finished"
+
+
+def test_an_update_changes_the_named_fields_only(folder: RunFolder) -> None:
+    folder.write_status(state="training", step=3)
+    folder.update_status(state="failed")
+    status = folder.read_status()
+    assert (status["state"], status["step"]) == ("failed", 3)
+
+
+def test_a_run_without_files_has_no_status_summary_or_metrics(tmp_path: Path) -> None:
+    for folder in (RunFolder(tmp_path), RunFolder(tmp_path / "missing")):
+        assert (folder.read_status(), folder.read_summary(), folder.read_metrics()) == ({}, {}, [])
+
+
+def test_a_status_that_is_no_object_is_named(folder: RunFolder) -> None:
+    (folder.path / "status.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"status\.json does not hold a JSON object"):
+        folder.read_status()
+
+
+# -- metrics and summary -----------------------------------------------------------------------------------------------
+
+
+def test_metrics_come_back_as_they_were_written_to_the_last_digit(folder: RunFolder) -> None:
+    rows = [
+        {"epoch": 1, "val/loss": 0.1 + 0.2, "note": 'a "quoted", text'},
+        {"epoch": 2, "val/loss": float("nan"), "val/accuracy": 1 / 3},
+    ]
+    folder.write_metrics(rows)
+    read = folder.read_metrics()
+    assert float(read[0]["val/loss"]) == 0.1 + 0.2
+    assert float(read[1]["val/accuracy"]) == 1 / 3
+    assert read[1]["val/loss"] == "nan"
+    assert (read[0]["note"], read[0]["val/accuracy"], read[1]["note"]) == ('a "quoted", text', "", "")
+
+
+def test_no_metrics_yet_read_as_no_metrics(folder: RunFolder) -> None:
+    folder.write_metrics([])
+    assert folder.read_metrics() == []
+
+
+def test_a_summary_comes_back_as_it_was_written(folder: RunFolder) -> None:
+    summary = {"test_accuracy": 1 / 3, "best": None, "epochs": 3}
+    folder.write_summary(summary)
+    assert folder.read_summary() == summary
+
+
+# -- flags -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_reason_to_stop_stays_until_it_is_cleared(folder: RunFolder) -> None:
+    folder.request_stop("first")
+    folder.request_stop("second")
+    assert folder.stop_flag.read_text() == "first\n"
+    folder.clear_stop()
+    folder.clear_stop()
+    assert not folder.stop_flag.exists()
+    folder.request_stop("second")
+    assert folder.stop_flag.read_text() == "second\n"
+
+
+def test_the_first_failure_stays(folder: RunFolder) -> None:
+    folder.record_failure("cause")
+    folder.record_failure("consequence")
+    assert folder.failure.read_text() == "cause"
+
+
+# -- one trainer at a time ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_held_refuses_a_second_process(folder: RunFolder) -> None:
+    with held_by_another_process(folder):
+        assert folder.is_locked()
+        with pytest.raises(BlockingIOError), folder.lock():
+            pytest.fail("two trainers in one folder")
+
+
+def test_kill_9_frees_the_run(folder: RunFolder) -> None:
+    with held_by_another_process(folder) as process:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert not folder.is_locked()
+    with folder.lock():
+        assert folder.is_locked()
+
+
+def test_the_end_of_the_block_frees_the_run_also_after_an_error(folder: RunFolder) -> None:
+    assert not folder.is_locked()
+    with pytest.raises(ZeroDivisionError), folder.lock():
+        raise ZeroDivisionError
+    assert not folder.is_locked()
+
+
+def test_readers_of_the_lock_do_not_keep_a_trainer_out(folder: RunFolder) -> None:
+    with folder.lock():
+        pass
+    with ThreadPoolExecutor(1) as pool:
+        looks = pool.submit(lambda: [folder.is_locked() for _ in range(20_000)])
+        while not looks.done():
+            with folder.lock():
+                pass

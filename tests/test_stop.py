@@ -1,0 +1,189 @@
+"""Real processes are signalled, stopped, killed and resumed; nothing stays alive, and nothing is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lockstep.run_folder import EXIT_STOPPED, RunFolder
+from tests.harness import SMALL, command, difference, environ, train_all, wait_until, write_run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+LONG = (*SMALL, "data.train_size=301", "trainer.max_epochs=500")
+
+
+class Training:
+    """A `python train.py` in a folder of its own, and the processes it started."""
+
+    def __init__(self, cwd: Path, *overrides: str) -> None:
+        self.cwd = cwd
+        self.log = cwd / "terminal.log"
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                command(*overrides), cwd=cwd, env=environ(), stdout=log, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder((self.cwd / "outputs" / "latest").resolve())
+
+    def wait_for_step(self, step: int) -> None:
+        def is_there() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            status = self.folder.read_status()
+            return status.get("state") in ("training", "validating") and status["step"] >= step
+
+        wait_until(is_there, 90, f"step {step}")
+
+    def workers(self) -> list[int]:
+        """Process ids of rank 0, 1, ..."""
+        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in text.split()]
+
+    def exit_code(self, timeout_s: float = 30) -> int:
+        return self.process.wait(timeout_s)
+
+
+@contextmanager
+def training(cwd: Path, *overrides: str) -> Iterator[Training]:
+    started = Training(cwd, *overrides)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_nothing_alive(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(is_alive, pids)), 30, "workers gone")
+
+
+@pytest.mark.parametrize(
+    ("number", "target"),
+    [
+        *((number, target) for number in (signal.SIGTERM, signal.SIGINT) for target in ("parent", "rank 0", "rank 1")),
+        (signal.SIGUSR1, "rank 1"),
+    ],
+)
+def test_a_signal_to_anyone_stops_all_with_a_checkpoint(tmp_path: Path, number: signal.Signals, target: str) -> None:
+    with training(tmp_path, *LONG, "trainer.devices=2") as run:
+        run.wait_for_step(2)
+        workers = run.workers()
+        os.kill({"parent": run.process.pid, "rank 0": workers[0], "rank 1": workers[1]}[target], number)
+        assert run.exit_code() == EXIT_STOPPED
+        assert_nothing_alive(workers)
+        status = run.folder.read_status()
+        assert status["state"] == "stopped"
+        assert status["reason"] == f"signal {number.name}"
+        assert run.folder.last_checkpoint.exists()
+        assert f"resume={run.folder.path.relative_to(tmp_path)}" in run.log.read_text()
+
+
+def test_one_process_stops_on_a_signal_too(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG) as run:
+        run.wait_for_step(2)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.exit_code() == EXIT_STOPPED
+        assert run.folder.read_status()["state"] == "stopped"
+
+
+def test_a_signal_in_the_first_moments_is_neither_lost_nor_deadly(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, "trainer.devices=2") as run:
+        wait_until(lambda: len(run.workers()) == 2, 30, "workers started")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.exit_code(60) == EXIT_STOPPED
+        assert run.folder.last_checkpoint.exists()
+
+
+def test_the_time_limit_stops_all_ranks(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, "trainer.devices=2", "trainer.max_time_s=1") as run:
+        assert run.exit_code(60) == EXIT_STOPPED
+        assert run.folder.read_status()["reason"] == "time limit of 1 s"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_kill_9_of_a_rank_ends_the_run_and_is_named(tmp_path: Path, rank: int) -> None:
+    with training(tmp_path, *LONG, "trainer.devices=2") as run:
+        run.wait_for_step(2)
+        workers = run.workers()
+        os.kill(workers[rank], signal.SIGKILL)
+        assert run.exit_code() == 1
+        assert_nothing_alive(workers)
+        assert f"rank {rank} of 2 was ended by SIGKILL" in run.log.read_text()[-400:]
+        assert run.folder.read_status()["state"] == "failed"
+
+
+def test_kill_9_of_the_parent_leaves_no_orphans(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, "trainer.devices=2") as run:
+        run.wait_for_step(2)
+        workers = run.workers()
+        run.process.kill()
+        assert run.exit_code() == -signal.SIGKILL
+        assert_nothing_alive(workers)
+        assert run.folder.read_status()["state"] == "no signal"
+
+
+def test_a_frozen_rank_ends_the_run_after_the_timeout(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, "trainer.devices=2", "strategy.timeout_s=5") as run:
+        run.wait_for_step(2)
+        workers = run.workers()
+        os.kill(workers[1], signal.SIGSTOP)
+        assert run.exit_code() == 1
+        assert_nothing_alive(workers)
+
+
+def test_a_chain_of_2_3_and_1_processes_ends_where_one_would(tmp_path: Path) -> None:
+    """Cut by SIGTERM, by SIGINT and by the STOP file; the last part runs to the end."""
+    recipe = [*SMALL, "data.train_size=301", "trainer.max_epochs=12", "trainer.accumulate_grad_batches=2"]
+    alone = write_run(tmp_path / "alone", recipe)
+    train_all([alone], 1)
+    chain = tmp_path / "chain"
+    chain.mkdir()
+    cuts: list[tuple[int, signal.Signals | None]] = [(2, signal.SIGTERM), (3, signal.SIGINT), (1, None)]
+    steps = []
+    for num_workers, number in cuts:
+        how = recipe if not steps else ["resume=outputs/latest"]
+        with training(chain, *how, f"trainer.devices={num_workers}") as run:
+            run.wait_for_step((steps[-1] if steps else 0) + 25)
+            if number is not None:
+                run.process.send_signal(number)
+            else:
+                stop = [sys.executable, "-m", "lockstep.cli", "stop", "latest"]
+                subprocess.run(stop, check=True, cwd=chain, capture_output=True)
+            assert run.exit_code() == EXIT_STOPPED
+            steps.append(run.folder.read_status()["step"])
+    with training(chain, "resume=outputs/latest", "trainer.devices=2") as run:
+        assert run.exit_code(100) == 0, run.log.read_text()
+        folder = run.folder
+    worst = difference(alone, folder)
+    print(f"2 -> 3 -> 1 -> 2 processes, cut at steps {steps}: largest difference {worst:.1e}")
+    assert worst <= 1e-12
+    assert [int(row["epoch"]) for row in folder.read_metrics()] == list(range(1, 13))  # each validated once
+
+
+def test_a_run_killed_without_warning_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
+    recipe = [*SMALL, "data.train_size=301", "trainer.max_epochs=10"]
+    alone = write_run(tmp_path / "alone", recipe)
+    train_all([alone], 1)
+    with training(tmp_path, *recipe, "trainer.devices=2") as run:
+        run.wait_for_step(50)
+        folder = run.folder
+        run.process.kill()
+        run.process.wait()
+    with training(tmp_path, f"resume={folder.path}") as run:
+        assert run.exit_code(60) == 0, run.log.read_text()
+    worst = difference(alone, folder)
+    print(f"kill -9 and resume: largest difference {worst:.1e}")
+    assert worst <= 1e-12
