@@ -11,7 +11,6 @@ import pytest
 import lockstep
 
 PACKAGE = Path(lockstep.__file__).parent
-ROOT = Path(__file__).parents[1]
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
     ("run_folder", "signals", "parallel", "schema", "signatures", "environment"),
@@ -44,9 +43,9 @@ def imports(path: Path) -> Iterator[str]:
             assert node.level == 0, f"{path}: a relative import hides where it points"
             assert node.module is not None
             # `from lockstep import config` names a module, `from lockstep.config import Config` does not
-            yield from (f"lockstep.{alias.name}" for alias in node.names) if node.module == "lockstep" else [
-                node.module
-            ]
+            yield from (
+                (f"lockstep.{alias.name}" for alias in node.names) if node.module == "lockstep" else [node.module]
+            )
 
 
 def part_of(name: str) -> str:
@@ -105,7 +104,9 @@ def test_hydra_stays_at_the_entry() -> None:
 
 @pytest.mark.parametrize("name", STARTS_AT_ONCE)
 def test_what_must_start_at_once_imports_no_torch(name: str) -> None:
-    code = f"import sys, lockstep.{name}; print([m for m in ('torch', 'lightning', 'torchmetrics') if m in sys.modules])"
+    code = (
+        f"import sys, lockstep.{name}; print([m for m in ('torch', 'lightning', 'torchmetrics') if m in sys.modules])"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
 

@@ -20,9 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.data.loader import Batch, ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
-from lockstep.models.classifier import Classifier, ImageFormat, Scores
+from lockstep.models.classifier import Classifier, ImageBatch, ImageFormat, Scores
 from lockstep.models.optimizers import constant
-from lockstep.parallel.partition import interval
 from tests.processes import Ranks, started
 
 IMAGE_FORMAT = ImageFormat(("ape", "bee", "cat", "dog"), (2, 3, 3), (0.25, 0.5), (0.125, 0.75))
@@ -42,6 +41,7 @@ def classifier(*, smoothing: float = SMOOTHING, scheduler: Callable[..., LRSched
         image_format=IMAGE_FORMAT,
         optimizer=functools.partial(torch.optim.SGD, lr=0.0, weight_decay=0.01),
         scheduler=scheduler,
+        total_steps=10,
         label_smoothing=smoothing,
         seed=0,
         log_every_n_steps=3,
@@ -55,11 +55,11 @@ def images(num_samples: int) -> TensorImages:
 
 
 def loader(
-    num_samples: int, rank: int = 0, loads: list[int] | None = None, *, micro_batches_per_step: int = 1, size: int = 4
+    num_samples: int, rank: int = 0, loads: list[int] | None = None, *, micro_batches_per_step: int = 1
 ) -> ShareLoader:
     batches = GlobalBatches(
         num_samples,
-        micro_batch_size=size,
+        micro_batch_size=4,
         micro_batches_per_step=micro_batches_per_step,
         shuffle_seed=None,
         rank=rank,
@@ -67,6 +67,13 @@ def loader(
         num_batches=None,
     )
     return ShareLoader(images(num_samples), batches)
+
+
+def training_batches() -> GlobalBatches:
+    """Nine micro-batches of 4, so that every epoch sees other samples; five optimizer steps, the last is half full."""
+    return GlobalBatches(
+        NUM_TRAIN, micro_batch_size=4, micro_batches_per_step=2, shuffle_seed=3, rank=0, loads=[1], num_batches=9
+    )
 
 
 def trainer_of(world_size: int, num_micro_batches: int, rank: int = 0) -> L.Trainer:
@@ -246,65 +253,70 @@ def trainer(logger: Logger | bool = False, *, max_epochs: int = 2) -> L.Trainer:
 
 
 class Fit(SimpleNamespace):
-    """Two epochs of 13 micro-batches, 7 optimizer steps each, that change no weight."""
+    """Two epochs of five optimizer steps that change no weight."""
 
     module: Classifier
     trainer: L.Trainer
     rows: list[tuple[int | None, dict[str, float]]]
     checkpoint: dict[str, Any]
-    total_steps: list[int]
+    totals: list[int]
 
 
 @pytest.fixture(scope="module")
 def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
-    total_steps: list[int] = []
+    totals: list[int] = []
 
-    def scheduler(optimizer: torch.optim.Optimizer, total_steps: int, seen: list[int] = total_steps) -> LRScheduler:
-        seen.append(total_steps)
+    def scheduler(optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler:
+        totals.append(total_steps)
         return constant(optimizer, total_steps)
 
     module, logger = classifier(scheduler=scheduler), Written()
     its_trainer = trainer(logger)
-    its_trainer.fit(module, loader(NUM_TRAIN, micro_batches_per_step=2), loader(NUM_VAL))
+    its_trainer.fit(module, ShareLoader(images(NUM_TRAIN), training_batches()), loader(NUM_VAL))
     path: Path = tmp_path_factory.mktemp("fit") / "last.ckpt"
     its_trainer.save_checkpoint(path)
     checkpoint = torch.load(path, weights_only=True)
-    return Fit(
-        module=module, trainer=its_trainer, rows=logger.rows, checkpoint=checkpoint, total_steps=total_steps
-    )
+    return Fit(module=module, trainer=its_trainer, rows=logger.rows, checkpoint=checkpoint, totals=totals)
 
 
-def train_means(module: Classifier, lo: int, hi: int) -> dict[str, float]:
-    """Mean smoothed loss and accuracy of the training samples [lo, hi)."""
+def order_of_epoch(epoch: int) -> list[int]:
+    batches = training_batches()
+    batches.set_epoch(epoch)
+    return [index for batch in batches for index in batch.indices.tolist()]
+
+
+def train_means(module: Classifier, indices: list[int]) -> dict[str, float]:
+    """Mean smoothed loss and accuracy of training samples."""
     whole = images(NUM_TRAIN)
     with torch.no_grad():
-        logits = logits_of(module, whole.pixels[lo:hi])
-    labels = whole.labels[lo:hi]
+        logits = logits_of(module, whole.pixels[indices])
+    labels = whole.labels[indices]
     loss = F.cross_entropy(logits, labels, label_smoothing=SMOOTHING).item()
     return {"loss": loss, "accuracy": accuracy_score(labels.numpy(), logits.argmax(1).numpy())}
 
 
 def test_logged_means_are_those_of_all_samples_since_the_last_logging_step(fit: Fit) -> None:
     found = [(step, row) for step, row in fit.rows if "train_step/loss" in row]
-    assert [step for step, _ in found] == [3, 6, 9, 12]
-    # micro-batches of 4, two a step: steps 1-3 and 4-6 of the first epoch, 8-9 and 10-12 of the second
-    for (_, row), (lo, hi) in zip(found, [(0, 24), (24, 48), (0, 16), (16, 40)], strict=True):
-        expected = {f"train_step/{name}": value for name, value in train_means(fit.module, lo, hi).items()}
+    assert [step for step, _ in found] == [3, 6, 9]
+    # 8 samples a step: steps 1 to 3 of the first epoch; the first step of the second, which counts anew; its next three
+    first, second = order_of_epoch(0), order_of_epoch(1)
+    for (_, row), indices in zip(found, [first[:24], second[:8], second[8:32]], strict=True):
+        expected = {f"train_step/{name}": value for name, value in train_means(fit.module, indices).items()}
         assert row == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_means_of_an_epoch_are_those_of_its_samples_and_count_anew(fit: Fit) -> None:
     found = [(step, row) for step, row in fit.rows if "train/loss" in row]
-    assert [step for step, _ in found] == [7, 14]
-    expected = {f"train/{name}": value for name, value in train_means(fit.module, 0, NUM_TRAIN).items()}
-    for _, row in found:
-        assert row == pytest.approx(expected, rel=1e-12)
+    assert [step for step, _ in found] == [5, 10]
+    for epoch, (_, row) in enumerate(found):
+        means = train_means(fit.module, order_of_epoch(epoch))
+        assert row == pytest.approx({f"train/{name}": value for name, value in means.items()}, rel=1e-12)
 
 
 def test_validation_has_the_plain_loss_once_an_epoch(fit: Fit) -> None:
     loss, accuracy = expected_scores(fit.module, NUM_VAL)
     found = [(step, row) for step, row in fit.rows if "val/loss" in row]
-    assert [step for step, _ in found] == [7, 14]
+    assert [step for step, _ in found] == [5, 10]
     for _, row in found:
         assert row["val/loss"] == pytest.approx(loss, rel=1e-12)
         assert row["val/accuracy"] == pytest.approx(accuracy, rel=1e-6)
@@ -325,8 +337,9 @@ def test_weight_decay_reaches_weights_and_not_norms_or_biases(fit: Fit) -> None:
     assert {id(p) for p in others["params"]} == {id(p) for p in (first.bias, norm.weight, norm.bias, second.bias)}
 
 
-def test_the_schedule_is_told_the_optimizer_steps_of_the_whole_run(fit: Fit) -> None:
-    assert fit.total_steps == [14]
+def test_the_schedule_is_told_its_length_and_moves_with_every_optimizer_step(fit: Fit) -> None:
+    assert fit.totals == [10]
+    assert fit.checkpoint["lr_schedulers"][0]["last_epoch"] == fit.trainer.global_step == 10
 
 
 def test_a_checkpoint_holds_plain_types_and_what_prediction_needs(fit: Fit) -> None:
@@ -344,7 +357,7 @@ def test_weights_that_are_no_numbers_show_in_every_loss() -> None:
     module = classifier()
     with torch.no_grad():
         next(module.net.parameters()).fill_(math.nan)
-    trainer(max_epochs=1).fit(module, loader(NUM_TRAIN, micro_batches_per_step=2), loader(NUM_VAL))
+    trainer(max_epochs=1).fit(module, ShareLoader(images(NUM_TRAIN), training_batches()), loader(NUM_VAL))
     assert math.isnan(module.metrics["train/loss"])
     assert math.isnan(module.metrics["val/loss"])
 
@@ -367,7 +380,7 @@ def test_counts_of_half_an_epoch_go_on_with_another_number_of_ranks() -> None:
         for batch in list(loader(NUM_TRAIN, rank, [1, 1, 1]))[6:]:
             module.training_step(batch, 0)
         total += module._counts
-    expected = train_means(half, 0, NUM_TRAIN)
+    expected = train_means(half, list(range(NUM_TRAIN)))
     assert (total[:2] / total[2]).tolist() == pytest.approx([expected["loss"], expected["accuracy"]], rel=1e-12)
     assert total[2] == NUM_TRAIN
 
@@ -378,4 +391,4 @@ def test_a_share_of_a_batch_type_of_its_own_is_enough() -> None:
     module = classifier()
     module.trainer = trainer_of(1, 1)
     own = SimpleNamespace(pixels=batch.pixels, labels=batch.labels, share=batch.share)
-    assert module.training_step(own, 0).isfinite()
+    assert module.training_step(cast(ImageBatch, own), 0).isfinite()

@@ -4,6 +4,7 @@ Each mechanism was broken once on purpose, and these tests failed; the list is i
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,10 +46,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunF
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(("world_size", "loads"), [(w, loads) for w in (2, 3) for loads in LOADS[w]])
 def test_any_split_ends_with_the_weights_of_one_process(
-    runs: dict[tuple[int, str], RunFolder], recipe: str, world_size: int, loads: list[int] | None
+    runs: dict[tuple[int, str], RunFolder], recipe: str, world_size: int, loads: list[int] | None, figure: Any
 ) -> None:
     worst = difference(runs[1, _name(recipe, None)], runs[world_size, _name(recipe, loads)])
-    print(f"{world_size} workers, loads {loads}, {recipe}: largest difference {worst:.1e}")
+    figure(f"largest difference to one process {worst:.1e}")
     assert worst <= 1e-12
 
 
@@ -61,3 +62,14 @@ def test_evaluation_agrees_and_counts_every_sample_once(runs: dict[tuple[int, st
             summary = folder.read_summary()
             assert summary["test_accuracy"] == alone["test_accuracy"]
             assert summary["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-12)
+
+
+@pytest.mark.processes
+def test_the_full_resnet18_ends_with_the_same_weights_on_two_workers(tmp_path: Path, figure: Any) -> None:
+    recipe = [*SMALL, "model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1"]
+    alone, split = (write_run(tmp_path / str(n), [*recipe, f"trainer.devices={n}"]) for n in (1, 2))
+    train_all([alone], 1)
+    train_all([split], 2)
+    worst = difference(alone, split)
+    figure(f"largest difference to one process {worst:.1e}")
+    assert worst <= 1e-12

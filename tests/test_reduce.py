@@ -11,7 +11,7 @@ from lockstep.parallel.reduce import FlagChannel, gather_objects, is_distributed
 from tests.processes import TIMEOUT, Ranks, started
 
 # the flag each of three ranks raises at each step
-SCRIPT = [(0, 0, 0), (0, 7, 0), (0, 0, 0), (3, 1, 2), (0, 0, 9), (1000, 0, 0), (0, 0, 0)]
+SCRIPT = [(0, 0, 0), (0, 7, 0), (0, 0, 0), (3, 1, 2), (0, 0, 9), (1000, 0, 0), (0, 0, 0), (6, 0, 0)]
 
 
 @pytest.fixture(scope="module")

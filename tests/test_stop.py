@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_a_frozen_rank_ends_the_run_after_the_timeout(tmp_path: Path) -> None:
         assert_nothing_alive(workers)
 
 
-def test_a_chain_of_2_3_and_1_processes_ends_where_one_would(tmp_path: Path) -> None:
+def test_a_chain_of_2_3_and_1_processes_ends_where_one_would(tmp_path: Path, figure: Any) -> None:
     """Cut by SIGTERM, by SIGINT and by the STOP file; the last part runs to the end."""
     recipe = [*SMALL, "data.train_size=301", "trainer.max_epochs=12", "trainer.accumulate_grad_batches=2"]
     alone = write_run(tmp_path / "alone", recipe)
@@ -168,12 +169,12 @@ def test_a_chain_of_2_3_and_1_processes_ends_where_one_would(tmp_path: Path) -> 
         assert run.exit_code(100) == 0, run.log.read_text()
         folder = run.folder
     worst = difference(alone, folder)
-    print(f"2 -> 3 -> 1 -> 2 processes, cut at steps {steps}: largest difference {worst:.1e}")
+    figure(f"cut at steps {steps}, largest difference to one process {worst:.1e}")
     assert worst <= 1e-12
     assert [int(row["epoch"]) for row in folder.read_metrics()] == list(range(1, 13))  # each validated once
 
 
-def test_a_run_killed_without_warning_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
+def test_a_run_killed_without_warning_goes_on_from_its_last_epoch(tmp_path: Path, figure: Any) -> None:
     recipe = [*SMALL, "data.train_size=301", "trainer.max_epochs=10"]
     alone = write_run(tmp_path / "alone", recipe)
     train_all([alone], 1)
@@ -185,5 +186,5 @@ def test_a_run_killed_without_warning_goes_on_from_its_last_epoch(tmp_path: Path
     with training(tmp_path, f"resume={folder.path}") as run:
         assert run.exit_code(60) == 0, run.log.read_text()
     worst = difference(alone, folder)
-    print(f"kill -9 and resume: largest difference {worst:.1e}")
+    figure(f"largest difference to one process {worst:.1e}")
     assert worst <= 1e-12

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import run_folder
-from lockstep.run_folder import EXIT_CONFIG, RunFolder
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 
-EXIT_FAILED = 1
 TRAIN = Path(__file__).parents[2] / "train.py"
 
 
@@ -35,10 +34,14 @@ def run(main: Callable[[], Any]) -> int:
         show()
         return 0
     if not (arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help):
-        conf = Path(arguments.config_dir or arguments.config_path or config.CONF)
-        name = arguments.config_name or "config"
         try:
-            overrides.check(arguments.overrides, conf=conf, config_name=name, is_multirun=arguments.multirun)
+            overrides.check(
+                arguments.overrides,
+                conf=Path(arguments.config_path or config.CONF),
+                config_name=arguments.config_name or "config",
+                added=Path(arguments.config_dir) if arguments.config_dir else None,
+                is_multirun=arguments.multirun,
+            )
         except config.ConfigError as error:
             config.exit_with(error)
     _failed_jobs.clear()
@@ -94,15 +97,16 @@ def _start(config: Any, overrides: Sequence[str], chosen: Path | None) -> tuple[
             f"learning rate {configuration.learning_rate(config):g} -> {configuration.learning_rate(scaled):g}"
         )
 
-    def make() -> RunFolder:
+    def make(held: contextlib.ExitStack) -> RunFolder:
         if chosen is None:
             names = (config.data.target.rpartition(".")[2], config.model.target.rpartition(".")[2].lower())
             folder = run_folder.create(Path("outputs").resolve(), config.name or "_".join(names), datetime.now())
         else:
             chosen.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(chosen.resolve())
-            if folder.config.exists():
-                raise configuration.ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
+        held.enter_context(_locked(folder))
+        if folder.config.exists():
+            raise configuration.ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
         configuration.save(scaled, folder.config)
         run_folder.write_atomically(folder.overrides, "".join(f"{override}\n" for override in overrides))
         return folder
@@ -126,37 +130,37 @@ def _resume(cfg: Any, overrides: Sequence[str]) -> tuple[RunFolder, int]:
             [f"resume={cfg.resume} is finished: train longer with trainer.max_epochs above {config.trainer.max_epochs}"]
         )
 
-    def make() -> RunFolder:
-        folder.clear_stop()
-        folder.failure.unlink(missing_ok=True)
+    def make(held: contextlib.ExitStack) -> RunFolder:
+        held.enter_context(_locked(folder))
+        folder.forget_end()
         configuration.save(config, folder.config)
         return folder
 
     return _train(make, config, "")
 
 
-def _train(make: Callable[[], RunFolder], config: Any, note: str) -> tuple[RunFolder, int]:
-    """Make the folder, once for all processes, and train there."""
+def _train(make: Callable[[contextlib.ExitStack], RunFolder], config: Any, note: str) -> tuple[RunFolder, int]:
+    """Make the folder and hold it, once for all processes, and train there."""
     from lockstep import launch, workers
     from lockstep.environment import outer_world
 
     num_workers = workers.found(config).world_size
-    world = outer_world(os.environ)
-    if world is not None and world.world_size == 1 and config.strategy.name != "ddp":
-        world = None
-    if world is not None:
-        from lockstep.session import shared_folder
+    is_parallel = num_workers > 1 or config.strategy.name == "ddp"
+    world = outer_world(os.environ) if is_parallel else None
+    with contextlib.ExitStack() as held:
+        if world is not None:
+            from lockstep.session import shared_folder
 
-        folder = shared_folder(make, config, world)
-    else:
-        folder = make()
-    is_first = world is None or world.rank == 0
-    if note and is_first:
-        print(note, flush=True)
-    run = shown(folder.path)
-    job = launch.Job("train", str(folder.path), {"command": f"python train.py resume={shlex.quote(run)}"})
-    with _locked(folder) if is_first else contextlib.nullcontext():
-        if world is None and (num_workers > 1 or config.strategy.name == "ddp"):
+            folder = shared_folder(lambda: make(held), config, world)
+        else:
+            folder = make(held)
+        if note and (world is None or world.rank == 0):
+            print(note, flush=True)
+        run = shown(folder.path)
+        job = launch.Job("train", str(folder.path), {"command": f"python train.py resume={shlex.quote(run)}"})
+        if is_parallel and world is None:
+            plural = "s" if num_workers > 1 else ""
+            print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
             return folder, launch.run_workers(job, num_workers)
         return folder, launch.run_here(job, world)
 

@@ -1,12 +1,13 @@
 """Composes a configuration and reports everything that is wrong with it, at once, before any work starts.
 
-The only module beside the entry points that knows Hydra and OmegaConf. Never imports torch by itself.
+The only module beside the entry points that knows Hydra and OmegaConf. Imports torch only where the source
+text of a `_target_` does not tell its parameters.
 """
 
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -60,16 +61,16 @@ def exit_with(error: ConfigError) -> NoReturn:
 # -- from overrides to a checked configuration -------------------------------------------------------------------------
 
 
-def composed(overrides: Sequence[str], source: Source = DEFAULT) -> DictConfig:
-    """The configuration of a command line, as Hydra composes it."""
+def composed(overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
+    """The configuration of a command line, as Hydra composes it; also Hydra's own part `with_hydra`."""
     search = [f"hydra.searchpath=[file://{source.added.resolve()}]"] if source.added is not None else []
     with initialize_config_dir(config_dir=str(source.conf.resolve()), version_base="1.3"):
-        return compose(source.name, [*search, *overrides])
+        return compose(source.name, [*search, *overrides], return_hydra_config=with_hydra)
 
 
 def checked(cfg: DictConfig, groups: Groups | None = None) -> Config:
     """The typed configuration. Raises ConfigError with every fault the schema, the signatures and the machine show."""
-    tree, unresolved = _plain(cfg)
+    tree, unresolved = plain(cfg)
     return check_tree(tree, groups, unresolved)
 
 
@@ -97,7 +98,7 @@ def check_tree(
     return config
 
 
-def _plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+def plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
     """The values of a composed configuration; None where there is none to have, and by key the reason."""
     reasons: dict[str, str] = {}
 
@@ -106,22 +107,23 @@ def _plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
             reasons[path] = f"{path} has no value: add {path}=..."
             return None
         try:
-            return plain(node[key], path)
+            return value_of(node[key], path)
         except (OmegaConfBaseException, RecursionError) as error:
-            text = str(OmegaConf.to_container(node, resolve=False)[key])
+            raw: Any = OmegaConf.to_container(node, resolve=False)
+            text = str(raw[key])
             # what Hydra knows of a job is there, and checked, when the job starts
             is_later = "${hydra:" in text and not HydraConfig.initialized()
-            reasons[path] = "" if is_later else f"{path}={text} has no value: {one_line(error)}"
+            reasons[path] = "" if is_later else f"{path}={text} cannot be resolved: {one_line(error)}"
             return None
 
-    def plain(value: Any, path: str) -> Any:
+    def value_of(value: Any, path: str) -> Any:
         if isinstance(value, DictConfig):
             return {str(key): value_at(value, key, f"{path}.{key}".lstrip(".")) for key in value}
         if isinstance(value, ListConfig):
             return [value_at(value, i, path) for i in range(len(value))]
         return value
 
-    tree = plain(cfg, "")
+    tree = value_of(cfg, "")
     tree.pop("hydra", None)
     return tree, reasons
 
@@ -167,7 +169,10 @@ def _schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups)
         elif item["type"] == "union_tag_invalid":
             yield key, f"{key}._target_={tree[key]['_target_']} is of another section: it cannot be the {key}"
         else:
-            yield key, f"{key}={_shown(at(tree, path))} must be {_wanted(tree, path)}"
+            value = at(tree, path)
+            is_number_for_text = item["type"] == "string_type" and isinstance(value, int | float)
+            cure = f": write \"{key}='{shown(value)}'\"" if is_number_for_text else ""
+            yield key, f"{key}={shown(value)} must be {_wanted(tree, path)}{cure}"
 
 
 def _wanted(tree: dict[str, Any], path: Sequence[str]) -> str:
@@ -180,10 +185,10 @@ def _wanted(tree: dict[str, Any], path: Sequence[str]) -> str:
     return kind_of(fields(parent)[path[-1]])
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as it is typed, in quotes where it is a text that looks like something else."""
     if not isinstance(value, str):
-        return json.dumps(value, default=str)
+        return json.dumps(value, default=str, separators=(",", ":"))
     try:
         is_plain = yaml.safe_load(value) == value
     except yaml.YAMLError:
@@ -194,7 +199,7 @@ def _shown(value: Any) -> str:
 def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> str:
     key = ".".join(path)
     if key in groups:
-        return f"{key} is missing: choose {key}={' or '.join(groups[key])}"
+        return f"{key} is missing: choose {key}=... from {', '.join(groups[key])}"
     if path[0] in NAMED:
         return f"{path[0]}.{path[1]} has no _target_" + question(_meant(tree, path[:2], groups), "add one")
     return f"{key} is missing: add +{key}=... ({_wanted(tree, path)})"
@@ -206,7 +211,7 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> st
     target = parent.get("_target_") if isinstance(parent, dict) else None
     owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
     names = [name for name in legal_names(tree, path[:-1], groups) or () if not name.startswith("_")]
-    known = f"{owner or 'there'} {'has' if owner else 'are'} {', '.join(names)}" if names else "nothing reads it"
+    known = f"{owner} has {', '.join(names)}" if owner and names else "remove it; --help lists the keys"
     return f"unknown key {'.'.join(path)}" + question(_meant(tree, path, groups), known)
 
 
@@ -216,7 +221,8 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
         return [*fields(Config), *(group for group in groups if group not in fields(Config) and "/" not in group)]
     value = at(tree, path)
     if len(path) == 1 and path[0] in NAMED:
-        return [name for name, child in (value or {}).items() if child is None or "_target_" in child]
+        there = value if isinstance(value, dict) else {}
+        return [name for name, child in there.items() if child is None or at(child, ["_target_"]) is not None]
     found = section(tree, path)
     if found is not None and found.model_config.get("extra") != "allow":
         return list(fields(found))
@@ -224,13 +230,14 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
     if not isinstance(target, str):
         return None if isinstance(value, dict) and found is None else list(fields(found)) if found else []
     try:
-        signature = signatures.read(target)
+        signature = signatures.find(target)
     except signatures.Missing:
         return None
     if signature is None or signature.takes_any:
         return None
     supplied = _supplied(path, signature)
-    return [*(fields(found) if found else ()), *(name for name in signature.names if name not in supplied)]
+    names = [*(fields(found) if found else ()), *(name for name in signature.names if name not in supplied)]
+    return list(dict.fromkeys(names))
 
 
 def _meant(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> list[str]:
@@ -246,16 +253,18 @@ def _meant(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> list[st
             if near:
                 return [".".join([*path[:depth], other, *path[depth + 1 :]]) for other in near]
             break
-    keys = {key: key.rpartition(".")[2] for key in _dotted(tree) if "." in key and not key.startswith(NAMED)}
+    keys = {key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and not key.startswith(NAMED)}
     near = get_close_matches(path[-1].lower(), set(keys.values()), 1, 0.75)
-    return [key for key, name in keys.items() if name in near][:2]
+    return [key for key, name in keys.items() if name in near and key != ".".join(path)][:2]
 
 
-def _dotted(tree: Any, prefix: str = "") -> Iterator[str]:
-    if isinstance(tree, dict):
+def leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """(key, value) of everything that is no section, with a prefix and dots."""
+    if isinstance(tree, dict) and tree:
         for key, value in tree.items():
-            yield f"{prefix}{key}"
-            yield from _dotted(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}.{key}".lstrip("."))
+    else:
+        yield prefix, tree
 
 
 def question(meant: Sequence[str], otherwise: str) -> str:
@@ -301,7 +310,7 @@ def _target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, 
         key, target = ".".join(path), value["_target_"]
         name = target.rpartition(".")[2]
         try:
-            signature = signatures.read(target)
+            signature = signatures.find(target)
         except signatures.Missing as error:
             yield f"{key}._target_", f"{key}._target_={target}: {error}" + _cure(target, error)
             continue
@@ -319,12 +328,9 @@ def _target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, 
             for k in signature.required:
                 if k not in value and k not in supplied:
                     yield f"{key}.{k}", f"{key}.{k} is missing: {name} needs it, add +{key}.{k}=..."
-        for k in supplied:
-            if k not in signature.names and not signature.takes_any:
-                yield (
-                    f"{key}._target_",
-                    f"{key}._target_={target}: the training gives it {k}, which {name} does not take",
-                )
+        refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
+        if refused:
+            yield f"{key}._target_", f"{key}._target_={target} does not take {' and '.join(refused)} from the training"
 
 
 def _cure(target: str, error: signatures.Missing) -> str:
@@ -342,7 +348,7 @@ def _cure(target: str, error: signatures.Missing) -> str:
 def _conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     found: list[str] = []
-    for rule in (_batch_rules, _data_rules, _scaling_rules, _callback_rules, workers.faults):
+    for rule in (_batch_rules, _data_rules, _optimizer_rules, _callback_rules, workers.faults):
         try:
             found += rule(config)
         except AttributeError:
@@ -365,7 +371,7 @@ def _data_rules(config: Config) -> Iterator[str]:
         yield f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on: use smaller ones"
 
 
-def _scaling_rules(config: Config) -> Iterator[str]:
+def _optimizer_rules(config: Config) -> Iterator[str]:
     if getattr(config.optimizer, "nesterov", False) is True and getattr(config.optimizer, "momentum", 1) == 0:
         yield "optimizer.nesterov=true needs optimizer.momentum above 0: set one of them"
     if config.scale_with_workers and learning_rate(config) is None:
@@ -380,7 +386,7 @@ def _callback_rules(config: Config) -> Iterator[str]:
         key, arguments = f"callbacks.{name}", callback.arguments()
         monitor = arguments.get("monitor")
         if monitor is not None and monitor not in METRICS:
-            yield f"{key}.monitor={monitor} is never measured: choose {' or '.join(METRICS)}"
+            yield f"{key}.monitor={monitor} is never measured: choose from {', '.join(METRICS)}"
         better = {"accuracy": "max", "loss": "min"}.get(str(monitor).rpartition("/")[2])
         if better and arguments.get("mode", better) != better:
             yield f"{key}.mode={arguments['mode']} takes the worst {monitor} for the best: set {key}.mode={better}"
@@ -445,8 +451,14 @@ def load(path: Path) -> Config:
 
 
 def build(found: Target | Open, **supplied: Any) -> Any:
-    """Call the target of a section, or bind it where it is partial."""
+    """Call the target of a section, or bind it where it is partial. What the target raises comes out as it is."""
+    from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
     is_partial = getattr(found, "partial", False)
-    return instantiate({"_target_": found.target, "_partial_": is_partial, **found.arguments()}, **supplied)
+    try:
+        return instantiate({"_target_": found.target, "_partial_": is_partial, **found.arguments()}, **supplied)
+    except InstantiationException as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None

@@ -26,12 +26,22 @@ class World:
 
 
 def num_visible_gpus() -> int:
-    """GPUs a process may use, told from device files and CUDA_VISIBLE_DEVICES: torch's answer costs seconds."""
-    num_present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
+    """GPUs a process may use, told from device files and CUDA_VISIBLE_DEVICES: asking torch costs seconds.
+
+    torch is asked where there are device files that do not tell (AMD, WSL).
+    """
+    names = os.listdir("/dev") if os.path.isdir("/dev") else []
+    num_present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return num_present
-    return min(num_present, sum(bool(part.strip()) and part.strip() != "-1" for part in visible.split(",")))
+    if num_present and (visible is None or "MIG" not in visible):
+        if visible is None:
+            return num_present
+        return min(num_present, sum(bool(part.strip()) and part.strip() != "-1" for part in visible.split(",")))
+    if num_present or {"kfd", "dxg"} & set(names):
+        import torch
+
+        return torch.cuda.device_count()
+    return 0
 
 
 def outer_world(environ: Mapping[str, str]) -> World | None:

@@ -1,96 +1,79 @@
-"""The text of `python train.py --help`: groups, and every key with its value, type, range and meaning."""
+"""The text of `python train.py --help`: groups, and every key with its value, meaning, type and range."""
 
-from collections.abc import Iterator
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+import textwrap
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import OmegaConf
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
-from lockstep import config
+from lockstep import signatures
+from lockstep.config import DEFAULT, Source, at, composed, leaves, shown
 from lockstep.overrides import groups
-from lockstep.schema import KNOWN, Config
+from lockstep.schema import NAMED, fields, kind_of, section
 
-HEAD = """Train an image classifier.
+WIDTH = 100
+NO_BREAK = "\xa0"  # a type stays on one line
+HEAD = """\
+Train an image classifier: python train.py [group=option ...] [key=value ...]
 
-  python train.py                                     scikit-learn's digits, on what this machine has
+  python train.py                                      scikit-learn's digits, on what there is
   python train.py experiment=cifar10 trainer.devices=4
-  python train.py -m optimizer.lr=0.05,0.1 seed=0,1   every combination
-  python train.py resume=outputs/latest               go on with a run
+  python train.py -m optimizer.lr=0.05,0.1 seed=0,1    every combination
+  python train.py resume=outputs/latest                go on with a run
+  python train.py data=image_folder --help             the keys of other options
 
-Groups (group=option):
+Groups and their options
 """
 FOOT = """
-Add a parameter of a class that is not listed with +, e.g. +callbacks.checkpoint.every_n_epochs=2.
-Hydra's own options: python train.py --hydra-help
+null takes a callback or a logger away: callbacks.timer=null. + sets a parameter that is not listed:
++callbacks.checkpoint.every_n_epochs=2. Options of Hydra itself: python train.py --hydra-help
 """
 
 
-def show() -> None:
-    """Print it."""
-    cfg = config.composed([])
+def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
+    """Print it for the configuration of a command line."""
+    tree: Any = OmegaConf.to_container(composed(overrides, source))
     print(HEAD, end="")
-    for group, options in groups(config.CONF).items():
+    for group, options in groups(source.conf, source.added).items():
         print(f"  {group:<12} {', '.join(options)}")
-    print("\nKeys (key=value):")
-    tree: Any = OmegaConf.to_container(cfg)
-    rows = list(_rows(Config, tree, ""))
-    for key, value, kind, text in rows:
-        print(f"  {f'{key}={value}':<44} {kind:<34} {text}".rstrip())
+    sections = {name: list(_rows(tree, name)) for name in tree if isinstance(tree[name], dict)}
+    top = [(f"{key}={shown(tree[key])}", _meaning(tree, [key])) for key in tree if key not in sections]
+    # one column for all but the long names of callbacks and loggers
+    wide = max(len(key) for name, rows in sections.items() if name not in NAMED for key, meaning in rows if meaning)
+    _print("Keys", top, wide)
+    for name, rows in sections.items():
+        found = section(tree, [name])
+        _print(f"{name}: {found.__doc__}" if found else name, rows, wide)
     print(FOOT, end="")
 
 
-def _rows(model: type[BaseModel], tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str, str]]:
-    for name, field in model.model_fields.items():
-        key = field.alias or name
-        value = tree.get(key)
-        section = _section(field, value)
-        if section is not None and isinstance(value, dict):
-            yield from _rows(section, value, f"{prefix}{key}.")
-        elif isinstance(value, dict):
-            for inner, item in value.items():
-                yield f"{prefix}{key}.{inner}", item["_target_"].rpartition(".")[2], "", ""
-        elif key != "_partial_":
-            yield f"{prefix}{key}", _value(value), kind_of(field), field.description or ""
+def _print(title: str, rows: Sequence[tuple[str, str]], wide: int) -> None:
+    wide = max([wide, *(len(key) for key, meaning in rows if meaning)])
+    print(f"\n{title}")
+    for key, meaning in rows:
+        lines = textwrap.wrap(meaning, WIDTH - wide - 4, break_long_words=False, break_on_hyphens=False) or [""]
+        for left, line in zip_longest([key], lines, fillvalue=""):
+            print(f"  {left:<{wide}}  {line.replace(NO_BREAK, ' ')}".rstrip())
 
 
-def _section(field: FieldInfo, value: Any) -> type[BaseModel] | None:
-    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-        return field.annotation
-    return KNOWN.get(value["_target_"]) if isinstance(value, dict) and "_target_" in value else None
+def _rows(tree: dict[str, Any], name: str) -> list[tuple[str, str]]:
+    """(key=value, meaning and type) of every key of a section."""
+    keys = [(key, value) for key, value in leaves(tree[name], name) if not key.endswith("._partial_")]
+    return [(f"{key}={shown(value)}", _meaning(tree, key.split("."))) for key, value in keys]
 
 
-def _value(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def kind_of(field: FieldInfo) -> str:
-    """Type and range in a few words, e.g. `int >= 1 or null`."""
-    return _kind(field.annotation) + _range(field.metadata)
-
-
-def _kind(annotation: Any) -> str:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        inner, *metadata = get_args(annotation)
-        nested = [m for item in metadata for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
-        return _kind(inner) + _range(nested)
-    if origin is Literal:
-        return "|".join(_value(value) for value in get_args(annotation))
-    if origin in (Union, UnionType):
-        parts = [_kind(part) for part in get_args(annotation) if part is not NoneType]
-        return " or ".join(parts + ["null"] * (NoneType in get_args(annotation)))
-    if origin is list:
-        return f"list of {_kind(get_args(annotation)[0])}"
-    return annotation.__name__
-
-
-def _range(metadata: list[Any]) -> str:
-    signs = ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt"))
-    return "".join(
-        f" {sign} {getattr(item, name)}" for item in metadata for kind, sign, name in signs if isinstance(item, kind)
-    )
+def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
+    if path[-1] == "_target_":
+        return ""
+    parent = section(tree, path[:-1])
+    field = fields(parent).get(path[-1]) if parent is not None else None
+    if field is not None:
+        return f"{field.description} ({kind_of(field).replace(' ', NO_BREAK)})"
+    target = at(tree, [*path[:-1], "_target_"])
+    try:
+        signature = signatures.read(target) if isinstance(target, str) else None
+    except signatures.Missing:
+        signature = None
+    annotation = signature.types.get(path[-1]) if signature is not None else None
+    return f"({annotation})" if annotation else ""

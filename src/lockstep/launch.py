@@ -20,13 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from lockstep.config import ConfigError
 from lockstep.environment import World, outer_world
-from lockstep.run_folder import EXIT_STOPPED, RunFolder
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder, write_atomically
 from lockstep.signals import STOP_SIGNALS, SignalFlag
 
 GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
 POLL_S = 0.05
-EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
@@ -60,8 +60,8 @@ def run_here(job: Job, place: World | None) -> int:
     flag.install()
     try:
         code = _guarded(job, place, flag)
-        if code == EXIT_FAILED:
-            show_failure(RunFolder(Path(job.folder)))
+        if code in (EXIT_FAILED, EXIT_CONFIG):
+            _show_failure(job)
         return code
     finally:
         for number, handler in before:
@@ -98,7 +98,7 @@ def run_workers(job: Job, num_workers: int) -> int:
         for number, handler in before:
             signal.signal(number, handler)
         listener.close()
-    return _outcome(folder, [worker.returncode for worker in workers], first_failed)
+    return _outcome(job, [worker.returncode for worker in workers], first_failed)
 
 
 def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port: int) -> subprocess.Popen[bytes]:
@@ -115,7 +115,7 @@ def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port
         "TORCHELASTIC_USE_AGENT_STORE": True,  # the store is ours: no worker opens one
     }
     environ = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_workers)))
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // num_workers)))
     text = json.dumps({"job": job, "parent": os.getpid(), "sys_path": sys.path})
     # held back until the worker has its handlers: a signal in its first moments is neither lost nor deadly
     held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -133,6 +133,11 @@ def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port
         if log:
             log.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rendezvous_store(listener: socket.socket, port: int) -> object:
@@ -162,27 +167,30 @@ def _supervise(workers: list[subprocess.Popen[bytes]], received: list[int]) -> i
         time.sleep(POLL_S)
 
 
-def _outcome(folder: RunFolder, codes: list[int], first_failed: int | None) -> int:
+def _outcome(job: Job, codes: list[int], first_failed: int | None) -> int:
     if first_failed is None:
         return EXIT_STOPPED if EXIT_STOPPED in codes else 0
     code = codes[first_failed]
+    if code == EXIT_INTERRUPTED:
+        return EXIT_INTERRUPTED
     if code < 0:
         what = f"rank {first_failed} of {len(codes)} was ended by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:
             what += " (kill -9, or out of memory)"
-        folder.failure.write_text(what + "\n")  # what other ranks wrote is a consequence
-    if code == EXIT_INTERRUPTED:
-        return EXIT_INTERRUPTED
-    show_failure(folder)
-    return EXIT_FAILED
+        # what other ranks wrote is a consequence
+        write_atomically(RunFolder(Path(job.folder)).failure, what + "\n")
+    _show_failure(job)
+    return EXIT_CONFIG if code == EXIT_CONFIG else EXIT_FAILED
 
 
-def show_failure(folder: RunFolder) -> None:
-    """Print the first failure of a run, the status says so too."""
+def _show_failure(job: Job) -> None:
+    """Print the first failure of a job; the status of a run says so too."""
+    folder = RunFolder(Path(job.folder))
     text = folder.failure.read_text().rstrip() if folder.failure.exists() else "a worker failed without a word"
-    if folder.read_status():
+    print(text, file=sys.stderr)
+    if job.task == "train":
         folder.update_status(state="failed", reason=text.splitlines()[-1])
-    print(f"{text}\nThe run failed: {folder.path}", file=sys.stderr, flush=True)
+        print(f"The run failed: {folder.path}", file=sys.stderr, flush=True)
 
 
 # -- inside a worker ---------------------------------------------------------------------------------------------------
@@ -196,6 +204,9 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
         return task_function(job.task)(folder, place, flag, **job.options)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except ConfigError as error:
+        folder.record_failure("".join(f"config error: {fault}\n" for fault in error.faults))
+        return EXIT_CONFIG
     except Exception:
         text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
         folder.record_failure(text)

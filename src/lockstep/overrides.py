@@ -3,15 +3,16 @@
 import copy
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
-from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -23,9 +24,12 @@ from lockstep.config import (
     check_tree,
     checked,
     composed,
+    leaves,
     legal_names,
     one_line,
+    plain,
     question,
+    shown,
     to_tree,
     unknown_key,
 )
@@ -42,23 +46,24 @@ FROZEN_ON_RESUME = (
     "label_smoothing",
     "global_batch_size",
     "scale_with_workers",
-    "experiment",
-    "debug",
     "trainer.accumulate_grad_batches",
     "trainer.limit_train_batches",
     "trainer.overfit_batches",
 )
+EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
 MAX_COMBINATIONS = 100  # of a sweep that are all tried: about 10 ms each (2-core CPU, 2026-11-21)
 Groups = Mapping[str, Sequence[str]]
+Choice = tuple[DictConfig | None, list[str]]
+REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # by Hydra, of a choice or a file
 
 
 def groups(*folders: Path | None) -> dict[str, list[str]]:
     """Options of every configuration group below the folders."""
     found: dict[str, set[str]] = {}
-    for conf in folders:
-        for file in sorted(conf.rglob("*.yaml")) if conf is not None else ():
-            if file.parent != conf:
-                found.setdefault(file.parent.relative_to(conf).as_posix(), set()).add(file.stem)
+    for folder in filter(None, folders):
+        for file in folder.rglob("*.yaml"):
+            if file.parent != folder:
+                found.setdefault(file.parent.relative_to(folder).as_posix(), set()).add(file.stem)
     return {group: sorted(options) for group, options in sorted(found.items())}
 
 
@@ -89,11 +94,15 @@ def check(
                 faults.append(f"{text} lists several values: add -m to sweep over them, or quote a value with commas")
             else:
                 values.append(_values(override, options, source))
-        except HydraException as error:
-            faults.append(f"{text!r} is no override, {one_line(error)}: write key=value, and quote special characters")
+        except HydraException:
+            faults.append(f"{text!r} cannot be read: write key=value, no spaces around =, special characters in quotes")
         except ConfigError as error:
             faults += error.faults
-    choose = cache(partial(_chosen, options=options, source=source))
+
+    @cache
+    def choose(choices: tuple[str, ...]) -> Choice:
+        return _chosen(choices, options, source)
+
     for texts in _combinations(values):
         faults += _faults([_parsed(text) for text in texts], choose, options)
     if faults:
@@ -102,6 +111,8 @@ def check(
 
 @cache
 def _parsed(text: str) -> Override:
+    if text.startswith("="):
+        raise OverrideParseException(text, "no key")  # to Hydra the empty text is a key
     return OverridesParser.create().parse_override(text)
 
 
@@ -126,15 +137,15 @@ def _values(override: Override, options: Groups, source: Source) -> list[str]:
     else:
         found = list(override.sweep_string_iterator())
     if not found:
-        there = question([], f"choose from {', '.join(options.get(name, ()))}" if name in options else "widen it")
-        raise ConfigError([f"{text} stands for no value{there}"])
+        cure = f"choose from {', '.join(options[name])}" if name in options else "widen it"
+        raise ConfigError([f"{text} stands for no value: {cure}"])
     return [f"{name}={value}" for value in found]
 
 
 def _ends(sweep: RangeSweep) -> list[Any]:
-    assert sweep.start is not None and sweep.stop is not None
-    count = math.ceil((sweep.stop - sweep.start) / sweep.step) if sweep.step else 0
-    return [sweep.start, sweep.start + (count - 1) * sweep.step] if count > 0 else []
+    start, stop = sweep.start or 0, sweep.stop or 0
+    count = math.ceil((stop - start) / sweep.step) if sweep.step else 0
+    return [start, start + (count - 1) * sweep.step] if count > 0 else []
 
 
 def _combinations(values: Sequence[Sequence[str]]) -> Iterable[Sequence[str]]:
@@ -150,3 +161,178 @@ def _combinations(values: Sequence[Sequence[str]]) -> Iterable[Sequence[str]]:
 
 
 # -- one job -----------------------------------------------------------------------------------------------------------
+
+
+def _faults(job: Sequence[Override], choose: Callable[[tuple[str, ...]], Choice], options: Groups) -> list[str]:
+    """The faults of one configuration: options are Hydra's to choose, values are put in here, one by one."""
+    choices = [override for override in job if override.key_or_group in options or override.is_hydra_override()]
+    cfg, faults = choose(tuple(override.input_line or "" for override in choices))
+    if cfg is None:
+        return faults
+    cfg = copy.deepcopy(cfg)
+    faults = faults + _put_in(cfg, [override for override in job if override not in choices], options)
+    try:
+        checked(cfg, options)
+    except ConfigError as error:
+        faults += error.faults
+    return faults
+
+
+def _chosen(choices: Sequence[str], options: Groups, source: Source) -> Choice:
+    """The configuration of some choices, and the faults of those that Hydra refuses."""
+    try:
+        return composed(choices, source), []
+    except REFUSALS:
+        pass
+    try:
+        composed([], source)
+    except REFUSALS as error:
+        return None, [one_line(error)]
+    faults, good = [], []
+    for text in choices:
+        try:
+            composed([text], source)
+            good.append(text)
+        except REFUSALS as error:
+            faults.append(_refusal(text, error, options, source))
+    try:
+        return composed(good, source), faults
+    except REFUSALS as error:
+        return None, [*faults, one_line(error)]
+
+
+def _refusal(text: str, error: Exception, options: Groups, source: Source) -> str:
+    """Why Hydra refuses a choice, and what to write instead."""
+    override = _parsed(text)
+    key = override.key_or_group
+    value: Any = override.value()
+    chosen = value if isinstance(value, list) else [value]
+    wrong = [option for option in chosen if option not in options[key]] if key in options else []
+    if wrong and not override.is_delete():
+        return f"{text} is no option" + _choice(str(wrong[0]), options[key])
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        missing = error.missing_cfg_file
+        return f"{text}: there is no {missing}" + _choice(missing.rpartition("/")[2], error.options)
+    if override.package is not None:
+        return f"{text}: write {key}={override.get_value_element_as_str()}, without @"
+    if key.startswith("hydra."):
+        hydra = OmegaConf.to_container(composed([], source, with_hydra=True).hydra, resolve=False)
+        near = get_close_matches(key, dict(leaves(hydra, "hydra")), 1)
+        if key not in near:
+            return f"unknown key {key}" + question(near, "see --hydra-help")
+    for other, reason in ((text.lstrip("+"), "is among the defaults"), (f"+{text}", "is not among the defaults")):
+        if other != text and _is_accepted(other, source):
+            return f"{text}: {key} {reason}, write {other}"
+    return f"{text}: {one_line(error)}"
+
+
+def _choice(option: str, options: Sequence[str]) -> str:
+    near = get_close_matches(option.lower(), options, 1)
+    return (f", did you mean {near[0]}? Choose" if near else ": choose") + f" from {', '.join(options)}"
+
+
+def _is_accepted(text: str, source: Source) -> bool:
+    try:
+        composed([text], source)
+    except REFUSALS:
+        return False
+    return True
+
+
+def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> list[str]:
+    """Put values into a configuration, as Hydra would; the faults are of those it would refuse."""
+    faults: list[str] = []
+    unset: list[Override] = []
+    for override in overrides:
+        text, key, value = override.input_line or "", override.key_or_group, override.value()
+        parent, _, last = key.rpartition(".")
+        node = OmegaConf.select(cfg, parent) if parent else cfg
+        there: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
+        is_set, current = last in there, there.get(last)
+        if not is_set and not (override.is_add() or override.is_force_add()):
+            unset.append(override)
+        elif override.is_delete() and current is None:
+            faults.append(f"{text}: {key} is null already, leave {text} out")
+        elif override.is_delete() and value not in (None, current):
+            faults.append(f"{text}: {key} is {shown(current)}, write ~{key}")
+        elif override.is_delete():
+            with open_dict(node):
+                del node[last]
+        elif override.is_add() and current is not None and not isinstance(value, dict | list):
+            faults.append(f"{text}: {key} has a value already, write {text[1:]}")
+        else:
+            faults += _updated(cfg, override)
+    # after the others, which may have changed a _target_ and with it the names it takes
+    for override in unset:
+        key = override.key_or_group
+        path, tree = key.split("."), plain(cfg)[0]
+        names = legal_names(tree, path[:-1], options)
+        if override.is_delete() or (names is not None and path[-1] not in names):
+            faults.append(unknown_key(tree, path, options))
+        else:
+            faults.append(f"{key} is not set in conf/: add it with +{key}=...")
+            faults += _updated(cfg, override)
+    return faults
+
+
+def _updated(cfg: DictConfig, override: Override) -> list[str]:
+    try:
+        OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
+    except OmegaConfBaseException as error:
+        return [f"{override.input_line}: {one_line(error)}"]
+    return []
+
+
+# -- a resumed run -----------------------------------------------------------------------------------------------------
+
+
+def resumed(saved: Config, cfg: DictConfig, overrides: Sequence[str]) -> Config:
+    """The saved configuration of a run with the overrides of this command line on top.
+
+    Raises ConfigError for settings that would make it another run, and for all else that is wrong then.
+    """
+    tree, typed = to_tree(saved), plain(cfg)[0]
+    for override in map(_parsed, overrides):
+        key = override.key_or_group
+        if key in EVERYWHERE:
+            tree = copy.deepcopy(typed)
+        elif not override.is_hydra_override():
+            _copy(typed, tree, key.split("."))
+    faults = _changes(to_tree(saved), tree)
+    try:
+        config = check_tree({**tree, "resume": None})
+    except ConfigError as error:
+        raise ConfigError([*faults, *error.faults]) from error
+    if faults:
+        raise ConfigError(faults)
+    return config
+
+
+def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -> None:
+    """Make the value at a path that of the source, or remove it where the source has none."""
+    *parents, last = path
+    for part in parents:
+        if not isinstance(target.get(part), dict):
+            target[part] = {}
+        target = target[part]
+    parent = at(source, parents)
+    if isinstance(parent, dict) and last in parent:
+        target[last] = copy.deepcopy(parent[last])
+    else:
+        target.pop(last, None)
+
+
+def _changes(saved: dict[str, Any], tree: dict[str, Any]) -> list[str]:
+    """A fault for every frozen key that has another value than in the saved run."""
+    faults = []
+    for name in FROZEN_ON_RESUME:
+        path = name.split(".")
+        before, after = dict(leaves(at(saved, path), name)), dict(leaves(at(tree, path), name))
+        changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+        other_target = [key for key in changed if key.endswith("_target_")]
+        for key in other_target or changed:
+            faults.append(
+                f"{key}={shown(after.get(key))} cannot change on resume, this run has {shown(before.get(key))}: "
+                "leave it out, or start a new run"
+            )
+    return faults

@@ -55,15 +55,13 @@ def predict(
 
 def _images(here: Session, source: str, image_format: ImageFormat) -> Images:
     if source in ("val", "test"):
-        splits = configuration.build(here.config.data)
+        splits = session.readable(lambda: configuration.build(here.config.data))
         if splits.class_names != tuple(image_format.class_names):
-            raise ValueError(
-                f"{source}: the data has the classes {splits.class_names}, the network was trained on "
-                f"{image_format.class_names}: predict the data it was trained for."
-            )
+            fault = f"the data has the classes {splits.class_names}, the network has {image_format.class_names}"
+            raise configuration.ConfigError([f"{source}: {fault}: predict the data it was trained for"])
         return splits.test if source == "test" else splits.val
     channels, height, width = image_format.image_shape
-    return unlabelled_folder(source, image_size=(height, width), channels=channels)
+    return session.readable(lambda: unlabelled_folder(source, image_size=(height, width), channels=channels))
 
 
 def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[int, int, float]]:

@@ -8,6 +8,7 @@ import csv
 import fcntl
 import io
 import json
+import math
 import os
 import secrets
 import socket
@@ -18,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, go on later
 
@@ -46,6 +48,17 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step."""
     with atomic_file(path) as file:
         file.write(text.encode())
+
+
+def _json(value: dict[str, Any]) -> str:
+    """JSON of plain values; what is not a finite number becomes null, which every reader knows."""
+
+    def finite(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: finite(inner) for key, inner in item.items()}
+        return None if isinstance(item, float) and not math.isfinite(item) else item
+
+    return json.dumps(finite(value), indent=1, allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,7 @@ class RunFolder:
 
     def write_status(self, **fields: Any) -> None:
         """Replace status.json. Rank 0 or the parent only."""
-        write_atomically(self.path / "status.json", json.dumps({**fields, "updated": time.time()}, indent=1) + "\n")
+        write_atomically(self.path / "status.json", _json({**fields, "updated": time.time()}) + "\n")
 
     def update_status(self, **fields: Any) -> None:
         """Change some fields of status.json. Only once the training processes are gone."""
@@ -119,7 +132,7 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json: the result of a finished run."""
-        write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+        write_atomically(self.path / "summary.json", _json(summary) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
         """The result of a finished run, empty for others."""
@@ -165,6 +178,13 @@ class RunFolder:
         with contextlib.suppress(FileExistsError), open(self.stop_flag, "x") as file:
             file.write(reason + "\n")
 
+    def stop_reason(self) -> str:
+        """Why the run was asked to stop; empty when nobody asked or said."""
+        try:
+            return self.stop_flag.read_text().strip()
+        except FileNotFoundError:
+            return ""
+
     def clear_stop(self) -> None:
         """Forget a request to stop."""
         self.stop_flag.unlink(missing_ok=True)
@@ -175,6 +195,11 @@ class RunFolder:
         """Keep the first failure; later ones, mostly its consequences, change nothing."""
         with contextlib.suppress(FileExistsError), open(self.failure, "x") as file:
             file.write(text)
+
+    def forget_end(self) -> None:
+        """Forget how the run ended: it goes on."""
+        for path in (self.stop_flag, self.failure, self.path / "summary.json"):
+            path.unlink(missing_ok=True)
 
     # -- one trainer at a time ---------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Augment(Section):
 
     crop_padding: Count = Field(description="shift by up to this many pixels, zeros move in; 0 = off")
     flip: bool = Field(description="mirror left-right with probability 1/2")
-    cutout: Count = Field(description="side of a square set to the mean colour (pixels); 0 = off")
+    cutout: Count = Field(description="side in pixels of a square set to the mean colour; 0 = off")
 
 
 class Strategy(Section):
@@ -44,8 +44,8 @@ class Strategy(Section):
 
     name: Literal["auto", "single_device", "cpu", "ddp"] = Field(description="set by strategy=...")
     process_group_backend: Literal["auto", "nccl", "gloo"] = Field(description="auto: nccl on GPUs, gloo on CPUs")
-    timeout_s: int = Field(ge=5, description="a collective that takes longer ends the run (seconds)")
-    bucket_size_mib: Positive = Field(description="gradients travel in buckets of this size (MiB)")
+    timeout_s: int = Field(ge=5, description="a collective that takes more seconds than this ends the run")
+    bucket_size_mib: Positive = Field(description="gradients travel in buckets of so many MiB")
 
 
 class Trainer(Section):
@@ -65,7 +65,7 @@ class Trainer(Section):
     gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")
     log_every_n_steps: Positive = Field(description="optimizer steps between two points of a curve")
     check_val_every_n_epoch: Positive = Field(description="epochs between validations")
-    max_time_s: PositiveFloat | None = Field(description="stop in good order after this time (seconds)")
+    max_time_s: PositiveFloat | None = Field(description="stop in good order after so many seconds")
     limit_train_batches: Positive | None = Field(description="only so many micro-batches an epoch")
     limit_val_batches: Positive | None = Field(description="only so many validation batches")
     limit_test_batches: Positive | None = Field(description="only so many test batches")
@@ -133,7 +133,7 @@ class ImageFolder(Split):
     test_fraction: Fraction = Field(description="part of the training images kept for the test")
     root: Path = Field(description="folder of the images")
     image_size: Annotated[int, Field(ge=8)] | None = Field(
-        description="resize and crop to this square (pixels); null = all have one size"
+        description="resize and crop to a square of so many pixels; null = all have one size"
     )
     channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
 
@@ -143,7 +143,7 @@ class Synthetic(Data):
 
     num_classes: int = Field(ge=2, description="classes")
     channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
-    image_size: int = Field(ge=4, description="side of the square images (pixels)")
+    image_size: int = Field(ge=4, description="side of the square images in pixels")
     train_size: Positive = Field(description="training images")
     val_size: Positive = Field(description="validation images")
     test_size: Positive = Field(description="test images")
@@ -151,7 +151,7 @@ class Synthetic(Data):
 
 
 class ResNet18(Target):
-    """He et al. (2016), for small or large images."""
+    """ResNet-18 (He et al. 2016), for small or large images."""
 
     width: Positive = Field(description="channels of the first stage; the others have 2, 4, 8 times as many")
     stem: Literal["small", "imagenet"] = Field(description="3x3 stride 1, or 7x7 stride 2 and max-pool")
@@ -174,7 +174,7 @@ class OpenPartial(Partial):
 
 
 class Sgd(OpenPartial):
-    """Stochastic gradient descent; the signature of torch knows more parameters."""
+    """Stochastic gradient descent; + adds other parameters of torch's."""
 
     lr: PositiveFloat = Field(description="peak learning rate")
     momentum: Fraction = Field(description="part of the last update that is kept")
@@ -183,7 +183,7 @@ class Sgd(OpenPartial):
 
 
 class AdamW(OpenPartial):
-    """Loshchilov & Hutter (2019); the signature of torch knows more parameters."""
+    """AdamW (Loshchilov & Hutter 2019); + adds other parameters of torch's."""
 
     lr: PositiveFloat = Field(description="peak learning rate")
     betas: Annotated[list[Fraction], Field(min_length=2, max_length=2), "two numbers in [0, 1)"] = Field(
@@ -321,7 +321,7 @@ def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         nested = [m for item in arguments[1:] for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
         return _kind(arguments[0], nested)
     if origin is Literal:
-        return "|".join(str(value) for value in arguments)
+        return "|".join(str(value).lower() for value in arguments)
     if origin in (Union, UnionType):
         return " or ".join("null" if part is NoneType else _kind(part) for part in arguments)
     if origin is list:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -30,6 +30,7 @@ from lockstep.parallel.reduce import gather_objects
 from lockstep.run_folder import RunFolder
 from lockstep.schema import Config
 
+T = TypeVar("T")
 LIGHTNING_PRECISION = {"bfloat16": "bf16-mixed", "float32": "32-true", "float64": "64-true"}
 
 
@@ -40,6 +41,7 @@ class Session:
     config: Config
     folder: RunFolder
     rank: int
+    local_rank: int
     world_size: int
     num_local: int
     device: torch.device
@@ -77,25 +79,24 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
     precision, reason = _precision(config, device)
     if place is not None:
         join(config, place)
-    try:
-        _agree(config, world_size)
-        yield Session(
-            config=config,
-            folder=folder,
-            rank=rank,
-            world_size=world_size,
-            num_local=asked.num_local,
-            device=device,
-            gpus=asked.gpus,
-            precision=precision,
-            precision_reason=reason,
-            environment=JoinedEnvironment(place) if place is not None else LightningEnvironment(),
-        )
-        if dist.is_initialized():
-            dist.barrier()  # nobody leaves while another still talks
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    _agree(config, world_size)
+    yield Session(
+        config=config,
+        folder=folder,
+        rank=rank,
+        local_rank=place.local_rank if place is not None else 0,
+        world_size=world_size,
+        num_local=asked.num_local,
+        device=device,
+        gpus=asked.gpus,
+        precision=precision,
+        precision_reason=reason,
+        environment=JoinedEnvironment(place) if place is not None else LightningEnvironment(),
+    )
+    # after a failure the group stays until the process ends: the failure must be on record before others notice it
+    if dist.is_initialized():
+        gather_objects(None)  # nobody leaves while another still talks
+        dist.destroy_process_group()
 
 
 def join(config: Config, place: World) -> None:
@@ -250,10 +251,16 @@ def _precision(config: Config, device: torch.device) -> tuple[str, str]:
 
 
 def image_data(session: Session) -> ImageData:
-    """The data of the run, with this rank's share."""
+    """The data of the run, with this rank's share. Raises ConfigError when it cannot be read."""
     config, trainer = session.config, session.config.trainer
+    is_download = bool(config.data.arguments().get("download"))
+    if is_download and session.local_rank > 0:
+        gather_objects(None)  # the first process of a machine fetches the files alone
+    splits = readable(lambda: configuration.build(config.data))
+    if is_download and session.local_rank == 0:
+        gather_objects(None)
     return ImageData(
-        lambda: configuration.build(config.data),
+        splits,
         batching=Batching(
             global_batch_size=config.global_batch_size,
             micro_batches_per_step=trainer.accumulate_grad_batches,
@@ -272,6 +279,14 @@ def image_data(session: Session) -> ImageData:
         rank=session.rank,
         device=session.device,
     )
+
+
+def readable(read: Callable[[], T]) -> T:
+    """What `read` returns. Its faults, which name a setting or a file and the cure, become a ConfigError."""
+    try:
+        return read()
+    except (FileNotFoundError, ValueError) as error:
+        raise configuration.ConfigError(str(error).splitlines()) from error
 
 
 def classifier(session: Session, image_format: ImageFormat, *, total_steps: int) -> Classifier:

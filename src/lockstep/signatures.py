@@ -1,24 +1,32 @@
 """Parameters of a callable, read from its source text: a check of the configuration must not wait seconds for torch.
 
-Follows re-exports, aliases and base classes. What it cannot tell from the text it leaves open (None) rather than guess.
+Follows re-exports, aliases and base classes. What the text does not tell it leaves open rather than guess; then only
+the import tells.
 """
 
 import ast
+import importlib
 import importlib.util
+import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Names a callable can be given by keyword, those it must be given, and whether it takes any other."""
+    """Names a callable can be given by keyword, those it must be given, and whether it takes any other.
+
+    `types` are the annotations as they are written, of those that have one.
+    """
 
     names: tuple[str, ...]
     required: tuple[str, ...]
     takes_any: bool
+    types: dict[str, str] = field(compare=False, default_factory=dict)
 
 
 class Missing(LookupError):
@@ -29,8 +37,50 @@ class Missing(LookupError):
         self.name, self.known = name, tuple(known)
 
 
+@cache
+def find(target: str) -> Signature | None:
+    """The signature of the dotted `target`, by import where its text does not tell; None if it has none.
+
+    Raises Missing.
+    """
+    found = read(target)
+    return found if found is not None else _imported(target)
+
+
+def _imported(target: str) -> Signature | None:
+    located = _located(target)
+    module = located[1] if located is not None else target.rpartition(".")[0]
+    try:
+        found: Any = importlib.import_module(module)
+        for name in target.removeprefix(f"{module}.").split("."):
+            found = getattr(found, name)
+        parameters = inspect.signature(found).parameters.values()
+    except ImportError as error:
+        raise Missing(str(error), error.name or target) from error
+    except AttributeError as error:
+        raise Missing(str(error), error.name or "", dir(error.obj)) from error
+    except (TypeError, ValueError):  # not callable, or compiled
+        return None
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = tuple(p.name for p in named if p.default is p.empty)
+    return Signature(tuple(p.name for p in named), required, any(p.kind == p.VAR_KEYWORD for p in parameters))
+
+
 def read(target: str) -> Signature | None:
     """The signature of the dotted `target`; None when the text alone does not tell. Raises Missing."""
+    try:
+        return _read(target)
+    except RecursionError:  # modules that import a name from each other
+        return None
+
+
+def _read(target: str) -> Signature | None:
+    located = _located(target)
+    return _follow(*located) if located is not None else None
+
+
+def _located(target: str) -> tuple[Path, str, list[str]] | None:
+    """The file and name of the innermost module of `target`, and what is left of it; None for compiled modules."""
     module, *rest = target.split(".")
     try:
         spec = importlib.util.find_spec(module)
@@ -40,14 +90,13 @@ def read(target: str) -> Signature | None:
         raise Missing(f"there is no package {module!r} here", module)
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     if not folders:
-        is_text = spec.origin is not None and spec.origin.endswith(".py")
-        return _follow(Path(spec.origin), module, rest) if is_text and spec.origin else None
+        return (Path(spec.origin), module, rest) if spec.origin and spec.origin.endswith(".py") else None
     while rest:
         name = rest[0]
         inner = [folder / name for folder in folders if (folder / name).is_dir()]
         file = next((f / f"{name}.py" for f in folders if (f / f"{name}.py").is_file()), None)
         if file is not None and not any((folder / "__init__.py").is_file() for folder in inner):
-            return _follow(file, f"{module}.{name}", rest[1:])
+            return file, f"{module}.{name}", rest[1:]
         if any((f / f"{name}{suffix}").is_file() for f in folders for suffix in EXTENSION_SUFFIXES):
             return None
         if not inner:
@@ -55,7 +104,7 @@ def read(target: str) -> Signature | None:
         module, folders, rest = f"{module}.{name}", inner, rest[1:]
     init = next((folder / "__init__.py" for folder in folders if (folder / "__init__.py").is_file()), None)
     if init is not None:
-        return _follow(init, module, rest)
+        return init, module, rest
     if not rest:
         raise Missing(f"{module!r} is a module, not something to call", module)
     raise Missing(f"{module!r} has no module {rest[0]!r}", rest[0], _modules(folders))
@@ -101,6 +150,8 @@ def _parsed(file: Path) -> _Module:
             elif isinstance(node, ast.If):
                 visit([*node.body, *node.orelse])
             elif isinstance(node, ast.Try):
+                for alias in (a for s in node.body if isinstance(s, ast.ImportFrom | ast.Import) for a in s.names):
+                    define(alias.asname or alias.name, node)  # which of them it will be, only the import tells
                 visit([*node.body, *node.orelse, *(s for handler in node.handlers for s in handler.body)])
             elif isinstance(node, ast.With):
                 visit(node.body)
@@ -124,10 +175,10 @@ def _follow(file: Path, module: str, attributes: list[str]) -> Signature | None:
         return _follow_stars(file, module, attributes)
     if isinstance(node, ast.ImportFrom):
         original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-        return read(".".join([_source(file, module, node), original, *rest]))
+        return _read(".".join([_source(file, module, node), original, *rest]))
     if isinstance(node, ast.Import):
         original = next((alias.name for alias in node.names if alias.asname == name), name)
-        return read(".".join([original, *rest]))
+        return _read(".".join([original, *rest]))
     if rest:
         return None  # an attribute of a class, say a classmethod
     if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -140,16 +191,22 @@ def _follow(file: Path, module: str, attributes: list[str]) -> Signature | None:
 
 
 def _follow_stars(file: Path, module: str, attributes: list[str]) -> Signature | None:
+    """The signature of a name that a module does not define itself."""
     parsed = _parsed(file)
+    is_open = "__getattr__" in parsed.names
     for node in parsed.stars:
         try:
-            found = read(".".join([_source(file, module, node), *attributes]))
+            located = _located(_source(file, module, node))
+            if located is not None and located[2]:
+                continue  # an optional module that is not there
+            found = _follow(*located[:2], attributes) if located is not None else None
         except Missing:
             continue
         if found is not None:
             return found
-    if parsed.stars or "__getattr__" in parsed.names:
-        return None  # a star may bring names from compiled code
+        is_open = True
+    if is_open:
+        return None
     known = set(parsed.names) | (_modules([file.parent]) if file.name == "__init__.py" else set())
     name = attributes[0]
     raise Missing(f"{module!r} has no {name!r}", name, (other for other in known if not other.startswith("_")))
@@ -177,9 +234,8 @@ def _source(file: Path, module: str, node: ast.ImportFrom) -> str:
 
 
 def _of_class(file: Path, module: str, node: ast.ClassDef) -> Signature | None:
-    methods = {
-        method.name: method for method in node.body if isinstance(method, ast.FunctionDef)
-    }  # the last one counts
+    # the last of a name counts, those before it are overloads
+    methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
     if "__init__" in methods:
         return _of_function(methods["__init__"], num_bound=1)
     if "__new__" in methods or node.keywords or not node.bases:
@@ -196,5 +252,6 @@ def _of_function(node: ast.FunctionDef, num_bound: int) -> Signature:
     required = [arg.arg for arg in positional[num_bound:num_required]]
     required += [arg.arg for arg, default in keyword_only if default is None]
     by_keyword = positional[max(num_bound, len(node.args.posonlyargs)) :]
-    names = [arg.arg for arg in [*by_keyword, *node.args.kwonlyargs]]
-    return Signature(tuple(names), tuple(required), node.args.kwarg is not None)
+    named = [*by_keyword, *node.args.kwonlyargs]
+    types = {arg.arg: ast.unparse(arg.annotation) for arg in named if arg.annotation is not None}
+    return Signature(tuple(arg.arg for arg in named), tuple(required), node.args.kwarg is not None, types)

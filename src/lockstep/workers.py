@@ -28,55 +28,74 @@ def found(config: Config) -> Workers:
 
 def faults(config: Config) -> list[str]:
     """What this machine, or the launcher that started this process, cannot give."""
-    asked, found = _asked(config)
-    found = found + _world_faults(asked, environment.outer_world(os.environ))
-    return found or _load_faults(config, asked)
+    asked, faults = _asked(config)
+    faults = faults + _world_faults(asked, environment.outer_world(os.environ))
+    return (faults or _load_faults(config, asked)) + _backend_faults(config, asked)
 
 
 def _asked(config: Config) -> tuple[Workers, list[str]]:
     devices, name = config.trainer.devices, config.strategy.name
     world = environment.outer_world(os.environ)
     num_gpus = 0 if name == "cpu" else environment.num_visible_gpus()
+    asked = f"trainer.devices={devices}".replace(" ", "")
     faults = []
     gpus: tuple[int, ...] = ()
     if isinstance(devices, list):
-        if not devices or len(set(devices)) != len(devices):
-            faults.append(f"trainer.devices={devices}: list each GPU once, at least one")
+        absent = [number for number in devices if number >= num_gpus]
         if name == "cpu":
-            faults.append(
-                f"trainer.devices={devices} names GPUs, but strategy=cpu uses none: give a number of processes"
-            )
-        elif absent := [number for number in devices if number >= num_gpus]:
-            there = f"it has {num_gpus}" if num_gpus else f"it has none: use trainer.devices={len(devices)}"
-            faults.append(f"trainer.devices={devices}: this machine has no GPU {absent[0]}, {there}")
+            faults.append(f"{asked} names GPUs, but strategy=cpu uses none: give a number of processes")
+        elif not devices or len(set(devices)) != len(devices):
+            faults.append(f"{asked} must list each GPU once, and at least one")
+        elif absent:
+            cure = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={len(devices)}"
+            faults.append(f"{asked}, but this machine has {_gpus(num_gpus)}: {cure}")
         gpus, num_local = tuple(devices), len(devices)
     elif devices == "auto":
         num_local = 1 if name == "single_device" else max(1, num_gpus)
         if world is not None and world.world_size % config.trainer.num_nodes == 0:
             num_local = world.world_size // config.trainer.num_nodes
         gpus = tuple(range(num_local)) if num_gpus else ()
+        if world is not None and num_gpus and num_local > num_gpus:
+            faults.append(
+                f"{world.launcher} started {num_local} workers for a machine with {_gpus(num_gpus)}: start {num_gpus}, "
+                "set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
+            )
     else:
         num_local = devices
         gpus = tuple(range(devices)) if num_gpus else ()
         if num_gpus and devices > num_gpus:
             faults.append(
-                f"trainer.devices={devices}, but this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}: "
+                f"{asked}, but this machine has {_gpus(num_gpus)}: "
                 f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
             )
-    if name == "single_device" and num_local > 1:
-        faults.append(f"strategy=single_device with trainer.devices={devices}: use strategy=ddp, or trainer.devices=1")
-    return Workers(num_local, config.trainer.num_nodes, gpus), faults
+    workers = Workers(num_local, config.trainer.num_nodes, gpus)
+    if name == "single_device" and workers.world_size > 1:
+        faults.append(
+            f"strategy=single_device has one worker, not {workers.world_size}: use strategy=ddp, or one device"
+        )
+    return workers, faults
+
+
+def _gpus(count: int) -> str:
+    return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
+
+
+def _backend_faults(config: Config, asked: Workers) -> list[str]:
+    if config.strategy.process_group_backend != "nccl" or asked.gpus:
+        return []
+    return ["strategy.process_group_backend=nccl needs GPUs, and this run uses none: use auto or gloo"]
 
 
 def _load_faults(config: Config, asked: Workers) -> list[str]:
     loads, count = config.trainer.loads, asked.world_size
     if loads is None:
         return []
+    typed = f"trainer.loads={loads}".replace(" ", "")
     if len(loads) != count:
         plural = "s" if count > 1 else ""
-        return [f"trainer.loads={loads} has {len(loads)} entries for {count} worker{plural}: give one load for each"]
+        return [f"{typed} has {len(loads)} entries for {count} worker{plural}: give one load for each"]
     if sum(loads) == 0:
-        return [f"trainer.loads={loads}: at least one worker needs a load above 0"]
+        return [f"{typed}: at least one worker needs a load above 0"]
     return []
 
 

@@ -99,6 +99,8 @@ class Console(L.Callback):
         """Print the line of the epoch, which stays."""
         if not trainer.is_global_zero:
             return
+        if self._live is not None:
+            self._live.update("", refresh=True)
         assert isinstance(pl_module, Classifier)
         epoch, max_epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
         now = time.monotonic()

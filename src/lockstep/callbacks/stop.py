@@ -80,12 +80,13 @@ class StopTogether(Checkpoint):
         return self._seen or self._flag.received
 
     def _leave(self, trainer: L.Trainer, request: int) -> None:
+        reason = self._reason(request)  # before others can be through and remove the stop flag
         trainer.save_checkpoint(self._folder.last_checkpoint)
-        raise Stopped(self._reason(request))
+        raise Stopped(reason)
 
     def _reason(self, request: int) -> str:
         if request == STOP_FILE:
-            return f"stop flag: {self._folder.stop_flag.read_text().strip() or 'no reason given'}"
+            return f"stop flag: {self._folder.stop_reason() or 'no reason given'}"
         if request == TIME_LIMIT:
             return f"time limit of {self._max_time_s:g} s" if self._max_time_s is not None else "time limit"
         return f"signal {signal.Signals(request).name}"

@@ -1,7 +1,7 @@
 """The data of a run for Lightning: the three splits, where their pixels live, and the share of this rank."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import lightning as L
@@ -29,15 +29,15 @@ class Batching:
 
 
 class ImageData(L.LightningDataModule):
-    """Reads the splits once per process and serves this rank's shares; augments training batches on the device.
+    """Serves this rank's shares of the splits, and augments training batches on the device.
 
-    `load` returns the splits. `memory` says where they live: auto keeps them on a GPU while they take at most half of
+    `memory` says where they live: auto keeps them on a GPU while they take at most half of
     its free memory, else in host memory.
     """
 
     def __init__(
         self,
-        load: Callable[[], Splits],
+        splits: Splits,
         *,
         batching: Batching,
         crop_padding: int,
@@ -53,7 +53,6 @@ class ImageData(L.LightningDataModule):
         self._seed = seed
         self._rank = rank
         self._device = device
-        splits = load()
         if batching.overfit_batches:
             splits = _first_samples(splits, batching.overfit_batches * batching.global_batch_size)
         self.splits = splits

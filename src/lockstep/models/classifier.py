@@ -16,6 +16,7 @@ from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lockstep.models.optimizers import parameter_groups
+from lockstep.parallel.batch_norm import refuse_untracked
 from lockstep.parallel.partition import Share
 from lockstep.parallel.randomness import replace_dropout
 from lockstep.parallel.reduce import sum_over_ranks
@@ -25,11 +26,19 @@ class ImageBatch(Protocol):
     """What the module reads of a batch: uint8 pixels (B, C, H, W), int64 labels (B,) and the share they are."""
 
     @property
-    def pixels(self) -> Tensor: ...
+    def pixels(self) -> Tensor:
+        """Uint8 (B, C, H, W)."""
+        ...
+
     @property
-    def labels(self) -> Tensor: ...
+    def labels(self) -> Tensor:
+        """Classes, int64 (B,)."""
+        ...
+
     @property
-    def share(self) -> Share: ...
+    def share(self) -> Share:
+        """Which part of the micro-batch these are."""
+        ...
 
 
 class ImageFormat(NamedTuple):
@@ -105,6 +114,7 @@ class Classifier(L.LightningModule):
         self._total_steps = total_steps
         self._label_smoothing = label_smoothing
         self._log_every_n_steps = log_every_n_steps
+        refuse_untracked(net)
         self._dropouts = replace_dropout(net, seed)
         self.net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         channels = (1, len(image_format.mean), 1, 1)

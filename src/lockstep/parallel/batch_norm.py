@@ -54,7 +54,7 @@ class _Normalize(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        """Return dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), means over the global batch, and this rank's dw, db."""
+        """Thus dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), E over the global batch; dw, db are this rank's."""
         dy = grad_outputs[0]
         x, weight, mean, var, total = ctx.saved_tensors
         scale = torch.ones_like(mean) if weight is None else weight
@@ -133,3 +133,13 @@ class ExactBatchNorm(LayerSync):
             module.__class__ = original
         self._original.clear()
         return model
+
+
+def refuse_untracked(net: nn.Module) -> None:
+    """Raise ValueError for a norm without running statistics: what it evaluates to depends on the rank's share."""
+    for name, module in net.named_modules():
+        if isinstance(module, _BatchNorm) and not module.track_running_stats:
+            raise ValueError(
+                f"The layer {name!r} has track_running_stats=False, so that an evaluation depends on how it is split "
+                "over workers: use track_running_stats=True."
+            )

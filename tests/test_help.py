@@ -1,0 +1,64 @@
+"""What `python train.py --help` says."""
+
+import re
+
+import pytest
+
+from lockstep import config as configuration
+from lockstep import help, overrides
+from lockstep.schema import KNOWN, Config, fields, kind_of
+
+SECTIONS = {"augment", "data", "model", "optimizer", "scheduler", "strategy", "trainer", "callbacks", "logger"}
+
+
+def text_of(capsys: pytest.CaptureFixture[str], *texts: str) -> str:
+    help.show(texts)
+    return capsys.readouterr().out
+
+
+def test_every_group_stands_with_all_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = text_of(capsys).splitlines()
+    for group, options in overrides.groups(configuration.CONF).items():
+        assert f"  {group:<12} {', '.join(options)}" in lines
+
+
+def test_every_key_stands_with_its_value_in_conf(capsys: pytest.CaptureFixture[str]) -> None:
+    text = text_of(capsys)
+    shown = dict(re.findall(r"^  ([a-z][\w.]*)=(\S*)", text, re.MULTILINE))
+    tree = configuration.to_tree(configuration.checked(configuration.composed([])))
+    keys = {key: value for key, value in configuration.leaves(tree, "") if not key.endswith("_partial_")}
+    assert set(shown) == set(keys)
+    for key, value in keys.items():
+        assert shown[key] == configuration.shown(value)
+
+
+@pytest.mark.parametrize("choice", ["", "data=image_folder", "data=synthetic", "optimizer=adamw", "scheduler=cosine"])
+def test_every_key_of_the_schema_stands_with_meaning_and_type(choice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(text_of(capsys, *filter(None, [choice])).split())
+    tree = configuration.plain(configuration.composed([choice] if choice else []))[0]
+    for name in (*SECTIONS - {"callbacks", "logger"}, ""):
+        known = KNOWN.get(tree[name].get("_target_")) if name else Config
+        for key, field in fields(known).items() if known else ():
+            if key not in SECTIONS and not key.startswith("_"):
+                assert f"{field.description} ({kind_of(field)})" in text, key
+
+
+def test_every_field_says_what_it_is() -> None:
+    for section in {Config, *KNOWN.values()}:
+        for key, field in fields(section).items():
+            assert key in SECTIONS or field.description, f"{section.__name__}.{key}"
+
+
+def test_types_and_ranges_are_told_in_the_words_of_the_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    text = text_of(capsys)
+    for words in ("(int >= 0)", "(0 <= float < 1)", "(true|false)", "(auto|nccl|gloo)", "(float > 0 or null)"):
+        assert words in text
+
+
+def test_lines_fit_100_columns_and_keys_align(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = text_of(capsys).splitlines()
+    assert max(map(len, lines)) <= 100
+    starts = {
+        match.end() for line in lines if (match := re.match(r"  (seed|model|data|trainer)\S*=\S+  +(?=\S)", line))
+    }
+    assert len(starts) == 1

@@ -1,0 +1,111 @@
+"""Every command of the README runs as it stands, on smaller data and networks."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.run_folder import EXIT_STOPPED
+from tests.harness import ROOT, environ, wait_until
+from tests.test_stop import training
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+BIN = Path(sys.executable).parent
+SMALL = ("data=synthetic", "data.train_size=70", "model.width=2", "eval_batch_size=64")
+COMMANDS = [
+    line.partition(" # ")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for line in block.splitlines()
+    if line.strip()
+]
+
+
+def run(cwd: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(BIN / arguments[0]), *arguments[1:]], cwd=cwd, env=environ(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def commands(start: str) -> list[list[str]]:
+    """README commands that begin with `start`, as words, with train.py at its place."""
+    found = [shlex.split(command) for command in COMMANDS if command.startswith(start)]
+    return [[str(ROOT / word) if word == "train.py" else word for word in words] for words in found]
+
+
+def smaller(words: list[str]) -> list[str]:
+    """A training command on data and a network that take a second; folders stay what they are."""
+    keeps_data = any(word.startswith(("data=", "resume=")) for word in words)
+    extra = [word for word in SMALL if not (keeps_data and word.startswith("data"))]
+    return [*words, *extra, "debug=fast"]
+
+
+def images(folder: Path, count: int) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        noise = torch.randint(0, 256, (40, 50, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
+        Image.fromarray(noise.numpy()).save(folder / f"{number}.jpg")
+
+
+def test_every_command_is_known_here() -> None:
+    known = ("make ", "python train.py", "lockstep ", "tensorboard ", "torchrun ", "srun ")
+    assert [command for command in COMMANDS if not command.startswith(known)] == []
+    assert len(COMMANDS) > 15
+
+
+@pytest.mark.parametrize("words", commands("make "), ids=" ".join)
+def test_make_targets_exist(words: list[str]) -> None:
+    subprocess.run([*words, "-n"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_training_commands_run(tmp_path: Path) -> None:
+    for species in ("rose", "tulip", "daisy"):
+        images(tmp_path / "flowers" / species, 12)
+    for words in commands("python train.py"):
+        if "--help" in words:
+            assert "global_batch_size" in run(tmp_path, *words)
+        elif not any(word.startswith("resume=") for word in words):
+            assert "test accuracy" in run(tmp_path, *smaller(words))
+
+
+def test_stop_and_go_on_then_use_the_network(tmp_path: Path) -> None:
+    long = [*SMALL, "global_batch_size=16", "trainer.max_epochs=2000"]
+    with training(tmp_path, *long) as started:
+        started.wait_for_step(3)
+        (stop,) = commands("lockstep stop")
+        assert "Asked" in run(tmp_path, *stop)
+        assert started.exit_code() == EXIT_STOPPED
+    (status,) = commands("lockstep status")
+    assert "stopped" in run(tmp_path, *status)
+    epochs = int(started.folder.read_status()["epoch"])
+    for number, words in enumerate(commands("python train.py resume")):
+        assert "Finished" in run(tmp_path, *words, f"trainer.max_epochs={epochs + 1 + number}")
+    images(tmp_path / "photos", 3)
+    for words in commands("lockstep eval") + commands("lockstep predict"):
+        run(tmp_path, *words)
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 4
+
+
+def test_tensorboard_starts_on_the_outputs(tmp_path: Path) -> None:
+    (words,) = commands("tensorboard")
+    (tmp_path / "outputs").mkdir()
+    log = tmp_path / "log"
+    with open(log, "wb") as file:
+        process = subprocess.Popen([BIN / words[0], *words[1:], "--port=0"], cwd=tmp_path, stdout=file, stderr=file)
+    try:
+        wait_until(lambda: "http://" in log.read_text(), 60, "address of TensorBoard")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_torchrun_joins_its_workers(tmp_path: Path) -> None:
+    (words,) = commands("torchrun")
+    assert "test accuracy" in run(tmp_path, *smaller(words))
+    assert (tmp_path / "outputs" / "latest" / "summary.json").exists()

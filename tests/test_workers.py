@@ -1,0 +1,142 @@
+"""The workers a configuration asks for, on machines and under launchers that are not here."""
+
+import pytest
+
+from lockstep import environment, workers
+from lockstep.config import check_tree, composed, plain
+from lockstep.schema import Config
+from lockstep.workers import Workers
+
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE")
+VARIABLES += ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+class Machine:
+    """A machine with GPUs, maybe inside a launcher."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._config = check_tree(plain(composed([]))[0])
+        self.has_gpus(0)
+
+    def has_gpus(self, count: int) -> None:
+        self._monkeypatch.setattr(environment, "num_visible_gpus", lambda: count)
+
+    def is_in_torchrun(self, world_size: int) -> None:
+        for name, value in {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": world_size}.items():
+            self._monkeypatch.setenv(name, str(value))
+
+    def is_in_srun(self, num_tasks: int) -> None:
+        for name, value in {"SLURM_JOB_ID": 1, "SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": num_tasks}.items():
+            self._monkeypatch.setenv(name, str(value))
+
+    def config(self, strategy: str = "auto", backend: str = "auto", **trainer: object) -> Config:
+        settings = {"name": strategy, "process_group_backend": backend}
+        return self._config.model_copy(
+            update={
+                "strategy": self._config.strategy.model_copy(update=settings),
+                "trainer": self._config.trainer.model_copy(update=trainer),
+            }
+        )
+
+    def found(self, **settings: object) -> Workers:
+        config = self.config(**settings)  # pyright: ignore[reportArgumentType]
+        assert workers.faults(config) == []
+        return workers.found(config)
+
+    def fault(self, **settings: object) -> str:
+        (fault,) = workers.faults(self.config(**settings))  # pyright: ignore[reportArgumentType]
+        return fault
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_without_gpus_devices_are_processes(machine: Machine) -> None:
+    assert machine.found() == Workers(1, 1, ())
+    assert machine.found(devices=4) == Workers(4, 1, ())
+
+
+def test_auto_takes_every_gpu_and_single_device_one(machine: Machine) -> None:
+    machine.has_gpus(4)
+    assert machine.found() == Workers(4, 1, (0, 1, 2, 3))
+    assert machine.found(devices=2) == Workers(2, 1, (0, 1))
+    assert machine.found(devices=[3, 1]) == Workers(2, 1, (3, 1))
+    assert machine.found(strategy="single_device") == Workers(1, 1, (0,))
+    assert machine.found(strategy="single_device", devices=[2]) == Workers(1, 1, (2,))
+    assert machine.found(strategy="cpu", devices=8) == Workers(8, 1, ())
+
+
+def test_more_gpus_than_there_are_is_a_fault_with_the_cure(machine: Machine) -> None:
+    machine.has_gpus(2)
+    assert machine.fault(devices=4) == (
+        "trainer.devices=4, but this machine has 2 GPUs: use trainer.devices=2, or strategy=cpu for 4 CPU processes"
+    )
+    assert machine.fault(devices=[0, 2]) == (
+        "trainer.devices=[0,2], but this machine has 2 GPUs: use numbers from 0 to 1"
+    )
+    machine.has_gpus(0)
+    assert machine.fault(devices=[0, 1]) == (
+        "trainer.devices=[0,1], but this machine has no GPUs: use trainer.devices=2"
+    )
+
+
+def test_a_list_of_gpus_names_each_once(machine: Machine) -> None:
+    machine.has_gpus(2)
+    for devices in ([0, 0], []):
+        assert "must list each GPU once, and at least one" in machine.fault(devices=devices)
+    assert "names GPUs, but strategy=cpu uses none" in machine.fault(strategy="cpu", devices=[0])
+
+
+def test_a_single_device_is_one_worker(machine: Machine) -> None:
+    assert machine.fault(strategy="single_device", devices=2).startswith("strategy=single_device has one worker, not 2")
+
+
+def test_nccl_needs_gpus(machine: Machine) -> None:
+    assert "process_group_backend=nccl needs GPUs" in machine.fault(backend="nccl")
+    machine.has_gpus(1)
+    assert machine.found(backend="nccl") == Workers(1, 1, (0,))
+    assert "process_group_backend=nccl needs GPUs" in machine.fault(backend="nccl", strategy="cpu")
+
+
+def test_loads_are_one_for_each_worker_and_not_all_zero(machine: Machine) -> None:
+    machine.has_gpus(2)
+    assert machine.found(loads=[2, 0]).world_size == 2
+    assert machine.fault(loads=[2, 1, 1]).startswith("trainer.loads=[2,1,1] has 3 entries for 2 workers: give one")
+    assert machine.fault(loads=[0, 0]) == "trainer.loads=[0,0]: at least one worker needs a load above 0"
+
+
+def test_nodes_need_a_launcher(machine: Machine) -> None:
+    machine.has_gpus(4)
+    assert "trainer.num_nodes=2 needs a launcher on every node: torchrun --nnodes=2" in machine.fault(num_nodes=2)
+    machine.is_in_torchrun(8)
+    assert machine.found(num_nodes=2) == Workers(4, 2, (0, 1, 2, 3))
+
+
+def test_an_outer_launcher_must_have_started_what_is_asked_for(machine: Machine) -> None:
+    machine.is_in_srun(1)
+    assert machine.fault(devices=2) == (
+        "trainer.devices=2 asks for 2 workers, but srun started 1 process: "
+        "start it with srun --nodes=1 --ntasks-per-node=2 python train.py ..."
+    )
+    machine.is_in_torchrun(3)
+    assert machine.found() == Workers(3, 1, ())
+    assert machine.fault(devices=2) == (
+        "trainer.devices=2 asks for 2 workers, but torchrun started 3 processes: "
+        "start it with torchrun --nproc-per-node=2 train.py ..."
+    )
+
+
+def test_more_workers_than_gpus_is_a_fault_also_when_the_launcher_started_them(machine: Machine) -> None:
+    machine.has_gpus(2)
+    machine.is_in_torchrun(4)
+    assert machine.fault().startswith("torchrun started 4 workers for a machine with 2 GPUs: start 2, set trainer.num_")
+    assert machine.found(strategy="cpu") == Workers(4, 1, ())
