@@ -100,6 +100,18 @@ def test_one_process_stops_on_a_signal_too(tmp_path: Path) -> None:
         assert run.folder.read_status()["state"] == "stopped"
 
 
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, "trainer.devices=2", "data.val_size=100000") as run:
+        wait_until(lambda: run.folder.read_status().get("state") == "validating", 90, "validation")
+        workers = run.workers()
+        run.process.send_signal(signal.SIGINT)  # waits for the end of the validation, half a minute
+        wait_until(lambda: "1/500" not in run.log.read_text(), 1)
+        run.process.send_signal(signal.SIGINT)
+        assert run.exit_code(10) == 130
+        assert_nothing_alive(workers)
+        assert run.folder.read_status()["reason"] == "left at once, by a second Ctrl-C"
+
+
 def test_a_signal_in_the_first_moments_is_neither_lost_nor_deadly(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, "trainer.devices=2") as run:
         wait_until(lambda: len(run.workers()) == 2, 30, "workers started")

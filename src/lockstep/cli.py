@@ -28,22 +28,30 @@ def run(main: Callable[[], Any]) -> int:
     from lockstep import config, overrides
 
     arguments = get_args_parser().parse_args()
-    if arguments.help:
-        from lockstep.help import show
+    source = config.Source(
+        TRAIN.parent / arguments.config_path if arguments.config_path else config.CONF,  # as Hydra reads it
+        arguments.config_name or "config",
+        Path(arguments.config_dir) if arguments.config_dir else None,
+    )
+    try:
+        if arguments.help:
+            from lockstep.help import show
 
-        show()
-        return 0
-    if not (arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help):
-        try:
+            try:
+                show(arguments.overrides, source)
+            except overrides.REFUSALS:
+                show(source=source)  # help is for those whose overrides are wrong, too
+            return 0
+        if not (arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help):
             overrides.check(
                 arguments.overrides,
-                conf=Path(arguments.config_path or config.CONF),
-                config_name=arguments.config_name or "config",
-                added=Path(arguments.config_dir) if arguments.config_dir else None,
+                conf=source.conf,
+                config_name=source.name,
+                added=source.added,
                 is_multirun=arguments.multirun,
             )
-        except config.ConfigError as error:
-            config.exit_with(error)
+    except config.ConfigError as error:
+        config.exit_with(error)
     _failed_jobs.clear()
     main()
     if _failed_jobs:
@@ -184,6 +192,7 @@ def main() -> int:
     """Entry point of the `lockstep` command. Returns the exit code."""
     if sys.argv[1:2] == ["train"]:
         sys.argv = [str(TRAIN), *sys.argv[2:]]
+        sys.path.insert(0, str(TRAIN.parent))  # as for a script: modules beside train.py are targets, too
         runpy.run_path(str(TRAIN), run_name="__main__")
         return 0
     arguments = _parser().parse_args()

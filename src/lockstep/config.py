@@ -242,20 +242,18 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
 
 def _meant(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> list[str]:
     """The keys that are likely meant by an unknown one: a like name in its section, else the same name elsewhere."""
-    from difflib import get_close_matches  # 10 ms that a good configuration does not need
-
     for depth, name in enumerate(path):
         names = legal_names(tree, path[:depth], groups)
         if names is None:
             return []
         if name not in names or depth == len(path) - 1:
-            near = [other for other in get_close_matches(name.lower(), names, 2, 0.6) if other != name]
-            if near:
-                return [".".join([*path[:depth], other, *path[depth + 1 :]]) for other in near]
+            meant = [other for other in near(name, names, 2) if other != name]
+            if meant:
+                return [".".join([*path[:depth], other, *path[depth + 1 :]]) for other in meant]
             break
     keys = {key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and not key.startswith(NAMED)}
-    near = get_close_matches(path[-1].lower(), set(keys.values()), 1, 0.75)
-    return [key for key, name in keys.items() if name in near and key != ".".join(path)][:2]
+    same = near(path[-1], set(keys.values()), cutoff=0.75)
+    return [key for key, name in keys.items() if name in same and key != ".".join(path)][:2]
 
 
 def leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -265,6 +263,16 @@ def leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}.{key}".lstrip("."))
     else:
         yield prefix, tree
+
+
+def near(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The names that are most like one; upper case counts as lower where none is like it."""
+    from difflib import get_close_matches  # 10 ms that a good configuration does not need
+
+    names = list(names)
+    by_lower = {other.lower(): other for other in names}
+    found = get_close_matches(name, names, count, cutoff)
+    return found or [by_lower[other] for other in get_close_matches(name.lower(), by_lower, count, cutoff)]
 
 
 def question(meant: Sequence[str], otherwise: str) -> str:
@@ -334,11 +342,10 @@ def _target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, 
 
 
 def _cure(target: str, error: signatures.Missing) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(error.name, error.known, 1, 0.6)
-    parts = target.split(".")
-    meant = [".".join(near[0] if part == error.name else part for part in parts)] if near else []
+    meant = [
+        ".".join(like if part == error.name else part for part in target.split("."))
+        for like in near(error.name, error.known)
+    ]
     return question(meant, "correct the name, or install the package that has it")
 
 

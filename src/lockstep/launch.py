@@ -202,7 +202,9 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
     rank, world_size = (place.rank, place.world_size) if place else (0, 1)
     try:
         return task_function(job.task)(folder, place, flag, **job.options)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # the second Ctrl-C, which Lightning turns into sys.exit(1)
+        if job.task == "train" and rank == 0:
+            folder.update_status(state="failed", reason="left at once, by a second Ctrl-C")
         return EXIT_INTERRUPTED
     except ConfigError as error:
         folder.record_failure("".join(f"config error: {fault}\n" for fault in error.faults))

@@ -4,7 +4,6 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from lockstep.config import (
     composed,
     leaves,
     legal_names,
+    near,
     one_line,
     plain,
     question,
@@ -101,7 +101,7 @@ def check(
 
     @cache
     def choose(choices: tuple[str, ...]) -> Choice:
-        return _chosen(choices, options, source)
+        return _chosen(choices, source)
 
     for texts in _combinations(values):
         faults += _faults([_parsed(text) for text in texts], choose, options)
@@ -166,11 +166,14 @@ def _combinations(values: Sequence[Sequence[str]]) -> Iterable[Sequence[str]]:
 def _faults(job: Sequence[Override], choose: Callable[[tuple[str, ...]], Choice], options: Groups) -> list[str]:
     """The faults of one configuration: options are Hydra's to choose, values are put in here, one by one."""
     choices = [override for override in job if override.key_or_group in options or override.is_hydra_override()]
-    cfg, faults = choose(tuple(override.input_line or "" for override in choices))
+    values = [override for override in job if override not in choices]
+    wrong = {} if _searches_elsewhere(job) else {o.input_line: f for o in choices if (f := _option_fault(o, options))}
+    cfg, refused = choose(tuple(o.input_line or "" for o in choices if o.input_line not in wrong))
+    faults = [*wrong.values(), *refused]
     if cfg is None:
         return faults
     cfg = copy.deepcopy(cfg)
-    faults = faults + _put_in(cfg, [override for override in job if override not in choices], options)
+    faults += _put_in(cfg, values, options)
     try:
         checked(cfg, options)
     except ConfigError as error:
@@ -178,7 +181,20 @@ def _faults(job: Sequence[Override], choose: Callable[[tuple[str, ...]], Choice]
     return faults
 
 
-def _chosen(choices: Sequence[str], options: Groups, source: Source) -> Choice:
+def _searches_elsewhere(job: Sequence[Override]) -> bool:
+    """Whether there may be options that only Hydra finds."""
+    return any(override.key_or_group == "hydra.searchpath" for override in job)
+
+
+def _option_fault(override: Override, options: Groups) -> str | None:
+    key, value = override.key_or_group, override.value()
+    if key not in options or override.is_delete():
+        return None
+    wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options[key]]
+    return f"{override.input_line} is no option{_choice(str(wrong[0]), options[key])}" if wrong else None
+
+
+def _chosen(choices: Sequence[str], source: Source) -> Choice:
     """The configuration of some choices, and the faults of those that Hydra refuses."""
     try:
         return composed(choices, source), []
@@ -194,22 +210,17 @@ def _chosen(choices: Sequence[str], options: Groups, source: Source) -> Choice:
             composed([text], source)
             good.append(text)
         except REFUSALS as error:
-            faults.append(_refusal(text, error, options, source))
+            faults.append(_refusal(text, error, source))
     try:
         return composed(good, source), faults
     except REFUSALS as error:
         return None, [*faults, one_line(error)]
 
 
-def _refusal(text: str, error: Exception, options: Groups, source: Source) -> str:
+def _refusal(text: str, error: Exception, source: Source) -> str:
     """Why Hydra refuses a choice, and what to write instead."""
     override = _parsed(text)
     key = override.key_or_group
-    value: Any = override.value()
-    chosen = value if isinstance(value, list) else [value]
-    wrong = [option for option in chosen if option not in options[key]] if key in options else []
-    if wrong and not override.is_delete():
-        return f"{text} is no option" + _choice(str(wrong[0]), options[key])
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         missing = error.missing_cfg_file
         return f"{text}: there is no {missing}" + _choice(missing.rpartition("/")[2], error.options)
@@ -217,9 +228,9 @@ def _refusal(text: str, error: Exception, options: Groups, source: Source) -> st
         return f"{text}: write {key}={override.get_value_element_as_str()}, without @"
     if key.startswith("hydra."):
         hydra = OmegaConf.to_container(composed([], source, with_hydra=True).hydra, resolve=False)
-        near = get_close_matches(key, dict(leaves(hydra, "hydra")), 1)
-        if key not in near:
-            return f"unknown key {key}" + question(near, "see --hydra-help")
+        meant = near(key, dict(leaves(hydra, "hydra")))
+        if key not in meant:
+            return f"unknown key {key}" + question(meant, "see --hydra-help")
     for other, reason in ((text.lstrip("+"), "is among the defaults"), (f"+{text}", "is not among the defaults")):
         if other != text and _is_accepted(other, source):
             return f"{text}: {key} {reason}, write {other}"
@@ -227,8 +238,8 @@ def _refusal(text: str, error: Exception, options: Groups, source: Source) -> st
 
 
 def _choice(option: str, options: Sequence[str]) -> str:
-    near = get_close_matches(option.lower(), options, 1)
-    return (f", did you mean {near[0]}? Choose" if near else ": choose") + f" from {', '.join(options)}"
+    meant = near(option, options)
+    return (f", did you mean {meant[0]}? Choose" if meant else ": choose") + f" from {', '.join(options)}"
 
 
 def _is_accepted(text: str, source: Source) -> bool:
