@@ -62,10 +62,9 @@ def test_the_terminal_shows_one_voice_without_noise(trained: RunFolder) -> None:
         assert noise not in text
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_any_number_of_workers_evaluates_the_same(trained: RunFolder, num_workers: int) -> None:
+def test_another_number_of_workers_evaluates_the_same(trained: RunFolder) -> None:
     cwd = cwd_of(trained)
-    done = lockstep(cwd, "eval", "latest", "--devices", str(num_workers), "--checkpoint", "best")
+    done = lockstep(cwd, "eval", "latest", "--devices", "3", "--checkpoint", "best")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "359 test images" in done.stdout
     accuracy = float(re.search(r"accuracy +([\d.]+)", done.stdout)[1])  # pyright: ignore[reportOptionalSubscript]

@@ -11,15 +11,15 @@ import pytest
 from lockstep.run_folder import RunFolder
 from tests.harness import SMALL, difference, train_all, write_run
 
-# what is trained: an even division, a last batch of one sample (empty shares), micro-batches with an incomplete last
-# group, also one whose last micro-batch is nearly empty
+# what is trained: a last batch of six, of one sample (empty shares), and micro-batches with an incomplete last group
+# whose last micro-batch is of one sample
 RECIPES = {
     "remainder": ("data.train_size=70",),
     "one_left": ("data.train_size=65",),
-    "accumulate": ("global_batch_size=24", "trainer.accumulate_grad_batches=3"),
-    "accumulate_one_left": ("global_batch_size=24", "trainer.accumulate_grad_batches=4", "data.train_size=67"),
+    "accumulate": ("global_batch_size=24", "trainer.accumulate_grad_batches=4", "data.train_size=67"),
 }
-LOADS = {1: [None], 2: [None, [3, 1], [1, 0]], 3: [None, [2, 0, 1]]}
+FULL = ("model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1")
+LOADS = {1: [None], 2: [None, [3, 1]], 3: [None, [2, 0, 1]]}
 
 
 def _name(recipe: str, loads: list[int] | None) -> str:
@@ -38,6 +38,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunF
                 if loads is not None:
                     extra.append(f"trainer.loads=[{','.join(map(str, loads))}]")
                 found[world_size, name] = write_run(root / str(world_size) / name, [*SMALL, *overrides, *extra])
+        if world_size < 3:
+            overrides = [*SMALL, *FULL, f"trainer.devices={world_size}"]
+            found[world_size, "full"] = write_run(root / str(world_size) / "full", overrides)
         train_all([folder for (size, _), folder in found.items() if size == world_size], world_size)
     return found
 
@@ -65,11 +68,9 @@ def test_evaluation_agrees_and_counts_every_sample_once(runs: dict[tuple[int, st
 
 
 @pytest.mark.processes
-def test_the_full_resnet18_ends_with_the_same_weights_on_two_workers(tmp_path: Path, figure: Any) -> None:
-    recipe = [*SMALL, "model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1"]
-    alone, split = (write_run(tmp_path / str(n), [*recipe, f"trainer.devices={n}"]) for n in (1, 2))
-    train_all([alone], 1)
-    train_all([split], 2)
-    worst = difference(alone, split)
+def test_the_full_resnet18_ends_with_the_same_weights_on_two_workers(
+    runs: dict[tuple[int, str], RunFolder], figure: Any
+) -> None:
+    worst = difference(runs[1, "full"], runs[2, "full"])
     figure(f"largest difference to one process {worst:.1e}")
     assert worst <= 1e-12

@@ -1,5 +1,6 @@
 """A run cut after any step and resumed ends with the same bits, the same rows and the same curve."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from lockstep.callbacks.stop import StopTogether
 from lockstep.run_folder import EXIT_STOPPED, RunFolder
 from tests.harness import SMALL, difference, write_run
 
-RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=3", "trainer.log_every_n_steps=1")
-NUM_STEPS = 12  # 4 an epoch
+RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
+NUM_STEPS = 8  # 4 an epoch
 
 
 def train(folder: RunFolder) -> int:
@@ -37,7 +38,8 @@ def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(
             patch.setattr(StopTogether, "_request", lambda self, trainer, at=step: 15 * (trainer.global_step == at))
             code = train(cut)
         if code == EXIT_STOPPED:
+            time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second they were begun in
             assert train(cut) == 0
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"
-        assert [row["epoch"] for row in cut.read_metrics()] == ["1", "2", "3"]
+        assert [row["epoch"] for row in cut.read_metrics()] == ["1", "2"]
         assert curve(cut) == curve(alone), f"cut after the request in step {step}"

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,7 +106,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
         wait_until(lambda: run.folder.read_status().get("state") == "validating", 90, "validation")
         workers = run.workers()
         run.process.send_signal(signal.SIGINT)  # waits for the end of the validation, half a minute
-        wait_until(lambda: "1/500" not in run.log.read_text(), 1)
+        time.sleep(0.5)  # two signals of a kind in one moment are one
         run.process.send_signal(signal.SIGINT)
         assert run.exit_code(10) == 130
         assert_nothing_alive(workers)
@@ -120,8 +121,8 @@ def test_a_signal_in_the_first_moments_is_neither_lost_nor_deadly(tmp_path: Path
         assert run.folder.last_checkpoint.exists()
 
 
-def test_the_time_limit_stops_all_ranks(tmp_path: Path) -> None:
-    with training(tmp_path, *LONG, "trainer.devices=2", "trainer.max_time_s=1") as run:
+def test_the_time_limit_stops_the_run(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, "trainer.max_time_s=1") as run:
         assert run.exit_code(60) == EXIT_STOPPED
         assert run.folder.read_status()["reason"] == "time limit of 1 s"
 
@@ -138,14 +139,22 @@ def test_kill_9_of_a_rank_ends_the_run_and_is_named(tmp_path: Path, rank: int) -
         assert run.folder.read_status()["state"] == "failed"
 
 
-def test_kill_9_of_the_parent_leaves_no_orphans(tmp_path: Path) -> None:
-    with training(tmp_path, *LONG, "trainer.devices=2") as run:
-        run.wait_for_step(2)
-        workers = run.workers()
+def test_kill_9_of_the_parent_leaves_no_orphans_and_a_run_to_go_on_with(tmp_path: Path, figure: Any) -> None:
+    recipe = [*SMALL, "trainer.max_epochs=12"]
+    alone = write_run(tmp_path / "alone", recipe)
+    train_all([alone], 1)
+    with training(tmp_path, *recipe, "trainer.devices=2") as run:
+        run.wait_for_step(12)
+        workers, folder = run.workers(), run.folder
         run.process.kill()
         assert run.exit_code() == -signal.SIGKILL
         assert_nothing_alive(workers)
-        assert run.folder.read_status()["state"] == "no signal"
+        assert folder.read_status()["state"] == "no signal"
+    with training(tmp_path, f"resume={folder.path}", "trainer.devices=1") as run:
+        assert run.exit_code(60) == 0, run.log.read_text()
+    worst = difference(alone, folder)
+    figure(f"largest difference to one process {worst:.1e}")
+    assert worst <= 1e-12
 
 
 def test_a_frozen_rank_ends_the_run_after_the_timeout(tmp_path: Path) -> None:
@@ -159,7 +168,7 @@ def test_a_frozen_rank_ends_the_run_after_the_timeout(tmp_path: Path) -> None:
 
 def test_a_chain_of_2_3_and_1_processes_ends_where_one_would(tmp_path: Path, figure: Any) -> None:
     """Cut by SIGTERM, by SIGINT and by the STOP file; the last part runs to the end."""
-    recipe = [*SMALL, "data.train_size=301", "trainer.max_epochs=12", "trainer.accumulate_grad_batches=2"]
+    recipe = [*SMALL, "data.train_size=150", "trainer.max_epochs=12", "trainer.accumulate_grad_batches=2"]
     alone = write_run(tmp_path / "alone", recipe)
     train_all([alone], 1)
     chain = tmp_path / "chain"
@@ -169,7 +178,7 @@ def test_a_chain_of_2_3_and_1_processes_ends_where_one_would(tmp_path: Path, fig
     for num_workers, number in cuts:
         how = recipe if not steps else ["resume=outputs/latest"]
         with training(chain, *how, f"trainer.devices={num_workers}") as run:
-            run.wait_for_step((steps[-1] if steps else 0) + 25)
+            run.wait_for_step((steps[-1] if steps else 0) + 13)
             if number is not None:
                 run.process.send_signal(number)
             else:
@@ -177,26 +186,10 @@ def test_a_chain_of_2_3_and_1_processes_ends_where_one_would(tmp_path: Path, fig
                 subprocess.run(stop, check=True, cwd=chain, capture_output=True)
             assert run.exit_code() == EXIT_STOPPED
             steps.append(run.folder.read_status()["step"])
-    with training(chain, "resume=outputs/latest", "trainer.devices=2") as run:
+    with training(chain, "resume=outputs/latest") as run:
         assert run.exit_code(100) == 0, run.log.read_text()
         folder = run.folder
     worst = difference(alone, folder)
     figure(f"cut at steps {steps}, largest difference to one process {worst:.1e}")
     assert worst <= 1e-12
     assert [int(row["epoch"]) for row in folder.read_metrics()] == list(range(1, 13))  # each validated once
-
-
-def test_a_run_killed_without_warning_goes_on_from_its_last_epoch(tmp_path: Path, figure: Any) -> None:
-    recipe = [*SMALL, "data.train_size=301", "trainer.max_epochs=10"]
-    alone = write_run(tmp_path / "alone", recipe)
-    train_all([alone], 1)
-    with training(tmp_path, *recipe, "trainer.devices=2") as run:
-        run.wait_for_step(50)
-        folder = run.folder
-        run.process.kill()
-        run.process.wait()
-    with training(tmp_path, f"resume={folder.path}") as run:
-        assert run.exit_code(60) == 0, run.log.read_text()
-    worst = difference(alone, folder)
-    figure(f"largest difference to one process {worst:.1e}")
-    assert worst <= 1e-12
