@@ -43,3 +43,9 @@ def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"
         assert [row["epoch"] for row in cut.read_metrics()] == ["1", "2"]
         assert curve(cut) == curve(alone), f"cut after the request in step {step}"
+
+
+def test_an_epoch_without_validation_shows_none(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*RECIPE, "trainer.max_epochs=3", "trainer.check_val_every_n_epoch=2"])
+    assert train(folder) == 0
+    assert [bool(row["val/loss"]) for row in folder.read_metrics()] == [False, True, False]

@@ -158,6 +158,7 @@ def _quiet() -> None:
         r".*The ``compute`` method of metric .* was called before the ``update``.*",  # an empty share counts nothing
         r".*does not have many workers.*",  # a batch is one gather: workers would only copy it
         r".*smaller than the logging interval.*",  # the epoch's means are logged anyway
+        r".*could not find the monitored key.*",  # before the first validation; the check knows all that is measured
         r".*Checkpoint directory .* exists and is not empty.*",  # a resume goes on in its folder
         r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
         r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 on torch 2.15, 2026-11-21

@@ -49,14 +49,14 @@ class Record(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the images of all ranks."""
+        """Count the images of all ranks; what follows the last batch is not training speed."""
         self._epoch_images += batch.share.size
+        if trainer.is_last_batch:
+            self.images_per_s = self._epoch_images / (time.monotonic() - self._epoch_started)
         self._write(trainer, pl_module, "training")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The training part of the epoch is over: what follows is not its speed."""
-        used = time.monotonic() - self._epoch_started
-        self.images_per_s = self._epoch_images / used if used else None
+        """Say so."""
         self._write(trainer, pl_module, "validating", is_urgent=True)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -168,6 +168,8 @@ class Classifier(L.LightningModule):
             self._send_to_loggers({name: value.item() for name, value in means.items()})
             self._logged_counts.copy_(counts)
         if self.trainer.is_last_batch:
+            for name in ("val/loss", "val/accuracy"):
+                self.metrics.pop(name, None)  # of an earlier epoch; this one may go without validation
             self._send_to_loggers(self._remember(_means("train", counts)))
             self._counts.zero_()
             self._logged_counts.zero_()
