@@ -33,7 +33,9 @@ SPLITS = [[1], [1, 1], [3, 1], [1, 0], [1, 1, 1], [2, 0, 1]]
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated")
 
 
-def classifier(*, smoothing: float = SMOOTHING, scheduler: Callable[..., LRScheduler] = constant) -> Classifier:
+def classifier(
+    *, smoothing: float = SMOOTHING, scheduler: Callable[..., LRScheduler] = constant, uses_bfloat16: bool = False
+) -> Classifier:
     """A small network with a norm and a bias, that a learning rate of 0 keeps as it is."""
     torch.manual_seed(0)
     return Classifier(
@@ -42,7 +44,10 @@ def classifier(*, smoothing: float = SMOOTHING, scheduler: Callable[..., LRSched
         optimizer=functools.partial(torch.optim.SGD, lr=0.0, weight_decay=0.01),
         scheduler=scheduler,
         total_steps=10,
+        micro_batches_per_step=2,
+        gradient_clip_norm=None,
         label_smoothing=smoothing,
+        uses_bfloat16=uses_bfloat16,
         seed=0,
         log_every_n_steps=3,
     ).double()
@@ -76,9 +81,9 @@ def training_batches() -> GlobalBatches:
     )
 
 
-def trainer_of(world_size: int, num_micro_batches: int, rank: int = 0) -> L.Trainer:
+def trainer_of(world_size: int, rank: int = 0) -> L.Trainer:
     """What a module asks of its trainer outside a fit."""
-    facts = {"world_size": world_size, "accumulate_grad_batches": num_micro_batches, "global_rank": rank}
+    facts = {"world_size": world_size, "global_rank": rank}
     return cast(L.Trainer, SimpleNamespace(**facts))
 
 
@@ -108,7 +113,7 @@ def test_losses_of_shares_have_the_gradient_of_the_mean_over_the_global_batch(
 ) -> None:
     """Also of the last group, which is incomplete, and whose last micro-batch leaves ranks without samples."""
     module, world_size = classifier(smoothing=smoothing), len(loads)
-    module.trainer = trainer_of(world_size, num_micro_batches)
+    module.trainer = trainer_of(world_size)
     per_rank = [list(loader(25, rank, loads, micro_batches_per_step=num_micro_batches)) for rank in range(world_size)]
     micro_steps = list(zip(*per_rank, strict=True))
     num_groups = 0
@@ -116,8 +121,7 @@ def test_losses_of_shares_have_the_gradient_of_the_mean_over_the_global_batch(
         module.zero_grad()
         shares = [share for micro_step in group for share in micro_step]
         for share in shares:
-            loss = module.training_step(share, 0) / num_micro_batches  # by Lightning
-            (loss / world_size).backward()  # by DDP
+            (module.scaled_loss(share) / world_size).backward()  # DDP takes the mean
         found = [parameter.grad for parameter in module.parameters()]
 
         module.zero_grad()
@@ -130,10 +134,13 @@ def test_losses_of_shares_have_the_gradient_of_the_mean_over_the_global_batch(
     assert num_groups == math.ceil(25 / 4 / num_micro_batches)
 
 
-def test_a_narrow_network_still_gives_float32_logits() -> None:
-    module = classifier()
-    module.net.bfloat16()
+def test_bfloat16_is_for_the_network_alone_and_logits_are_float32() -> None:
+    module = classifier(uses_bfloat16=True).float()
+    seen: list[torch.dtype] = []
+    module.net[1].register_forward_hook(lambda layer, inputs, output: seen.append(output.dtype))  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
     assert module(images(3).pixels).dtype == torch.float32
+    assert seen == [torch.bfloat16]
+    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -241,7 +248,6 @@ def trainer(logger: Logger | bool = False, *, max_epochs: int = 2) -> L.Trainer:
         max_epochs=max_epochs,
         accelerator="cpu",
         precision="64-true",
-        accumulate_grad_batches=2,
         logger=logger,
         num_sanity_val_steps=0,
         log_every_n_steps=1,
@@ -302,7 +308,7 @@ def test_logged_means_are_those_of_all_samples_since_the_last_logging_step(fit: 
     first, second = order_of_epoch(0), order_of_epoch(1)
     for (_, row), indices in zip(found, [first[:24], second[:8], second[8:32]], strict=True):
         expected = {f"train_step/{name}": value for name, value in train_means(fit.module, indices).items()}
-        assert row == pytest.approx(expected, rel=1e-12)
+        assert row == pytest.approx({**expected, "learning_rate": 0.0}, rel=1e-12)
 
 
 def test_the_means_of_an_epoch_are_those_of_its_samples_and_count_anew(fit: Fit) -> None:
@@ -353,32 +359,31 @@ def test_a_fit_with_lost_samples_ends_with_an_error() -> None:
         trainer().validate(classifier(), loader(NUM_VAL, 0, [1, 1]), verbose=False)
 
 
-def test_weights_that_are_no_numbers_show_in_every_loss() -> None:
+def test_weights_that_are_no_numbers_show_in_the_loss() -> None:
     module = classifier()
     with torch.no_grad():
         next(module.net.parameters()).fill_(math.nan)
-    trainer(max_epochs=1).fit(module, ShareLoader(images(NUM_TRAIN), training_batches()), loader(NUM_VAL))
-    assert math.isnan(module.metrics["train/loss"])
+    trainer().validate(module, loader(NUM_VAL), verbose=False)
     assert math.isnan(module.metrics["val/loss"])
 
 
 def test_counts_of_half_an_epoch_go_on_with_another_number_of_ranks() -> None:
     """Rank 0 takes over what all ranks had; a rank that took them too would count them twice."""
     half = classifier()
-    half.trainer = trainer_of(1, 1)
+    half.trainer = trainer_of(1)
     batches = list(loader(NUM_TRAIN))
     for batch in batches[:6]:
-        half.training_step(batch, 0)
+        half.scaled_loss(batch)
     checkpoint: dict[str, Any] = {}
     half.on_save_checkpoint(checkpoint)
 
     total = torch.zeros(3, dtype=torch.float64)
     for rank in range(3):
         module = classifier()
-        module.trainer = trainer_of(3, 1, rank)
+        module.trainer = trainer_of(3, rank)
         module.on_load_checkpoint(checkpoint)
         for batch in list(loader(NUM_TRAIN, rank, [1, 1, 1]))[6:]:
-            module.training_step(batch, 0)
+            module.scaled_loss(batch)
         total += module._counts
     expected = train_means(half, list(range(NUM_TRAIN)))
     assert (total[:2] / total[2]).tolist() == pytest.approx([expected["loss"], expected["accuracy"]], rel=1e-12)
@@ -389,6 +394,6 @@ def test_a_share_of_a_batch_type_of_its_own_is_enough() -> None:
     """The module reads pixels, labels and share, and knows no loader."""
     batch: Batch = next(iter(loader(5)))
     module = classifier()
-    module.trainer = trainer_of(1, 1)
+    module.trainer = trainer_of(1)
     own = SimpleNamespace(pixels=batch.pixels, labels=batch.labels, share=batch.share)
-    assert module.training_step(cast(ImageBatch, own), 0).isfinite()
+    assert module.scaled_loss(cast(ImageBatch, own)).isfinite()

@@ -200,7 +200,7 @@ FAULTS = {
     "callbacks.checkpoint.monitor=val/acc": ["callbacks.checkpoint.monitor=val/acc", "val/accuracy"],
     "callbacks.checkpoint.mode=min": ["callbacks.checkpoint.mode=min", "set callbacks.checkpoint.mode=max"],
     "trainer.check_val_every_n_epoch=99": ["trainer.check_val_every_n_epoch=99 is above trainer.max_epochs="],
-    "~logger.tensorboard": ["callbacks.learning_rate needs a logger", "callbacks.learning_rate=null"],
+    "+callbacks.last.train_time_interval={_target_: datetime.timedelta, hours: 1}": ["last.every_n_train_steps"],
     # not an override at all
     "optimizer.lr": ["'optimizer.lr' cannot be read", "write key=value"],
     "=0.1": ["'=0.1' cannot be read", "write key=value"],
@@ -222,7 +222,11 @@ def test_a_parameter_of_the_class_can_be_added_with_plus() -> None:
 
 
 def test_without_a_logger_nothing_needs_one() -> None:
-    assert config_of("logger=none").callbacks["learning_rate"] is None
+    assert faults("logger=none") == []
+    monitor = "+callbacks.rate._target_=lightning.pytorch.callbacks.LearningRateMonitor"
+    assert faults(monitor) == []
+    (fault,) = faults(monitor, "logger=none")
+    assert fault.startswith("callbacks.rate needs a logger")
 
 
 def test_scaling_needs_a_learning_rate_to_scale() -> None:
@@ -354,11 +358,10 @@ def resumed(saved: Config, *texts: str) -> Config:
 def test_a_resume_takes_what_does_not_change_the_mathematics() -> None:
     saved = config_of("experiment=cifar10", "seed=0", "optimizer.lr=0.3")
     texts = ["trainer.max_epochs=40", "trainer.devices=2", "strategy=cpu", "callbacks.timer=null", "logger=none"]
-    texts += ["+callbacks.last.verbose=true", "callbacks.learning_rate=null"]
+    texts += ["+callbacks.last.verbose=true"]
     config = resumed(saved, "resume=x", *texts)
     assert (config.trainer.max_epochs, config.trainer.devices, config.strategy.name) == (40, 2, "cpu")
     assert config.callbacks["timer"] is None
-    assert config.callbacks["learning_rate"] is None
     last = config.callbacks["last"]
     assert last is not None
     assert last.arguments()["verbose"] is True

@@ -404,6 +404,9 @@ def _callback_rules(config: Config) -> Iterator[str]:
             )
         if callback.target.endswith(".LearningRateMonitor") and not has_logger:
             yield f"{key} needs a logger, and there is none: set {key}=null, or choose logger=tensorboard"
+        if arguments.get("train_time_interval") is not None:
+            # Lightning 2.6 passes over it in manual optimization, which the step here is
+            yield f"{key}.train_time_interval is not looked at: use {key}.every_n_train_steps"
 
 
 def learning_rate(config: Config) -> float | None:

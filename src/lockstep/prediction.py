@@ -77,10 +77,7 @@ def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[
         num_batches=None,
     )
     rows: list[tuple[int, int, float]] = []
-    with (
-        torch.inference_mode(),
-        torch.autocast(here.device.type, torch.bfloat16, enabled=here.precision == "bfloat16"),
-    ):
+    with torch.inference_mode():
         for indices, share in batches:
             if share.is_empty:
                 continue

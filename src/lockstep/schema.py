@@ -180,6 +180,7 @@ class Sgd(OpenPartial):
     momentum: Fraction = Field(description="part of the last update that is kept")
     nesterov: bool = Field(description="look-ahead momentum")
     weight_decay: float = Field(ge=0, description="on weights, not on norms and biases")
+    fused: bool = Field(description="one kernel for the whole update")
 
 
 class AdamW(OpenPartial):
@@ -191,6 +192,7 @@ class AdamW(OpenPartial):
     )
     eps: PositiveFloat = Field(description="added to the denominator")
     weight_decay: float = Field(ge=0, description="on weights, not on norms and biases")
+    fused: bool = Field(description="one kernel for the whole update")
 
 
 class Constant(Partial):

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,9 @@ import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import distributed as dist
 
 from lockstep import config as configuration
@@ -31,7 +33,8 @@ from lockstep.run_folder import RunFolder
 from lockstep.schema import Config
 
 T = TypeVar("T")
-LIGHTNING_PRECISION = {"bfloat16": "bf16-mixed", "float32": "32-true", "float64": "64-true"}
+# bfloat16 is the classifier's own autocast, around the network alone
+LIGHTNING_PRECISION = {"bfloat16": "32-true", "float32": "32-true", "float64": "64-true"}
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,9 @@ def classifier(session: Session, image_format: ImageFormat, *, total_steps: int)
         optimizer=configuration.build(config.optimizer),
         scheduler=configuration.build(config.scheduler),
         total_steps=total_steps,
+        micro_batches_per_step=config.trainer.accumulate_grad_batches,
+        gradient_clip_norm=config.trainer.gradient_clip_norm,
+        uses_bfloat16=session.precision == "bfloat16",
         label_smoothing=config.label_smoothing,
         seed=config.seed,
         log_every_n_steps=config.trainer.log_every_n_steps,
@@ -316,8 +322,10 @@ def image_format(data: ImageData) -> ImageFormat:
     return ImageFormat(data.class_names, data.image_shape, data.mean, data.std)
 
 
-def lightning_trainer(session: Session, **settings: Any) -> L.Trainer:
+def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), **settings: Any) -> L.Trainer:
     """A Trainer on the devices of the session, without anything Lightning would add by itself."""
+    for callback in callbacks:
+        _skip_idle_hooks(callback)
     config = session.config
     strategy: Any = "auto"
     if session.is_distributed:
@@ -340,6 +348,20 @@ def lightning_trainer(session: Session, **settings: Any) -> L.Trainer:
         num_sanity_val_steps=0,
         enable_progress_bar=False,
         enable_model_summary=False,
+        callbacks=list(callbacks),
         default_root_dir=session.folder.path,
         **settings,
     )
+
+
+def _skip_idle_hooks(callback: Callback) -> None:
+    """Have Lightning pass over the per-step hooks in which `callback` does nothing.
+
+    It skips what cannot be called. Calling nine callbacks twice a step, and naming each for the profiler, costs 80 us
+    (one CPU thread, 2026-11-21).
+    """
+    for hook in ("on_train_batch_start", "on_train_batch_end"):
+        if not is_overridden(hook, callback, parent=Callback):
+            setattr(callback, hook, None)
+    if isinstance(callback, ModelCheckpoint) and getattr(callback, "_every_n_train_steps", 1) < 1:
+        setattr(callback, "on_train_batch_end", None)  # noqa: B010

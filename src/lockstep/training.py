@@ -15,7 +15,6 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfi
 from lockstep import config as configuration
 from lockstep import environment, session
 from lockstep.callbacks.console import Console, duration, show_table
-from lockstep.callbacks.finite import FiniteLoss
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.data.module import ImageData
@@ -52,12 +51,10 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         stop = StopTogether(folder, flag, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
         trainer = session.lightning_trainer(
             here,
-            callbacks=[record, Console(record), FiniteLoss(), *callbacks, stop],
+            callbacks=[record, Console(record), *callbacks, stop],
             logger=_loggers(here),
             profiler=_profiler(here),
             max_epochs=config.trainer.max_epochs,
-            accumulate_grad_batches=config.trainer.accumulate_grad_batches,
-            gradient_clip_val=config.trainer.gradient_clip_norm,
             log_every_n_steps=config.trainer.log_every_n_steps,
             check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
             enable_checkpointing=True,

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
+from lockstep.models.classifier import Classifier
 from lockstep.parallel.reduce import FlagChannel
 from lockstep.run_folder import RunFolder
 from lockstep.signals import SignalFlag
@@ -55,7 +56,8 @@ class StopTogether(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Decide between two optimizer steps; the request of this step takes effect after the next one."""
-        if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
+        assert isinstance(pl_module, Classifier)
+        if trainer.is_last_batch or (batch_idx + 1) % pl_module.micro_batches_per_step:
             return
         agreed = self._channel.receive()
         if agreed:

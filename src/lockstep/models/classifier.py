@@ -1,7 +1,9 @@
 """The training of a classification network: the loss and the metrics of the global batch, from any split of it."""
 
 import functools
+import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import lightning as L
@@ -16,6 +18,7 @@ from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lockstep.models.optimizers import parameter_groups
+from lockstep.models.step import LossGuard, OptimizerStep
 from lockstep.parallel.batch_norm import refuse_untracked
 from lockstep.parallel.partition import Share
 from lockstep.parallel.randomness import replace_dropout
@@ -23,7 +26,7 @@ from lockstep.parallel.reduce import sum_over_ranks
 
 
 class ImageBatch(Protocol):
-    """What the module reads of a batch: uint8 pixels (B, C, H, W), int64 labels (B,) and the share they are."""
+    """What the module reads of a batch: uint8 pixels (B, C, H, W), labels and indices (B,), and the share they are."""
 
     @property
     def pixels(self) -> Tensor:
@@ -33,6 +36,11 @@ class ImageBatch(Protocol):
     @property
     def labels(self) -> Tensor:
         """Classes, int64 (B,)."""
+        ...
+
+    @property
+    def indices(self) -> Tensor:
+        """Positions in the data set, int64 (B,)."""
         ...
 
     @property
@@ -55,7 +63,7 @@ class Scores(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         # not a number must show: torchmetrics would leave such losses out
         self.loss = MeanMetric(nan_strategy="disable")
         self.count = SumMetric(nan_strategy="disable")
@@ -90,6 +98,9 @@ class Classifier(L.LightningModule):
     `metrics` holds the newest global value of every metric, for callbacks that show them.
     `optimizer` takes parameter groups; `scheduler` takes (optimizer, total_steps) and is stepped every optimizer step.
     The network must accept an empty batch: a rank's share can be empty.
+
+    The step is Lightning's manual optimization: its automatic one costs another 0.3 ms a step in hooks and closures
+    (one CPU thread, 2026-11-21, benchmarks/overhead.py), and it knows no global count of an accumulated step.
     """
 
     mean: Tensor
@@ -103,23 +114,30 @@ class Classifier(L.LightningModule):
         optimizer: functools.partial[Optimizer],
         scheduler: Callable[..., LRScheduler],
         total_steps: int,
+        micro_batches_per_step: int,
+        gradient_clip_norm: float | None,
         label_smoothing: float,
+        uses_bfloat16: bool,
         seed: int,
         log_every_n_steps: int,
     ) -> None:
         super().__init__()
+        self.automatic_optimization = False
         self.image_format = image_format
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._total_steps = total_steps
+        self.micro_batches_per_step = micro_batches_per_step
+        self._gradient_clip_norm = gradient_clip_norm
         self._label_smoothing = label_smoothing
+        self._uses_bfloat16 = uses_bfloat16
         self._log_every_n_steps = log_every_n_steps
         refuse_untracked(net)
         self._dropouts = replace_dropout(net, seed)
         self.net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         channels = (1, len(image_format.mean), 1, 1)
-        self.register_buffer("mean", 255 * torch.tensor(image_format.mean, dtype=torch.float64).view(channels))
-        self.register_buffer("std", 255 * torch.tensor(image_format.std, dtype=torch.float64).view(channels))
+        self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
+        self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
         num_classes = len(image_format.class_names)
         self.scores = nn.ModuleDict({"val": Scores(num_classes), "test": Scores(num_classes)})
         # loss sum, hits, samples of this epoch: this rank's counts, and the global counts when they were last logged
@@ -127,30 +145,52 @@ class Classifier(L.LightningModule):
         self._counts = torch.zeros(3, dtype=torch.float64)
         self._logged_counts = torch.zeros(3, dtype=torch.float64)
         self.metrics: dict[str, float] = {}
+        self._step: OptimizerStep | None = None
+        self._guard: LossGuard | None = None
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits (B, num_classes) in float32 or wider, of uint8 pixels (B, C, H, W)."""
-        dtype = next(self.net.parameters()).dtype
-        images = (pixels.to(dtype) - self.mean.to(dtype)) / self.std.to(dtype)
-        logits = self.net(images.contiguous(memory_format=torch.channels_last))
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        images = pixels.to(self.mean.dtype).sub_(self.mean).div_(self.std).contiguous(memory_format=torch.channels_last)
+        # around the network alone: what autocast does not know, it should not see
+        with torch.autocast(pixels.device.type, torch.bfloat16) if self._uses_bfloat16 else nullcontext():
+            logits = self.net(images)
+        return logits.float() if logits.dtype == torch.bfloat16 else logits
 
     def on_train_start(self) -> None:
         """Count where the losses are."""
         self._counts = self._counts.to(self.device)
         self._logged_counts = self._logged_counts.to(self.device)
+        self._step = OptimizerStep(self, clip_norm=self._gradient_clip_norm)
+        self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank)
 
-    def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
-        """The loss whose gradient, averaged over ranks and summed over micro-batches, is that of the global mean."""
+    def training_step(self, batch: ImageBatch, batch_idx: int) -> None:
+        """Forward, backward and, after the last micro-batch of a global batch, the step of the optimizer."""
+        assert self._step is not None
+        assert self._guard is not None
+        loss = self.scaled_loss(batch)
+        step = self.global_step + 1
+        self._guard.look_at(loss, batch, step)
+        is_last = (batch_idx + 1) % self.micro_batches_per_step == 0 or self.trainer.is_last_batch
+        self._step.backward(loss, is_last=is_last)
+        if is_last:
+            self._guard.protect(step)
+            self._step.step()
+
+    def scaled_loss(self, batch: ImageBatch) -> Tensor:
+        """The loss of a share; takes it into the counts of the epoch.
+
+        Its gradient, averaged over the ranks (by DDP) and summed over micro-batches, is that of the global mean.
+        """
         for dropout in self._dropouts:
             dropout.share = batch.share
         logits = self(batch.pixels)
         loss = F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=self._label_smoothing)
         with torch.no_grad():
-            hits = (logits.argmax(1) == batch.labels).sum()
-            self._counts += torch.stack([loss.double(), hits.double(), loss.new_full((), len(batch.labels)).double()])
-        # DDP takes the mean over ranks and Lightning divides by the number of micro-batches: both undone here
-        return loss * (self.trainer.world_size * self.trainer.accumulate_grad_batches / batch.share.group_size)
+            loss_sum, hits, num_samples = self._counts
+            loss_sum += loss
+            hits += (logits.argmax(1) == batch.labels).sum()
+            num_samples += len(batch.labels)
+        return loss * (self.trainer.world_size / batch.share.group_size)
 
     def configure_callbacks(self) -> list[Callback]:
         """The end of a batch, before any callback can write a checkpoint there: the module's own hook comes after."""
@@ -158,14 +198,15 @@ class Classifier(L.LightningModule):
 
     def end_batch(self, batch_idx: int) -> None:
         """Log the mean over all samples since the last logging step; after the last batch, that of the epoch."""
-        is_step_end = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
+        is_step_end = (batch_idx + 1) % self.micro_batches_per_step == 0
         is_logging_step = is_step_end and self.global_step % self._log_every_n_steps == 0
         if not is_logging_step and not self.trainer.is_last_batch:
             return
         counts = sum_over_ranks(self._counts)
         if is_logging_step:
             means = _means("train_step", counts - self._logged_counts)
-            self._send_to_loggers({name: value.item() for name, value in means.items()})
+            rate = {"learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"]}
+            self._send_to_loggers({name: value.item() for name, value in means.items()} | rate)
             self._logged_counts.copy_(counts)
         if self.trainer.is_last_batch:
             for name in ("val/loss", "val/accuracy"):
@@ -212,6 +253,8 @@ class Classifier(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what prediction needs, and the counts of an epoch cut in the middle. Every rank must call it."""
+        if self._guard is not None:
+            self._guard.wait()
         checkpoint["image_format"] = self.image_format._asdict()
         checkpoint["train_counts"] = {
             "counts": sum_over_ranks(self._counts).tolist(),
@@ -248,6 +291,10 @@ class Classifier(L.LightningModule):
     def _send_to_loggers(self, values: dict[str, float]) -> None:
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step)
+
+
+# read back by Lightning, which otherwise builds it anew in every step: 25 us (one CPU thread, 2026-11-21)
+Classifier.training_step.__signature__ = inspect.signature(Classifier.training_step)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class _BatchEnd(Callback):

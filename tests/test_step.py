@@ -1,0 +1,207 @@
+"""The optimizer step by hand against Lightning's contract, and the guard that keeps bad losses from the weights."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any, cast
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from lockstep.data.loader import Batch, ShareLoader, TensorImages
+from lockstep.data.sampler import GlobalBatches
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.optimizers import constant
+from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
+from lockstep.parallel.partition import Share
+from tests.processes import Ranks, started
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*no `val_dataloader`"
+)
+
+NUM_SAMPLES = 22  # in micro-batches of 4 six, the last of two samples; in pairs of them three steps
+HOOKS = ["on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"]
+
+
+def fitted(callback: L.Callback, *, clip_norm: float | None = None) -> tuple[L.Trainer, Classifier]:
+    """One epoch of three optimizer steps, each of two micro-batches."""
+    torch.manual_seed(0)
+    module = Classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(9, 4)),
+        image_format=ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
+        optimizer=functools.partial(torch.optim.SGD, lr=0.1, fused=True),
+        scheduler=constant,
+        total_steps=3,
+        micro_batches_per_step=2,
+        gradient_clip_norm=clip_norm,
+        label_smoothing=0.0,
+        uses_bfloat16=False,
+        seed=0,
+        log_every_n_steps=1,
+    )
+    trainer = L.Trainer(
+        max_epochs=1,
+        num_sanity_val_steps=0,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[callback],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    source = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (NUM_SAMPLES, 1, 3, 3), dtype=torch.uint8, generator=source)
+    images = TensorImages(pixels, torch.arange(NUM_SAMPLES) % 4)
+    batches = GlobalBatches(
+        NUM_SAMPLES, micro_batch_size=4, micro_batches_per_step=2, shuffle_seed=0, rank=0, loads=[1], num_batches=None
+    )
+    trainer.fit(module, ShareLoader(images, batches))
+    return trainer, module
+
+
+class Listener(L.Callback):
+    """Writes down when it is called, and how large the gradient is then."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.norms: list[float] = []
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        assert loss.requires_grad
+        self.calls.append("on_before_backward")
+
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.calls.append("on_after_backward")
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self.calls.append("on_before_optimizer_step")
+        gradients = [p.grad.norm() for p in pl_module.parameters() if p.grad is not None]
+        self.norms.append(torch.stack(gradients).norm().item())
+
+    def on_before_zero_grad(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self.calls.append("on_before_zero_grad")
+
+
+def test_callbacks_around_the_step_are_called_in_lightnings_order() -> None:
+    listener = Listener()
+    fitted(listener)
+    assert listener.calls == [*HOOKS[:2], *HOOKS[:2], *HOOKS[2:]] * 3
+
+
+def test_optimizer_steps_count_as_global_steps_and_micro_batches_do_not() -> None:
+    trainer, _ = fitted(L.Callback())
+    assert trainer.global_step == 3
+    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 3
+
+
+def test_gradients_of_the_micro_batches_add_up_and_are_gone_after_the_step() -> None:
+    listener = Listener()
+    _, module = fitted(listener)
+    assert len(set(listener.norms)) == 3
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_the_norm_of_the_gradient_is_clipped_before_the_update() -> None:
+    free, clipped = Listener(), Listener()
+    fitted(free)
+    fitted(clipped, clip_norm=0.01)
+    assert min(free.norms) > 0.02
+    assert clipped.norms == pytest.approx([0.01] * 3, rel=1e-3)
+
+
+# -- the guard ---------------------------------------------------------------------------------------------------------
+
+
+def batch_of(rank: int, micro_step: int) -> Batch:
+    empty = torch.empty(0)
+    share = Share(epoch=1, micro_step=micro_step, size=4, lo=0, hi=2, group_size=8)
+    return Batch(empty, empty, torch.tensor([10 * rank, 10 * rank + 1]), share)
+
+
+def guarded_weights(is_deferred: bool) -> tuple[nn.Parameter, torch.optim.Optimizer, LossGuard]:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    guard = LossGuard(optimizer, torch.device("cpu"), rank=0, is_deferred=is_deferred)
+    return weight, optimizer, guard
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_bad_loss_is_refused_at_once_with_its_step_and_samples(bad: float) -> None:
+    _, _, guard = guarded_weights(is_deferred=False)
+    guard.look_at(torch.tensor(1.0), batch_of(0, 2), 7)
+    with pytest.raises(NonFiniteLoss, match=r"optimizer step 7 \(epoch 2, micro-batch 4\) on rank 0.*\[0, 1\]"):
+        guard.look_at(torch.tensor(bad), batch_of(0, 3), 7)
+
+
+def test_on_the_device_the_update_is_skipped_and_the_host_learns_of_it_before_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # as if the device were behind: no answer has arrived yet
+    monkeypatch.setattr("lockstep.models.step._is_over", lambda event: False)
+    weight, optimizer, guard = guarded_weights(is_deferred=True)
+    for step, loss in enumerate([1.0, float("nan"), 1.0], start=1):
+        guard.look_at(torch.tensor(loss), batch_of(0, step), step)
+        guard.protect(step)
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        assert weight.tolist() == [1.0 - step + (step > 1)] * 3, "steps 1 and 3 are applied, step 2 is not"
+    with pytest.raises(NonFiniteLoss, match=r"optimizer step 2 \(epoch 2, micro-batch 3\) on rank 0"):
+        guard.wait()
+
+
+def test_the_host_is_never_more_than_a_few_steps_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.models.step._is_over", lambda event: False)
+    _, _, guard = guarded_weights(is_deferred=True)
+    guard.look_at(torch.tensor(float("nan")), batch_of(0, 0), 1)
+    guard.protect(1)
+    for step in range(2, MOST_PENDING + 1):
+        guard.look_at(torch.tensor(1.0), batch_of(0, step), step)
+        guard.protect(step)
+    guard.look_at(torch.tensor(1.0), batch_of(0, 0), MOST_PENDING + 1)
+    with pytest.raises(NonFiniteLoss, match="optimizer step 1 "):
+        guard.protect(MOST_PENDING + 1)
+
+
+def test_one_bad_micro_batch_spoils_its_step_and_no_other() -> None:
+    _, optimizer, guard = guarded_weights(is_deferred=True)
+    guard.look_at(torch.tensor(float("inf")), batch_of(0, 0), 1)
+    guard.look_at(torch.tensor(1.0), batch_of(0, 1), 1)
+    with pytest.raises(NonFiniteLoss, match=r"micro-batch 1; epoch 2, micro-batch 2\) on rank 0.*\[0, 1, 0, 1\]"):
+        guard.protect(1)
+    guard.look_at(torch.tensor(1.0), batch_of(0, 2), 2)
+    guard.protect(2)
+    assert cast(Any, optimizer).found_inf.item() == 0
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with started(3) as pool:
+        yield pool
+
+
+def _skip_together() -> tuple[list[float], str]:
+    rank = dist.get_rank()
+    weight, optimizer, _ = guarded_weights(is_deferred=True)
+    guard = LossGuard(optimizer, torch.device("cpu"), rank=rank, is_deferred=True)
+    guard.look_at(torch.tensor(float("nan") if rank == 1 else 1.0), batch_of(rank, 0), 1)
+    text = ""
+    try:
+        guard.protect(1)
+    except NonFiniteLoss as error:
+        text = str(error)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    return weight.tolist(), text
+
+
+@pytest.mark.processes
+def test_all_ranks_skip_the_step_that_is_bad_on_one(ranks: Ranks) -> None:
+    (weights, text), (others, other_text), _ = ranks.run(3, _skip_together)
+    assert weights == others == [1.0] * 3
+    assert "on another rank" in text
+    assert "on rank 1" in other_text
+    assert "[10, 11]" in other_text
