@@ -95,6 +95,8 @@ def state(folder: RunFolder) -> dict[str, torch.Tensor]:
     """Everything a run ends with: weights, batch-norm statistics, momentum."""
     saved = torch.load(folder.last_checkpoint, weights_only=True)
     found = {f"net {name}": value for name, value in saved["state_dict"].items()}
+    # with averaged weights these are others
+    found |= {f"trained {name}": value for name, value in saved.get("current_model_state", {}).items()}
     for number, slots in saved["optimizer_states"][0]["state"].items():
         found |= {f"optimizer {number} {name}": v for name, v in slots.items() if isinstance(v, torch.Tensor)}
     return found

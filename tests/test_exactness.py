@@ -16,6 +16,7 @@ from tests.harness import SMALL, difference, train_all, write_run
 RECIPES = {
     "remainder": ("data.train_size=70",),
     "one_left": ("data.train_size=65",),
+    "average": ("callbacks=ema", "flip_test=true"),
     "accumulate": ("global_batch_size=24", "trainer.accumulate_grad_batches=4", "data.train_size=67"),
 }
 FULL = ("model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1")

@@ -25,11 +25,13 @@ def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(
+    "extra", ["trainer.accumulate_grad_batches=1", "trainer.accumulate_grad_batches=2", "callbacks=ema"]
+)
 def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batches: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str
 ) -> None:
-    recipe = [*RECIPE, f"trainer.accumulate_grad_batches={micro_batches}"]
+    recipe = [*RECIPE, extra]
     alone = write_run(tmp_path / "alone", recipe)
     assert train(alone) == 0
     for step in range(NUM_STEPS):

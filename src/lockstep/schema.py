@@ -46,6 +46,9 @@ class Strategy(Section):
     process_group_backend: Literal["auto", "nccl", "gloo"] = Field(description="auto: nccl on GPUs, gloo on CPUs")
     timeout_s: int = Field(ge=5, description="a collective that takes more seconds than this ends the run")
     bucket_size_mib: Positive = Field(description="gradients travel in buckets of so many MiB")
+    gradient_dtype: Literal["same", "bfloat16"] = Field(
+        description="what gradients travel as; bfloat16 halves the traffic and rounds"
+    )
 
 
 class Trainer(Section):
@@ -272,6 +275,8 @@ class Config(Section):
     eval_batch_size: Positive = Field(description="images of one evaluation step, over all workers")
     scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
     label_smoothing: Fraction = Field(description="of the training loss")
+    compile: bool = Field(description="compile the network; takes minutes at the start on a CPU")
+    flip_test: bool = Field(description="also test with logits averaged over image and mirror image, reported apart")
     augment: Augment
     resume: Path | None = Field(description="run folder to go on with")
     data: DataSection

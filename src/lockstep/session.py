@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from lockstep import config as configuration
 from lockstep import workers
@@ -161,6 +162,7 @@ def _quiet() -> None:
         r".*The ``compute`` method of metric .* was called before the ``update``.*",  # an empty share counts nothing
         r".*does not have many workers.*",  # a batch is one gather: workers would only copy it
         r".*smaller than the logging interval.*",  # the epoch's means are logged anyway
+        r".*WeightAveraging callback, but loading.*",  # evaluation takes the averaged weights, which is what we want
         r".*could not find the monitored key.*",  # before the first validation; the check knows all that is measured
         r".*Checkpoint directory .* exists and is not empty.*",  # a resume goes on in its folder
         r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
@@ -309,6 +311,8 @@ def classifier(session: Session, image_format: ImageFormat, *, total_steps: int)
         micro_batches_per_step=config.trainer.accumulate_grad_batches,
         gradient_clip_norm=config.trainer.gradient_clip_norm,
         uses_bfloat16=session.precision == "bfloat16",
+        is_compiled=config.compile,
+        has_flip_test=config.flip_test,
         label_smoothing=config.label_smoothing,
         seed=config.seed,
         log_every_n_steps=config.trainer.log_every_n_steps,
@@ -334,6 +338,7 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
             broadcast_buffers=False,  # statistics have the same bits on all ranks already
             gradient_as_bucket_view=True,
             bucket_cap_mb=config.strategy.bucket_size_mib,
+            ddp_comm_hook=bf16_compress_hook if config.strategy.gradient_dtype == "bfloat16" else None,
         )
     return L.Trainer(
         accelerator="gpu" if session.device.type == "cuda" else "cpu",

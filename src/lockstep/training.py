@@ -134,6 +134,7 @@ def _summary(
     return {
         "test_accuracy": module.metrics["test/accuracy"],
         "test_loss": module.metrics["test/loss"],
+        "test_flip_accuracy": module.metrics.get("test_flip/accuracy"),
         "monitor": monitor or "val/accuracy",
         "best": value,
         "epochs": trainer.current_epoch,
@@ -202,6 +203,8 @@ def _show_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
         ("test accuracy", f"{summary['test_accuracy']:.4f} on {summary['test_images']:,} images"),
         ("test loss", f"{summary['test_loss']:.4f}"),
     ]
+    if summary["test_flip_accuracy"] is not None:
+        rows.append(("with mirror images", f"{summary['test_flip_accuracy']:.4f} test accuracy"))
     if summary["best_checkpoint"]:
         rows.append(("best", f"{summary['monitor']} {summary['best']:.4f}, {_relative(folder.best_checkpoint)}"))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""

@@ -118,6 +118,8 @@ class Classifier(L.LightningModule):
         gradient_clip_norm: float | None,
         label_smoothing: float,
         uses_bfloat16: bool,
+        is_compiled: bool,
+        has_flip_test: bool,
         seed: int,
         log_every_n_steps: int,
     ) -> None:
@@ -139,7 +141,12 @@ class Classifier(L.LightningModule):
         self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
         num_classes = len(image_format.class_names)
-        self.scores = nn.ModuleDict({"val": Scores(num_classes), "test": Scores(num_classes)})
+        splits = ("val", "test", "test_flip") if has_flip_test else ("val", "test")
+        self.scores = nn.ModuleDict({split: Scores(num_classes) for split in splits})
+        if is_compiled:
+            self.net.compile(dynamic=False)
+        self._is_compiled = is_compiled
+        self._compiled_sizes: dict[bool, int] = {}
         # loss sum, hits, samples of this epoch: this rank's counts, and the global counts when they were last logged
         # (no buffers: DDP would give every rank those of rank 0)
         self._counts = torch.zeros(3, dtype=torch.float64)
@@ -153,8 +160,16 @@ class Classifier(L.LightningModule):
         images = pixels.to(self.mean.dtype).sub_(self.mean).div_(self.std).contiguous(memory_format=torch.channels_last)
         # around the network alone: what autocast does not know, it should not see
         with torch.autocast(pixels.device.type, torch.bfloat16) if self._uses_bfloat16 else nullcontext():
-            logits = self.net(images)
+            logits = self._logits(images) if self._is_compiled else self.net(images)
         return logits.float() if logits.dtype == torch.bfloat16 else logits
+
+    def _logits(self, images: Tensor) -> Tensor:
+        """Of the compiled network; eager for empty and ragged batches, which would be compiled each for itself."""
+        size = len(images)
+        if size and size == self._compiled_sizes.setdefault(self.training, size):
+            return self.net(images)
+        with torch.compiler.set_stance("force_eager"):
+            return self.net(images)
 
     def on_train_start(self) -> None:
         """Count where the losses are."""
@@ -224,8 +239,11 @@ class Classifier(L.LightningModule):
         self._evaluate("val", batch)
 
     def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        """Count this rank's share."""
-        self._evaluate("test", batch)
+        """Count this rank's share; where asked for, also with logits averaged over the image and its mirror image."""
+        logits = self._evaluate("test", batch)
+        if "test_flip" in self.scores and logits is not None:
+            mirrored = self(batch.pixels.flip(3))
+            self._scores("test_flip").update((logits + mirrored) / 2, batch.labels)
 
     def on_validation_epoch_start(self) -> None:
         """Count from zero."""
@@ -233,15 +251,17 @@ class Classifier(L.LightningModule):
 
     def on_test_epoch_start(self) -> None:
         """Count from zero."""
-        self._scores("test").start()
+        for split in self._test_scores():
+            self._scores(split).start()
 
     def on_validation_epoch_end(self) -> None:
         """Publish val/loss and val/accuracy of the whole split."""
         self._publish_scores("val", self.trainer.val_dataloaders)
 
     def on_test_epoch_end(self) -> None:
-        """Publish test/loss and test/accuracy of the whole split."""
-        self._publish_scores("test", self.trainer.test_dataloaders)
+        """Publish test/loss and test/accuracy of the whole split, and test_flip/* where asked for."""
+        for split in self._test_scores():
+            self._publish_scores(split, self.trainer.test_dataloaders)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Weight decay acts on weights only, not on norms and biases."""
@@ -268,9 +288,15 @@ class Classifier(L.LightningModule):
         self._counts = torch.tensor(counts, dtype=torch.float64)
         self._logged_counts = torch.tensor(saved["logged_counts"], dtype=torch.float64)
 
-    def _evaluate(self, split: str, batch: ImageBatch) -> None:
-        if len(batch.labels):
-            self._scores(split).update(self(batch.pixels), batch.labels)
+    def _test_scores(self) -> list[str]:
+        return [split for split in self.scores if split != "val"]
+
+    def _evaluate(self, split: str, batch: ImageBatch) -> Tensor | None:
+        if not len(batch.labels):
+            return None
+        logits = self(batch.pixels)
+        self._scores(split).update(logits, batch.labels)
+        return logits
 
     def _scores(self, split: str) -> Scores:
         scores = self.scores[split]
