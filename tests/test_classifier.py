@@ -48,6 +48,8 @@ def classifier(
         gradient_clip_norm=None,
         label_smoothing=smoothing,
         uses_bfloat16=uses_bfloat16,
+        compile_mode=None,
+        has_flip_test=False,
         seed=0,
         log_every_n_steps=3,
     ).double()

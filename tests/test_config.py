@@ -161,6 +161,7 @@ FAULTS = {
     "optimizer.lr=nan": ["optimizer.lr=NaN must be float > 0"],
     "optimizer.lr=inf": ["optimizer.lr=Infinity must be float > 0"],
     "optimizer.momentum=1": ["optimizer.momentum=1 must be 0 <= float < 1"],
+    "compile=fast": ["compile=fast must be true|false or reduce-overhead"],
     "augment.flip=1": ["augment.flip=1 must be true|false"],
     "trainer.max_epochs=1.5": ["trainer.max_epochs=1.5 must be int >= 1"],
     "trainer.devices=two": ["trainer.devices=two must be auto or int >= 1 or [int >= 0, ...]"],

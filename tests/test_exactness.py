@@ -58,6 +58,16 @@ def test_any_split_ends_with_the_weights_of_one_process(
 
 
 @pytest.mark.processes
+def test_gradients_that_travel_as_bfloat16_are_rounded_and_no_more(tmp_path: Path) -> None:
+    recipe = [*SMALL, "data.train_size=35", "trainer.devices=2"]
+    exact, rounded = (
+        write_run(tmp_path / dtype, [*recipe, f"strategy.gradient_dtype={dtype}"]) for dtype in ("same", "bfloat16")
+    )
+    train_all([exact, rounded], 2)
+    assert 1e-8 < difference(exact, rounded) < 0.05
+
+
+@pytest.mark.processes
 def test_evaluation_agrees_and_counts_every_sample_once(runs: dict[tuple[int, str], RunFolder]) -> None:
     alone = runs[1, "remainder_even"].read_summary()
     assert alone["test_images"] == 31

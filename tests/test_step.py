@@ -39,6 +39,8 @@ def fitted(callback: L.Callback, *, clip_norm: float | None = None) -> tuple[L.T
         gradient_clip_norm=clip_norm,
         label_smoothing=0.0,
         uses_bfloat16=False,
+        compile_mode=None,
+        has_flip_test=False,
         seed=0,
         log_every_n_steps=1,
     )

@@ -107,6 +107,18 @@ def test_nccl_needs_gpus(machine: Machine) -> None:
     assert "process_group_backend=nccl needs GPUs" in machine.fault(backend="nccl", strategy="cpu")
 
 
+def test_compiling_on_a_cpu_needs_a_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = machine.config().model_copy(update={"compile": True})
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++" if name == "g++" else None)
+    assert workers.faults(compiled) == []
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    (fault,) = workers.faults(compiled)
+    assert fault.startswith("compile=true needs a C++ compiler")
+    assert workers.faults(machine.config()) == []
+    machine.has_gpus(1)
+    assert workers.faults(compiled) == []
+
+
 def test_loads_are_one_for_each_worker_and_not_all_zero(machine: Machine) -> None:
     machine.has_gpus(2)
     assert machine.found(loads=[2, 0]).world_size == 2

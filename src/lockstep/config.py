@@ -160,7 +160,8 @@ def _schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups)
         path = [str(part) for part in item["loc"]]
         if path[0] in FALLBACK:
             del path[1:2]  # the name of a member of the union
-        path = path[: 3 if path[0] in NAMED else 2]
+        # without the members of a union of types
+        path = path[:3] if path[0] in NAMED else path[: 1 if section(tree, path[:1]) is None else 2]
         key = ".".join(path)
         if item["type"] == "extra_forbidden":
             yield key, unknown_key(tree, path, groups)

@@ -275,7 +275,9 @@ class Config(Section):
     eval_batch_size: Positive = Field(description="images of one evaluation step, over all workers")
     scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
     label_smoothing: Fraction = Field(description="of the training loss")
-    compile: bool = Field(description="compile the network; takes minutes at the start on a CPU")
+    compile: bool | Literal["reduce-overhead"] = Field(
+        description="compile the network, which takes up to minutes at the start; reduce-overhead: as CUDA graphs"
+    )
     flip_test: bool = Field(description="also test with logits averaged over image and mirror image, reported apart")
     augment: Augment
     resume: Path | None = Field(description="run folder to go on with")

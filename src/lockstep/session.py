@@ -19,7 +19,6 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from lockstep import config as configuration
 from lockstep import workers
@@ -34,6 +33,7 @@ from lockstep.run_folder import RunFolder
 from lockstep.schema import Config
 
 T = TypeVar("T")
+COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
 # bfloat16 is the classifier's own autocast, around the network alone
 LIGHTNING_PRECISION = {"bfloat16": "32-true", "float32": "32-true", "float64": "64-true"}
 
@@ -311,7 +311,7 @@ def classifier(session: Session, image_format: ImageFormat, *, total_steps: int)
         micro_batches_per_step=config.trainer.accumulate_grad_batches,
         gradient_clip_norm=config.trainer.gradient_clip_norm,
         uses_bfloat16=session.precision == "bfloat16",
-        is_compiled=config.compile,
+        compile_mode=COMPILE_MODES[config.compile],
         has_flip_test=config.flip_test,
         label_smoothing=config.label_smoothing,
         seed=config.seed,
@@ -338,7 +338,6 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
             broadcast_buffers=False,  # statistics have the same bits on all ranks already
             gradient_as_bucket_view=True,
             bucket_cap_mb=config.strategy.bucket_size_mib,
-            ddp_comm_hook=bf16_compress_hook if config.strategy.gradient_dtype == "bfloat16" else None,
         )
     return L.Trainer(
         accelerator="gpu" if session.device.type == "cuda" else "cpu",

@@ -14,6 +14,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfi
 
 from lockstep import config as configuration
 from lockstep import environment, session
+from lockstep.callbacks.compress import CompressGradients
 from lockstep.callbacks.console import Console, duration, show_table
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped, StopTogether
@@ -45,6 +46,8 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
             write_atomically(folder.environment, json.dumps(environment.describe(), indent=1) + "\n")
             _show_header(here, data, module, is_resumed=is_resumed)
         callbacks = [configuration.build(section) for section in config.callbacks.values() if section is not None]
+        if config.strategy.gradient_dtype == "bfloat16":
+            callbacks.append(CompressGradients())
         checkpoint = _prepared_checkpoint(callbacks, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(folder, facts=facts, monitor=checkpoint.monitor if checkpoint else None)

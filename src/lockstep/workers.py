@@ -1,6 +1,7 @@
 """The worker processes a configuration asks for, against what this machine and an outer launcher offer."""
 
 import os
+import shutil
 from dataclasses import dataclass
 
 from lockstep import environment
@@ -30,7 +31,7 @@ def faults(config: Config) -> list[str]:
     """What this machine, or the launcher that started this process, cannot give."""
     asked, faults = _asked(config)
     faults = faults + _world_faults(asked, environment.outer_world(os.environ))
-    return (faults or _load_faults(config, asked)) + _backend_faults(config, asked)
+    return (faults or _load_faults(config, asked)) + _backend_faults(config, asked) + _compiler_faults(config, asked)
 
 
 def _asked(config: Config) -> tuple[Workers, list[str]]:
@@ -84,6 +85,13 @@ def _backend_faults(config: Config, asked: Workers) -> list[str]:
     if config.strategy.process_group_backend != "nccl" or asked.gpus:
         return []
     return ["strategy.process_group_backend=nccl needs GPUs, and this run uses none: use auto or gloo"]
+
+
+def _compiler_faults(config: Config, asked: Workers) -> list[str]:
+    if not config.compile or asked.gpus or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+        return []
+    asked_for = f"compile={str(config.compile).lower()}"
+    return [f"{asked_for} needs a C++ compiler on a CPU, and there is none: install g++, or use compile=false"]
 
 
 def _load_faults(config: Config, asked: Workers) -> list[str]:

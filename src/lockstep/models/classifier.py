@@ -97,7 +97,8 @@ class Classifier(L.LightningModule):
 
     `metrics` holds the newest global value of every metric, for callbacks that show them.
     `optimizer` takes parameter groups; `scheduler` takes (optimizer, total_steps) and is stepped every optimizer step.
-    The network must accept an empty batch: a rank's share can be empty.
+    The network must accept an empty batch: a rank's share can be empty. `compile_mode` is one of torch.compile's; None:
+    eager.
 
     The step is Lightning's manual optimization: its automatic one costs another 0.3 ms a step in hooks and closures
     (one CPU thread, 2026-11-21, benchmarks/overhead.py), and it knows no global count of an accumulated step.
@@ -105,6 +106,8 @@ class Classifier(L.LightningModule):
 
     mean: Tensor
     std: Tensor
+    # Lightning passes over hooks that cannot be called: 10 us a step (CPU, 2026-11-21)
+    on_train_batch_start = on_train_batch_end = None  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class Classifier(L.LightningModule):
         gradient_clip_norm: float | None,
         label_smoothing: float,
         uses_bfloat16: bool,
-        is_compiled: bool,
+        compile_mode: str | None,
         has_flip_test: bool,
         seed: int,
         log_every_n_steps: int,
@@ -143,9 +146,11 @@ class Classifier(L.LightningModule):
         num_classes = len(image_format.class_names)
         splits = ("val", "test", "test_flip") if has_flip_test else ("val", "test")
         self.scores = nn.ModuleDict({split: Scores(num_classes) for split in splits})
-        if is_compiled:
-            self.net.compile(dynamic=False)
-        self._is_compiled = is_compiled
+        if compile_mode is not None:
+            for dropout in self._dropouts:  # its share is another one in every step, and would be compiled in
+                dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
+            self.net.compile(dynamic=False, mode=compile_mode)
+        self._is_compiled = compile_mode is not None
         self._compiled_sizes: dict[bool, int] = {}
         # loss sum, hits, samples of this epoch: this rank's counts, and the global counts when they were last logged
         # (no buffers: DDP would give every rank those of rank 0)
@@ -206,6 +211,10 @@ class Classifier(L.LightningModule):
             hits += (logits.argmax(1) == batch.labels).sum()
             num_samples += len(batch.labels)
         return loss * (self.trainer.world_size / batch.share.group_size)
+
+    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        """Nothing is done there; asking which class overrides that hook costs 15 us a step (CPU, 2026-11-21)."""
+        return batch
 
     def configure_callbacks(self) -> list[Callback]:
         """The end of a batch, before any callback can write a checkpoint there: the module's own hook comes after."""

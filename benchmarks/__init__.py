@@ -1,0 +1,1 @@
+"""What Lockstep costs, in ratios inside one run: `python -m benchmarks` measures all of it."""

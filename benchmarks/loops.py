@@ -1,0 +1,184 @@
+"""The same training three ways: a raw PyTorch loop, a Lightning loop as templates write it, and Lockstep."""
+
+import contextlib
+import csv
+import io
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics.classification import MulticlassAccuracy
+from torchvision.transforms import v2
+
+from lockstep import config as configuration
+from lockstep import launch
+from lockstep.run_folder import RunFolder
+
+
+class Task(NamedTuple):
+    """What is trained: random grey images of one size, with SGD, in bfloat16 autocast or float32."""
+
+    network: dict[str, Any]  # the section `model` of a configuration
+    image_size: int
+    batch_size: int
+    num_steps: int
+    uses_bfloat16: bool
+    log_every_n_steps: int
+
+    @property
+    def num_images(self) -> int:
+        """Images of an epoch."""
+        return self.batch_size * self.num_steps
+
+
+def _data(task: Task) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(0)
+    shape = (task.num_images, 1, task.image_size, task.image_size)
+    return (
+        torch.randint(0, 256, shape, dtype=torch.uint8, generator=source),
+        torch.randint(10, (task.num_images,), generator=source),
+    )
+
+
+def _network(task: Task) -> nn.Module:
+    section = configuration.check_tree(_tree(task)).model
+    return configuration.build(section, in_channels=1, num_classes=10)
+
+
+def raw(task: Task) -> float:
+    """Seconds a step by hand: all that is fast is used, nothing that Lockstep adds is there.
+
+    The images lie in memory as one tensor, batches are gathers of it, the format is channels last, the optimizer is
+    fused; loss and hits are added up on the device and asked for when they would be logged.
+    """
+    pixels, labels = _data(task)
+    torch.manual_seed(0)
+    net = _network(task).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)
+    num_warm_up = task.num_steps
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (2 * num_warm_up))
+    loss_sum, hits = torch.zeros(()), torch.zeros(())
+    started = 0.0
+    for epoch in range(2):  # the first warms up
+        order = torch.randperm(len(pixels))
+        started = time.perf_counter()
+        for step in range(task.num_steps):
+            chosen = order[step * task.batch_size : (step + 1) * task.batch_size]
+            images = (pixels[chosen].float() - 127.5) / 63.75
+            images = images.contiguous(memory_format=torch.channels_last)
+            with torch.autocast("cpu", torch.bfloat16) if task.uses_bfloat16 else contextlib.nullcontext():
+                logits = net(images)
+            logits = logits.float()
+            loss = F.cross_entropy(logits, labels[chosen], label_smoothing=0.1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            loss_sum += loss.detach()
+            hits += (logits.argmax(1) == labels[chosen]).sum()
+            if step % task.log_every_n_steps == 0:
+                loss_sum.item()
+        assert epoch == 0 or hits.item() >= 0
+    return (time.perf_counter() - started) / task.num_steps
+
+
+def _tree(task: Task) -> dict[str, Any]:
+    overrides = [
+        "data=synthetic",
+        f"data.image_size={task.image_size}",
+        f"data.train_size={task.num_images}",
+        "data.val_size=10",
+        "data.test_size=10",
+        f"global_batch_size={task.batch_size}",
+        "eval_batch_size=10",
+        "trainer.max_epochs=2",
+        f"trainer.precision={'bfloat16' if task.uses_bfloat16 else 'float32'}",
+        f"trainer.log_every_n_steps={task.log_every_n_steps}",
+        "strategy=cpu",
+        "trainer.devices=1",
+    ]
+    tree = configuration.to_tree(configuration.checked(configuration.composed(overrides)))
+    return {**tree, "model": task.network}
+
+
+def lockstep(task: Task, **changes: Any) -> float:
+    """Seconds a step of a run with everything Lockstep does by default; `changes` replace sections."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = RunFolder(Path(root))
+        configuration.save(configuration.check_tree({**_tree(task), **changes}), folder.config)
+        with contextlib.redirect_stdout(io.StringIO()):
+            code = launch.run_here(launch.Job("train", root, {"command": ""}), None)
+        assert code == 0
+        rows = list(csv.DictReader((folder.path / "metrics.csv").open()))
+    return task.batch_size / float(rows[-1]["images_per_s"])
+
+
+class _Images(Dataset[tuple[Tensor, int]]):
+    """What torchvision's MNIST does: an array becomes a PIL image, which the transforms make a tensor."""
+
+    def __init__(self, task: Task) -> None:
+        self._pixels, self._labels = _data(task)
+        self._transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.25])])
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = Image.fromarray(self._pixels[index, 0].numpy())
+        return self._transform(image), int(self._labels[index])
+
+
+class _Template(L.LightningModule):
+    """What the widespread Lightning templates do in a step: two logged values, a metric's forward, a progress bar."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.net = _network(task)
+        self.accuracy = MulticlassAccuracy(10)
+        self.step_seconds = 0.0
+        self._started = 0.0
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, labels = batch
+        logits = self.net(images)
+        loss = F.cross_entropy(logits, labels, label_smoothing=0.1)
+        self.log("train/loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log("train/acc", self.accuracy(logits.argmax(1), labels), on_step=True, on_epoch=True, prog_bar=True)
+        return loss
+
+    def on_train_epoch_start(self) -> None:
+        self._started = time.perf_counter()
+
+    def on_train_epoch_end(self) -> None:
+        self.step_seconds = (time.perf_counter() - self._started) / self.trainer.num_training_batches
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+
+def template(task: Task) -> float:
+    """Seconds a step of a plain Lightning loop with torchvision's transforms and a DataLoader."""
+    with tempfile.TemporaryDirectory() as root, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = _Template(task)
+        trainer = L.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            devices=1,
+            logger=CSVLogger(root),
+            log_every_n_steps=task.log_every_n_steps,
+            enable_model_summary=False,
+            default_root_dir=root,
+        )
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            trainer.fit(module, DataLoader(_Images(task), task.batch_size, shuffle=True))
+    return module.step_seconds

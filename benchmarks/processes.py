@@ -1,0 +1,105 @@
+"""Whole commands: how soon they answer, and one process of two threads against two of one."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.table import Row, alternate, ratios, row
+
+ROOT = Path(__file__).parents[1]
+TRAIN = [sys.executable, str(ROOT / "train.py")]
+QUIET = ["hydra.run.dir=."]
+
+
+def _seconds(*command: str) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    return time.perf_counter() - started
+
+
+def _first_step() -> float:
+    """Seconds from the command to the end of the first step of the default training."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "time"
+        callback = f"+callbacks.clock={{_target_: benchmarks.first_step.FirstStep, path: {path}}}"
+        started = time.time()
+        done = subprocess.run(
+            [*TRAIN, callback, "trainer.devices=1", "strategy=cpu", "debug=fast", f"hydra.run.dir={folder}/run"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return float(path.read_text()) - started
+
+
+def start_up(num_rounds: int = 7) -> list[Row]:
+    """Help, a fault, and the first step beside importing torch and lightning alone."""
+    found = alternate(
+        num_rounds,
+        imports=lambda: _seconds(sys.executable, "-c", "import torch, lightning"),
+        help=lambda: _seconds(*TRAIN, "--help"),
+        fault=lambda: _seconds(*TRAIN, "optimizer.lrr=1"),
+        step=_first_step,
+    )
+    after = [a - b for a, b in zip(found["step"], found["imports"], strict=True)]
+    return [
+        row("train.py --help", found["help"], "{:.2f} s", aim="<= 0.5 s"),
+        row("train.py with a fault", found["fault"], "{:.2f} s", aim="<= 0.5 s"),
+        row("python -c 'import torch, lightning'", found["imports"], "{:.2f} s"),
+        row("first step of train.py done", found["step"], "{:.2f} s"),
+        row("of that beside the imports", after, "{:.2f} s", aim="<= 1 s"),
+    ]
+
+
+def import_breakdown(count: int = 12) -> list[tuple[str, float]]:
+    """(package, seconds) of what a training imports, each without what it imports from the others."""
+    code = "import lockstep.training, lockstep.cli"
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    own: dict[str, float] = {}
+    for microseconds, name in re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", done.stderr, re.MULTILINE):
+        package = name.split(".")[0]
+        own[package] = own.get(package, 0.0) + int(microseconds) / 1e6
+    return sorted(own.items(), key=lambda item: -item[1])[:count]
+
+
+def _images_per_s(num_workers: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = [
+            "data=synthetic",
+            "data.image_size=28",
+            "data.train_size=1024",
+            "data.val_size=10",
+            "data.test_size=10",
+            "global_batch_size=256",
+            "eval_batch_size=10",
+            "trainer.max_epochs=2",
+            "strategy=cpu",
+            f"trainer.devices={num_workers}",
+            f"hydra.run.dir={folder}/run",
+        ]
+        environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        done = subprocess.run([*TRAIN, *overrides], cwd=ROOT, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        rows = list(csv.DictReader((Path(folder) / "run" / "metrics.csv").open()))
+    return float(rows[-1]["images_per_s"])
+
+
+def workers(num_rounds: int = 3) -> list[Row]:
+    """One process with two threads against two processes with one, the full ResNet-18 on 28x28 images, batch 256."""
+    found = alternate(num_rounds, one=lambda: _images_per_s(1), two=lambda: _images_per_s(2))
+    return [
+        row("1 process, all cores", found["one"], "{:.0f} images/s"),
+        row("2 processes, half the cores each", found["two"], "{:.0f} images/s"),
+        row("2 processes : 1 process", ratios(found["two"], found["one"]), "{:.3f}", aim=">= 0.95 on 2 cores"),
+    ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(import_breakdown(), indent=1))

@@ -1,0 +1,106 @@
+"""Steps: what Lockstep adds to a raw loop, and how it stands beside the loops people write."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
+
+from benchmarks.loops import Task, lockstep, raw, template
+from benchmarks.table import Row, alternate, ratios, row
+from lockstep import config as configuration
+
+RESNET18 = {
+    "_target_": "lockstep.models.resnet.ResNet18",
+    "width": 64,
+    "stem": "small",
+    "shortcut_norm": True,
+    "bias": False,
+    "dropout": 0.0,
+    "init": "kaiming",
+}
+TINY = Task({"_target_": "benchmarks.step.Tiny"}, 8, 16, 1500, uses_bfloat16=False, log_every_n_steps=50)
+FULL = Task(RESNET18, 28, 64, 6, uses_bfloat16=True, log_every_n_steps=50)
+
+
+class Tiny(nn.Module):
+    """A network that costs next to nothing, so that the rest shows."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, 4, 3, padding=1)
+        self.fc = nn.Linear(4, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_channels, H, W) -> (B, num_classes)."""
+        return self.fc(F.relu(self.conv(x)).mean((2, 3)))
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def overhead(num_rounds: int = 7) -> list[Row]:
+    """Milliseconds a step that Lockstep adds on one thread, logging every 50 steps."""
+    with threads(1):
+        found = alternate(num_rounds, raw=lambda: raw(TINY), lockstep=lambda: lockstep(TINY))
+    added = [1e3 * (a - b) for a, b in zip(found["lockstep"], found["raw"], strict=True)]
+    return [
+        row("tiny network, raw loop", [1e3 * value for value in found["raw"]], "{:.3f} ms a step"),
+        row("tiny network, Lockstep", [1e3 * value for value in found["lockstep"]], "{:.3f} ms a step"),
+        row("added by Lockstep", added, "{:.3f} ms a step", aim="<= 0.3 ms"),
+    ]
+
+
+def resnet18(num_rounds: int = 5) -> list[Row]:
+    """The full ResNet-18 on 28x28 grey images, batch 64, on all cores."""
+    found = alternate(
+        num_rounds, raw=lambda: raw(FULL), lockstep=lambda: lockstep(FULL), template=lambda: template(FULL)
+    )
+    speed = {name: [FULL.batch_size / value for value in values] for name, values in found.items()}
+    count = torch.get_num_threads()
+    return [
+        *(row(f"ResNet-18, 28x28, {name}, {count} threads", speed[name], "{:.0f} images/s") for name in speed),
+        row("Lockstep : raw loop", ratios(speed["lockstep"], speed["raw"]), "{:.3f}", aim=">= 0.95"),
+        row("Lockstep : template", ratios(speed["lockstep"], speed["template"]), "{:.2f}", aim=">= 2"),
+    ]
+
+
+def averaging(num_rounds: int = 5) -> list[Row]:
+    """What an exponential moving average of the weights costs a step of the full ResNet-18."""
+    net: Any = configuration.build(
+        configuration.check_tree(
+            configuration.to_tree(configuration.checked(configuration.composed(["model=resnet18"])))
+        ).model,
+        in_channels=1,
+        num_classes=10,
+    )
+    kinds = {
+        "by parameter": AveragedModel(net, avg_fn=get_ema_avg_fn(0.99), use_buffers=True),
+        "at once": AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.99), use_buffers=True),
+    }
+
+    def seconds(kind: AveragedModel) -> float:
+        import time
+
+        kind.update_parameters(net)
+        started = time.perf_counter()
+        for _ in range(5):
+            kind.update_parameters(net)
+        return (time.perf_counter() - started) / 5
+
+    found = alternate(num_rounds, **{name: lambda kind=kind: seconds(kind) for name, kind in kinds.items()})
+    return [
+        row(f"moving average of ResNet-18, {name}", [1e3 * value for value in values], "{:.1f} ms a step")
+        for name, values in found.items()
+    ]

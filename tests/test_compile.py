@@ -1,0 +1,70 @@
+"""A compiled network computes what the eager one computes, and is compiled once, not anew for ragged batches."""
+
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.optimizers import constant
+from tests.harness import SMALL, difference, train_all, write_run
+
+OWN = [
+    *(override for override in SMALL if not override.startswith("model.")),
+    *(f"~model.{name}" for name in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")),
+    "model._target_=tests.networks.Plain",
+    "+model.hidden=4",
+    "data.train_size=65",  # a last batch of one sample: an empty share, and a ragged one
+]
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own imports
+def test_one_graph_for_training_and_one_for_evaluation_whatever_the_batches() -> None:
+    from torch._dynamo.utils import counters
+
+    module = Classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(9, 4)),
+        image_format=ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
+        optimizer=functools.partial(torch.optim.SGD, lr=0.1),
+        scheduler=constant,
+        total_steps=1,
+        micro_batches_per_step=1,
+        gradient_clip_norm=None,
+        label_smoothing=0.0,
+        uses_bfloat16=False,
+        compile_mode="default",
+        has_flip_test=False,
+        seed=0,
+        log_every_n_steps=1,
+    )
+    pixels = torch.arange(8 * 9).to(torch.uint8).view(8, 1, 3, 3)
+    counters.clear()
+    expected = [module.net._call_impl((pixels[:size] - 127.5) / 63.75) for size in range(9)]
+    for is_training, sizes in ((True, (4, 4, 1, 0, 4)), (False, (8, 3, 8, 0))):
+        module.train(is_training)
+        with torch.set_grad_enabled(is_training):
+            for size in sizes:
+                torch.testing.assert_close(module(pixels[:size]), expected[size])
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
+@needs_compiler
+@pytest.mark.processes
+def test_compiled_or_not_on_one_worker_or_two_the_weights_are_the_same(tmp_path: Path, figure: Any) -> None:
+    eager = write_run(tmp_path / "eager", OWN)
+    train_all([eager], 1)
+    for num_workers in (1, 2):
+        compiled = write_run(tmp_path / f"{num_workers}", [*OWN, "compile=true", f"trainer.devices={num_workers}"])
+        train_all([compiled], num_workers)
+        worst = difference(eager, compiled)
+        figure(f"compiled, {num_workers} workers: largest difference to one eager process {worst:.1e}")
+        assert worst <= 1e-9, "the compiler rounds in its own way, in float64 too"
