@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from lockstep.models.loss import Mixed, num_hits, summed_loss
 from lockstep.models.optimizers import parameter_groups
 from lockstep.parallel.batch_norm import refuse_untracked
 from lockstep.parallel.partition import Share
@@ -38,6 +39,11 @@ class ImageBatch(Protocol):
     @property
     def share(self) -> Share:
         """Which part of the micro-batch these are."""
+        ...
+
+    @property
+    def mix(self) -> Mixed | None:
+        """What the images were mixed with."""
         ...
 
 
@@ -145,10 +151,10 @@ class Classifier(L.LightningModule):
         for dropout in self._dropouts:
             dropout.share = batch.share
         logits = self(batch.pixels)
-        loss = F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=self._label_smoothing)
+        loss = summed_loss(logits, batch.labels, batch.mix, self._label_smoothing)
         with torch.no_grad():
-            hits = (logits.argmax(1) == batch.labels).sum()
-            self._counts += torch.stack([loss.double(), hits.double(), loss.new_full((), len(batch.labels)).double()])
+            hits = num_hits(logits, batch.labels, batch.mix)
+            self._counts += torch.stack([loss.double(), hits, loss.new_full((), len(batch.labels)).double()])
         # DDP takes the mean over ranks and Lightning divides by the number of micro-batches: both undone here
         return loss * (self.trainer.world_size * self.trainer.accumulate_grad_batches / batch.share.group_size)
 
