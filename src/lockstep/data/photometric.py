@@ -1,9 +1,8 @@
 """Changes of grey level and colour, each image by its own strength, in whole numbers: the same bits on every device.
 
-Whole numbers below 2**24 are exact in float32, which is several times as fast as int32 on a CPU.
-
 They are torchvision's of the same names on uint8 images. `images` are uint8 (B, C, H, W); `levels`, int64 (B,), are
-strengths -30 to 30. A curve, (B, C or 1, 256), tells what becomes of each grey level.
+strengths -30 to 30. A curve, (B, C or 1, 256), tells what becomes of each grey level. Whole numbers below 2**24 are
+exact in float32 too, which is several times as fast as int32 on a CPU.
 """
 
 from collections.abc import Callable

@@ -62,8 +62,9 @@ def _maps(operations: Tensor, levels: Tensor, height: int, width: int) -> Tensor
     is, rotations the middle.
     """
     shear_x, shear_y, translate_x, translate_y, rotate = (levels * (operations == k) for k in range(len(MOVES)))
-    angle = rotate.double() * math.radians(4.5)
-    cos, sin = angle.cos(), angle.sin()
+    # all 61 angles at once: the last bit of a cosine can depend on its place in a vector, and so on the batch's cut
+    angles = torch.arange(-30, 31, dtype=torch.float64) * math.radians(4.5)
+    cos, sin = angles.cos()[rotate + 30], angles.sin()[rotate + 30]
     shift_x, shift_y = ((16 * shift).div(15, rounding_mode="trunc") for shift in (translate_x, translate_y))
     of_x = [cos, 0.033 * shear_x.double() - sin, (1 - cos) * (width / 2) + sin * (height / 2) - shift_x]
     of_y = [0.033 * shear_y.double() + sin, cos, (1 - cos) * (height / 2) - sin * (width / 2) - shift_y]
