@@ -144,6 +144,12 @@ def test_colour_leaves_grey_images_as_they_are() -> None:
     assert torch.equal(photometric.color(images, torch.full((len(images),), 30)), images)
 
 
+@pytest.mark.parametrize("divisor", [1000, 10_000])
+def test_division_is_exact_for_every_whole_number_up_to_255_times_the_divisor(divisor: int) -> None:
+    values = torch.arange(255 * divisor + 1)
+    assert torch.equal(photometric._divided(values, divisor).long(), values // divisor)
+
+
 # -- a batch -----------------------------------------------------------------------------------------------------------
 
 
