@@ -145,7 +145,7 @@ def test_colour_leaves_grey_images_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("divisor", [1000, 10_000])
-def test_division_is_exact_for_every_whole_number_up_to_255_times_the_divisor(divisor: int) -> None:
+def test_division_by_a_product_is_exact_for_every_whole_number_it_meets(divisor: int) -> None:
     values = torch.arange(255 * divisor + 1)
     assert torch.equal(photometric._divided(values, divisor).long(), values // divisor)
 

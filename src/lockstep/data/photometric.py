@@ -105,11 +105,11 @@ def _thousandths(values: Tensor) -> Tensor:
 
 
 def _divided(values: Tensor, divisor: int) -> Tensor:
-    """Whole numbers from 0 to 255 times `divisor`, at most 10,000, divided and rounded down, float32.
+    """Whole numbers from 0 to 255 times `divisor`, 1000 or 10,000, divided and rounded down, float32.
 
-    The half keeps quotients away from whole numbers, further than a product with the rounded inverse can err.
+    By a product, since a GPU may divide by one anyway; a test compares every value with integer division.
     """
-    return (values.float() + 0.5).mul_(1 / divisor).floor_()
+    return (values.float() * (1 / divisor)).floor_()
 
 
 def _blend(degenerate: Tensor, images: Tensor, levels: Tensor) -> Tensor:
