@@ -13,7 +13,9 @@ class FirstStep(L.Callback):
     def __init__(self, path: str) -> None:
         self._path = Path(path)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *values: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Once."""
         if trainer.is_global_zero and not self._path.exists():
             self._path.write_text(str(time.time()))

@@ -397,5 +397,5 @@ def test_a_share_of_a_batch_type_of_its_own_is_enough() -> None:
     batch: Batch = next(iter(loader(5)))
     module = classifier()
     module.trainer = trainer_of(1)
-    own = SimpleNamespace(pixels=batch.pixels, labels=batch.labels, share=batch.share)
+    own = SimpleNamespace(pixels=batch.pixels, labels=batch.labels, share=batch.share, mix=None)
     assert module.scaled_loss(cast(ImageBatch, own)).isfinite()

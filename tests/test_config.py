@@ -162,7 +162,10 @@ FAULTS = {
     "optimizer.lr=inf": ["optimizer.lr=Infinity must be float > 0"],
     "optimizer.momentum=1": ["optimizer.momentum=1 must be 0 <= float < 1"],
     "compile=fast": ["compile=fast must be true|false or reduce-overhead"],
-    "augment.flip=1": ["augment.flip=1 must be true|false"],
+    "augment.flip=1": ["augment.flip=1 must be true|false or alternating"],
+    "augment.flip=alternate": ["augment.flip=alternate must be true|false or alternating"],
+    "augment.erasing=1.5": ["augment.erasing=1.5 must be 0 <= float <= 1"],
+    "augment.mixup=-0.2": ["augment.mixup=-0.2 must be float >= 0"],
     "trainer.max_epochs=1.5": ["trainer.max_epochs=1.5 must be int >= 1"],
     "trainer.devices=two": ["trainer.devices=two must be auto or int >= 1 or [int >= 0, ...]"],
     "trainer.loads=[1,-1]": ["trainer.loads=[1,-1] must be [int >= 0, ...] or null"],
@@ -228,6 +231,12 @@ def test_without_a_logger_nothing_needs_one() -> None:
     assert faults(monitor) == []
     (fault,) = faults(monitor, "logger=none")
     assert fault.startswith("callbacks.rate needs a logger")
+
+
+def test_overfitting_switches_every_augmentation_off() -> None:
+    settings = config_of("debug=overfit", "experiment=cifar10").augment.model_dump()
+    assert settings.keys() >= {"trivial", "mixup"}
+    assert not any(settings.values())
 
 
 def test_scaling_needs_a_learning_rate_to_scale() -> None:

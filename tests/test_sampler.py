@@ -26,6 +26,7 @@ class Plan:
     micro_batches_per_step: int = 1
     shuffle_seed: int | None = 3
     num_batches: int | None = None
+    with_partner: bool = False
 
     def of(self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0) -> GlobalBatches:
         batches = GlobalBatches(
@@ -36,6 +37,7 @@ class Plan:
             rank=rank,
             loads=loads or [1],
             num_batches=self.num_batches,
+            with_partner=self.with_partner,
         )
         batches.set_epoch(epoch)
         return batches
@@ -85,6 +87,19 @@ def test_the_shares_of_all_ranks_are_the_batches_of_one_rank(plan: Plan, loads: 
             (whole.epoch, whole.micro_step, whole.size, whole.group_size)
         ] * len(loads)
         assert [len(indices) for indices, _ in parts] == [share.hi - share.lo for _, share in parts]
+
+
+@repeatable
+@given(PLANS, LOADS)
+def test_a_partner_is_the_sample_that_follows_the_share_in_the_batch(plan: Plan, loads: list[int]) -> None:
+    """Around the end of the batch; empty shares have none, and shares are the same with it as without."""
+    alone = [indices.tolist() for indices, _ in plan.of()]
+    for rank in range(len(loads)):
+        pairs = zip(replace(plan, with_partner=True).of(rank, loads), plan.of(rank, loads), alone, strict=True)
+        for (indices, share), (plain, plain_share), batch in pairs:
+            assert share == plain_share
+            expected = [] if share.is_empty else [batch[share.hi % share.size]]
+            assert indices.tolist() == plain.tolist() + expected
 
 
 @repeatable

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic.fields import FieldInfo
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, lt=1)]
+Alpha = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 # a plain string is what people read instead of the type and its pattern
 Path = Annotated[str, Field(min_length=1), "a path"]
@@ -32,11 +34,17 @@ class Section(BaseModel):
 
 
 class Augment(Section):
-    """Random changes of training images, each drawn per sample."""
+    """Random changes of training images, each drawn per sample, in the order of data/augment.py."""
 
     crop_padding: Count = Field(description="shift by up to this many pixels, zeros move in; 0 = off")
-    flip: bool = Field(description="mirror left-right with probability 1/2")
+    flip: bool | Literal["alternating"] = Field(
+        description="mirror left-right with probability 1/2, or each image in every second epoch"
+    )
     cutout: Count = Field(description="side in pixels of a square set to the mean colour; 0 = off")
+    erasing: Probability = Field(description="probability of a rectangle set to the mean colour (Random Erasing)")
+    trivial: bool = Field(description="one operation of TrivialAugment, wide space, on each image")
+    mixup: Alpha = Field(description="MixUp, lambda of Beta(mixup, mixup); 0 = off; with cutmix, each half the time")
+    cutmix: Alpha = Field(description="CutMix, lambda of Beta(cutmix, cutmix); 0 = off")
 
 
 class Strategy(Section):
@@ -340,6 +348,7 @@ def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
     high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
+    high = next((f" <= {item.le}" for item in metadata if isinstance(item, Le)), high)
     if low and not high:
         number, sign, _ = low.split(" ")
         return f"{annotation.__name__} {sign.replace('<', '>')} {number}"

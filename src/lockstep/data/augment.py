@@ -1,52 +1,105 @@
 """Augmentation of a whole batch at once, each sample by its own draw, the same draw for any number of workers."""
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.data import boxes, mixing, trivial
+from lockstep.data.loader import Batch
+from lockstep.data.mixing import MixDraws
+from lockstep.data.sampler import positions
+from lockstep.data.trivial import TrivialDraws
 from lockstep.parallel.partition import Share
-from lockstep.parallel.randomness import generator
+from lockstep.parallel.randomness import generator, seed_of
+
+
+class Draws(NamedTuple):
+    """What happens to the samples of a batch, one column each; None is switched off."""
+
+    window: Tensor  # int64 (3, B): top, left, whether mirrored
+    filled: tuple[Tensor, ...]  # boxes to fill, int64 (4, B) each
+    trivial: TrivialDraws | None
+    mixed: MixDraws | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Crop at random from a zero border of `crop_padding` pixels, mirror at random, fill a random square with `fill`.
+    """Changes training images in this order; 0 and False switch a part off.
 
-    `cutout` is the side of the square in pixels; its centre is anywhere in the image, so the square may hang over the
-    edge (DeVries and Taylor 2017). `fill` has one value 0..255 per channel. 0 and False switch a part off.
+    1. `trivial`: one operation of TrivialAugment on each.
+    2. Crop at random from a zero border of `crop_padding` pixels, and mirror: `flip` at random, or alternating, in
+       every second epoch, at random for the first (Jordan 2024, arXiv 2404.00498).
+    3. Fill with `fill`, one value 0..255 per channel: a square of side `cutout` whose centre is anywhere in the image,
+       so that it may hang over the edge (DeVries and Taylor 2017); a rectangle, with probability `erasing`.
+    4. Mix with the next image of the micro-batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
     """
 
     crop_padding: int
-    flip: bool
+    flip: bool | Literal["alternating"]
     cutout: int
+    erasing: float
+    trivial: bool
+    mixup: float
+    cutmix: float
     fill: tuple[int, ...]
     seed: int
 
-    def __call__(self, images: Tensor, share: Share) -> Tensor:
-        """Augment this rank's `share` of a micro-batch: `images` uint8 (share.hi - share.lo, C, H, W), any device."""
-        if not (self.crop_padding or self.flip or self.cutout):
-            return images
-        height, width = images.shape[-2:]
-        return self.apply(images, self.draw(share, height, width).to(images.device, non_blocking=True))
+    @property
+    def needs_partner(self) -> bool:
+        """Whether a share must come with the sample that follows its last one."""
+        return self.mixup > 0 or self.cutmix > 0
 
-    def draw(self, share: Share, height: int, width: int) -> Tensor:
-        """Draw (top, left, mirror, centre y, centre x) of the share's samples: int64 (5, share.hi - share.lo), CPU.
+    def __call__(self, batch: Batch) -> Batch:
+        """Augment a share of a micro-batch, on the device where it is."""
+        if not (self.trivial or self.crop_padding or self.flip or self.cutout or self.erasing or self.needs_partner):
+            return batch
+        height, width = batch.pixels.shape[-2:]
+        draws = self.draw(batch.share, height, width)
+        return self.apply(batch, move_data_to_device(draws, batch.pixels.device))  # without waiting for a GPU
 
-        Drawn for the whole micro-batch, then cut: the same numbers for a sample on any rank of any world size.
+    def draw(self, share: Share, height: int, width: int) -> Draws:
+        """Draw on the CPU for the whole micro-batch, then cut to the share and the partner of its last sample.
+
+        So a sample has the same numbers on any rank of any world size. Each part has a generator of its own: switching
+        one on or off leaves the others as they were.
         """
-        source = generator(self.seed, share.epoch, share.micro_step, "augment")
+        kept = positions(share, with_partner=self.needs_partner)
+        source = self._source(share, "augment")
         ends = (2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 2, height, width)
-        draws = torch.stack([torch.randint(end, (share.size,), generator=source) for end in ends])
-        return draws[:, share.lo : share.hi]
+        top, left, mirror, y, x = (torch.randint(end, (share.size,), generator=source)[kept] for end in ends)
+        filled = [boxes.square(y, x, self.cutout)] if self.cutout else []
+        if self.erasing:
+            erased = boxes.erasing(self._source(share, "erasing"), share.size, self.erasing, height, width)
+            filled.append(erased[:, kept])
+        operations = None
+        if self.trivial:
+            operations = trivial.draw(self._source(share, "trivial"), share.size, kept, height, width)
+        mixed = None
+        if self.needs_partner:
+            mixed = mixing.draw(self.seed, share, height, width, mixup=self.mixup, cutmix=self.cutmix)
+        return Draws(torch.stack([top, left, mirror]), tuple(filled), operations, mixed)
 
-    def apply(self, images: Tensor, draws: Tensor) -> Tensor:
-        """`images` (B, C, H, W) changed by `draws` (5, B) on the same device: tensors in, tensor out, no host sync."""
-        top, left, mirror, centre_y, centre_x = draws.unsqueeze(2)
+    def apply(self, batch: Batch, draws: Draws) -> Batch:
+        """`batch` changed by `draws` on the same device: tensors in, tensors out, no host sync."""
+        images = batch.pixels
+        if draws.trivial:
+            images = trivial.apply(images, draws.trivial)
         if self.crop_padding or self.flip:
-            images = self._crop_and_flip(images, top, left, mirror)
-        return self._cut_out(images, centre_y, centre_x) if self.cutout else images
+            top, left, mirror = draws.window
+            if self.flip == "alternating":
+                mirror = (_bits(self.seed, batch.indices) + batch.share.epoch) % 2
+            images = self._crop_and_flip(images, top.unsqueeze(1), left.unsqueeze(1), mirror.unsqueeze(1))
+        if draws.filled:
+            images = self._fill(images, draws.filled)
+        batch = batch._replace(pixels=images)
+        return mixing.apply(batch, draws.mixed) if draws.mixed else batch
+
+    def _source(self, share: Share, purpose: str) -> torch.Generator:
+        return generator(self.seed, share.epoch, share.micro_step, purpose)
 
     def _crop_and_flip(self, images: Tensor, top: Tensor, left: Tensor, mirror: Tensor) -> Tensor:
         batch, channels, height, width = images.shape
@@ -60,14 +113,24 @@ class Augment:
         position = position.flatten(1).unsqueeze(1).expand(batch, channels, height * width)
         return padded.flatten(2).gather(2, position).reshape(images.shape)
 
-    def _cut_out(self, images: Tensor, centre_y: Tensor, centre_x: Tensor) -> Tensor:
+    def _fill(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
         channels, height, width = images.shape[1:]
         if len(self.fill) != channels:
             raise ValueError(f"cutout fill={self.fill} for images of {channels} channels: give one value per channel.")
-        # Pixels centre - side // 2 up to, not including, that plus side.
-        y = torch.arange(height, device=images.device) - centre_y + self.cutout // 2
-        x = torch.arange(width, device=images.device) - centre_x + self.cutout // 2
-        inside = ((y >= 0) & (y < self.cutout)).unsqueeze(2) & ((x >= 0) & (x < self.cutout)).unsqueeze(1)
+        covered = boxes.inside(drawn[0], height, width)
+        for box in drawn[1:]:
+            covered = covered | boxes.inside(box, height, width)
         # Fill values go as numbers: a tensor of them would have to be copied to the device, which waits.
-        filled = [channel.masked_fill(inside, fill) for channel, fill in zip(images.unbind(1), self.fill, strict=True)]
+        filled = [channel.masked_fill(covered, fill) for channel, fill in zip(images.unbind(1), self.fill, strict=True)]
         return torch.stack(filled, 1)
+
+
+def _bits(seed: int, indices: Tensor) -> Tensor:
+    """A random bit of every sample of the data set, int64, from its index below 2**32, wherever the indices are.
+
+    A hash of 32-bit numbers by xor-shifts and products; the factors are below 2**31, so that int64 never overflows.
+    """
+    mixed = indices ^ seed_of(seed, "flip")
+    for factor in (0x21F0AAAD, 0x735A2D97):
+        mixed = (mixed ^ (mixed >> 16)) * factor & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 15)) & 1

@@ -12,6 +12,7 @@ from lockstep.data.augment import Augment
 from lockstep.data.loader import Batch, ShareLoader, TensorImages, fits_on
 from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources import Images, Splits
+from lockstep.schema import Augment as AugmentSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +41,7 @@ class ImageData(L.LightningDataModule):
         splits: Splits,
         *,
         batching: Batching,
-        crop_padding: int,
-        flip: bool,
-        cutout: int,
+        augment: AugmentSettings,
         memory: str,
         seed: int,
         rank: int,
@@ -58,13 +57,7 @@ class ImageData(L.LightningDataModule):
         self.splits = splits
         self.class_names = splits.class_names
         self.mean, self.std = _channel_statistics(splits.train.pixels)
-        self.augment = Augment(
-            crop_padding=crop_padding,
-            flip=flip,
-            cutout=cutout,
-            fill=tuple(round(m * 255) for m in self.mean),
-            seed=seed,
-        )
+        self.augment = Augment(**augment.model_dump(), fill=tuple(round(m * 255) for m in self.mean), seed=seed)
         num_bytes = sum(images.pixels.numel() for images in (splits.train, splits.val, splits.test))
         self.is_on_device = device.type == "cuda" and (
             memory == "device" or (memory == "auto" and fits_on(device, num_bytes))
@@ -97,6 +90,7 @@ class ImageData(L.LightningDataModule):
             rank=self._rank,
             loads=self._batching.loads,
             num_batches=limit,
+            with_partner=split == "train" and self.augment.needs_partner,
         )
         return ShareLoader(images, batches)
 
@@ -124,7 +118,7 @@ class ImageData(L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Augment training batches where they are now, on the device."""
         if self.trainer is not None and self.trainer.training:
-            return batch._replace(pixels=self.augment(batch.pixels, batch.share))
+            return self.augment(batch)
         return batch
 
 

@@ -18,11 +18,17 @@ class ShareIndices(NamedTuple):
     share: Share
 
 
+def positions(share: Share, *, with_partner: bool) -> torch.Tensor:
+    """Positions in the micro-batch: the share's own, then, unless it is empty, the one that follows, around the end."""
+    return torch.arange(share.lo, share.hi + (with_partner and not share.is_empty)) % share.size
+
+
 class GlobalBatches(Sampler[ShareIndices]):
     """This rank's share of every micro-batch of an epoch: the same number of them on every rank, each sample once.
 
     `micro_batches_per_step` of them make one global batch (one optimizer step). Without `shuffle_seed` the order is the
-    data set's; with it the order depends on (seed, epoch) alone. `num_batches` cuts the epoch short.
+    data set's; with it the order depends on (seed, epoch) alone. `num_batches` cuts the epoch short. `with_partner`
+    adds to every share the sample that its last one is mixed with.
     """
 
     def __init__(
@@ -35,6 +41,7 @@ class GlobalBatches(Sampler[ShareIndices]):
         rank: int,
         loads: Sequence[int],
         num_batches: int | None,
+        with_partner: bool = False,
     ) -> None:
         self.num_samples = num_samples
         self.micro_batch_size = micro_batch_size
@@ -45,6 +52,7 @@ class GlobalBatches(Sampler[ShareIndices]):
         self.num_batches = math.ceil(num_samples / micro_batch_size)
         if num_batches is not None:
             self.num_batches = min(self.num_batches, num_batches)
+        self.with_partner = with_partner
         self.epoch = 0
         self.start = 0
         # Lightning calls set_epoch on `batch_sampler.sampler`, not on a batch sampler itself
@@ -81,4 +89,6 @@ class GlobalBatches(Sampler[ShareIndices]):
             lo, hi = interval(len(batch), self.loads, self.rank)
             first_of_step = micro_step // self.micro_batches_per_step * step_size
             group_size = min(step_size, len(order) - first_of_step)
-            yield ShareIndices(batch[lo:hi], Share(epoch, micro_step, len(batch), lo, hi, group_size))
+            share = Share(epoch, micro_step, len(batch), lo, hi, group_size)
+            chosen = batch[positions(share, with_partner=True)] if self.with_partner else batch[lo:hi]
+            yield ShareIndices(chosen, share)

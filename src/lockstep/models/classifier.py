@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from lockstep.models.loss import Mixed, num_hits, summed_loss
 from lockstep.models.optimizers import parameter_groups
 from lockstep.models.step import LossGuard, OptimizerStep
 from lockstep.parallel.batch_norm import refuse_untracked
@@ -46,6 +47,11 @@ class ImageBatch(Protocol):
     @property
     def share(self) -> Share:
         """Which part of the micro-batch these are."""
+        ...
+
+    @property
+    def mix(self) -> Mixed | None:
+        """What the images were mixed with."""
         ...
 
 
@@ -204,11 +210,11 @@ class Classifier(L.LightningModule):
         for dropout in self._dropouts:
             dropout.share = batch.share
         logits = self(batch.pixels)
-        loss = F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=self._label_smoothing)
+        loss = summed_loss(logits, batch.labels, batch.mix, self._label_smoothing)
         with torch.no_grad():
             loss_sum, hits, num_samples = self._counts
             loss_sum += loss
-            hits += (logits.argmax(1) == batch.labels).sum()
+            hits += num_hits(logits, batch.labels, batch.mix)
             num_samples += len(batch.labels)
         return loss * (self.trainer.world_size / batch.share.group_size)
 
