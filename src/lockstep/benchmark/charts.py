@@ -2,6 +2,7 @@
 
 import io
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lockstep.benchmark import results, scaling
@@ -37,8 +39,9 @@ STYLE: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Our fonts and colours, for this block alone."""
-    with mpl.rc_context(STYLE):
+    """Our fonts and colours, for this block alone. A letter the font lacks is a box; the HTML report shows it."""
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
@@ -123,24 +126,22 @@ def _draw_step_parts(fig: FigureBase, shown: Sequence[tuple[Record, scaling.Term
     ax = fig.subplots()
     longest = 1000 * max(terms.total_s for _, terms in shown)
     for place, (_, terms) in enumerate(shown):
-        parts = {"compute": terms.compute.median, "input": terms.input.median, "communication": terms.communication_s}
-        start = 0.0
-        for name, value in parts.items():
-            ax.barh(place, 1000 * value, left=start, height=0.4, color=COLOURS[name], label=name if not place else None)
-            start += 1000 * value
-        shares = terms.shares()
-        words = f"{scaling.milliseconds(terms.total_s)}: " + ", ".join(
-            f"{scaling.percent(shares[n])} {n}" for n in parts
-        )
-        ax.annotate(words, (0, place - 0.2), (2, 3), textcoords="offset points", va="bottom", fontsize=7.5)
+        start, shares = 0.0, terms.shares()
+        for name, share in shares.items():
+            value = 1000 * share * terms.total_s
+            ax.barh(place, value, left=start, height=0.4, color=COLOURS[name])
+            start += value
+        words = ", ".join(f"{scaling.percent(share)} {name}" for name, share in shares.items())
+        text = f"{scaling.milliseconds(terms.total_s)}: {words}"
+        ax.annotate(text, (0, place - 0.2), (2, 3), textcoords="offset points", va="bottom", fontsize=7.5)
     ax.set_yticks(range(len(shown)), [printable(r["name"]) for r, _ in shown])
     ax.set_ylim(len(shown) - 0.6, -0.65)
     ax.set_xlim(0, 1.02 * longest)
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel("time of one optimizer step (ms)")
     ax.set_title("What a step is made of")
-    handles, names = ax.get_legend_handles_labels()
-    fig.legend(handles, names, loc="outside lower right", ncols=3, frameon=False, fontsize=8)
+    handles = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
+    fig.legend(handles=handles, loc="outside lower right", ncols=3, frameon=False, fontsize=8)
 
 
 def predicted(records: Sequence[Record]) -> Chart | None:

@@ -48,7 +48,12 @@ def run(texts: Sequence[str]) -> int:
 
 def _checked(texts: Sequence[str]) -> BenchmarkConfig:
     overrides.check(texts, is_multirun=False, is_benchmark=True)
-    config = configuration.checked(configuration.composed(texts))
+    try:
+        composed = configuration.composed(texts)
+    except overrides.REFUSALS as error:
+        cure = "add an environment by +benchmark.environments.NAME=..., any other key by +KEY=..."
+        raise configuration.ConfigError([f"{configuration.one_line(error).rstrip('.')}: {cure}"]) from error
+    config = configuration.checked(composed)
     assert isinstance(config, BenchmarkConfig)
     return config
 
@@ -89,9 +94,7 @@ class Benchmark:
         kept = self._kept()
         self._save(kept)
         self._report(kept)
-        if self._flag.received:
-            return 128 + self._flag.received
-        return EXIT_FAILED if any(r["state"] == "failed" for r in self._records) else 0
+        return exit_code(self._records, self._flag.received)
 
     def _measured(self, place: Place, number: int, count: int) -> results.Record:
         """Train in an environment, then measure its steps."""
@@ -220,6 +223,13 @@ class Benchmark:
     def _say(self, text: str) -> None:
         self._out.print(Text(results.printable(text)), soft_wrap=True)
         sys.stdout.flush()
+
+
+def exit_code(records: Sequence[results.Record], received: int) -> int:
+    """128 and the signal that ended it, as shells have it; else whether an environment failed."""
+    if received:
+        return 128 + received
+    return EXIT_FAILED if any(r["state"] == "failed" for r in records) else 0
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

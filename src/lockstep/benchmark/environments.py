@@ -83,4 +83,5 @@ def _missing(device: str, entry: ExecutionEnvironment, there: int) -> str:
         return has
     if entry.devices == "all":
         return f"needs at least two {what}s, {has}" if there < 2 else ""
-    return f"needs {entry.devices} {what}s, {has}" if entry.devices > there else ""
+    # processes can share cores, but not GPUs
+    return f"needs {entry.devices} {what}s, {has}" if device == "gpu" and entry.devices > there else ""

@@ -8,6 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
 
 from lockstep.benchmark.charts import DARK, FAINT, WIDTH, Chart
+from lockstep.benchmark.results import printable
 
 A4 = (8.27, 11.69)  # inches
 SIDE = (A4[0] - WIDTH) / 2
@@ -21,7 +22,7 @@ BOLD = 1.15  # wider by that
 def paragraph(text: str, *, size: float = 9, is_bold: bool = False) -> Chart:
     """Wrapped text with some space below."""
     per_line = int(WIDTH / (LETTER * size * POINT))
-    lines = textwrap.wrap(text, per_line) or [""]
+    lines = textwrap.wrap(printable(text), per_line) or [""]
     height = len(lines) * size * LEADING * POINT + 0.07
 
     def draw(fig: FigureBase) -> None:
@@ -56,7 +57,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Chart:
             for i, cell in enumerate(line):
                 x, side = (0.0, "left") if i == 0 else (ends[i], "right")
                 weight = "bold" if number == 0 else "normal"
-                fig.text(x, y, cell, size=size, ha=side, va="center", weight=weight, color=DARK if number else FAINT)
+                fig.text(
+                    x,
+                    y,
+                    printable(cell),
+                    size=size,
+                    ha=side,
+                    va="center",
+                    weight=weight,
+                    color=DARK if number else FAINT,
+                )
 
     return Chart(height, draw)
 

@@ -13,7 +13,7 @@ from lockstep.run_folder import atomic_file, write_atomically
 
 DPI = 160
 FORMULA = (
-    "Weak scaling: T(W) = t_compute + t_input + t_sync + t_comm(W), T(1) = t_compute + t_input, efficiency T(1) / T(W).",
+    "Weak scaling: T(W) = t_compute + t_input + t_sync + t_comm(W), T(1) = t_compute + t_input, efficiency T(1)/T(W).",
     "Ring all-reduce: t_comm(W) = (2 A + G) (W - 1) latency + 2 (W - 1) / W · bytes / bandwidth,",
     "with A all-reduces (gradient buckets, batch norms backward), G all-gathers (batch norms forward) in a step,",
     "latency = t(one number) / (2 (W - 1)); bandwidth = 2 (W - 1) / W · bytes / (t(gradients) - t(one number)).",
@@ -21,10 +21,11 @@ FORMULA = (
     "Neglected: overlap of communication with computing, the bytes of batch norms, and slower links between machines.",
 )
 METHOD = (
-    "t_compute is the median step with gradient and batch-norm synchronization switched off, t_input the median wait "
-    "for an augmented batch, communication the median difference of a full step and the step without synchronization "
-    "after it, each on the slowest rank. MFU = counted FLOPs per image × images/s / the fastest matrix product measured "
-    "on the same workers in the precision of the training. s/epoch is the training part of an epoch, without validation."
+    "t_compute is the median step with gradient and batch-norm synchronization off, t_input the median wait for an "
+    "augmented batch, communication the median difference of a full step and the step without synchronization "
+    "after it, each on the slowest rank. MFU = counted FLOPs per image × images/s / the fastest matrix product "
+    "measured on the same workers in the precision of the training. s/epoch is the training part of an epoch, without "
+    "validation. Memory is the most a worker held: of the GPU, or of its process on a CPU."
 )
 CSS = """
 body{font:16px/1.5 system-ui,sans-serif;color:#202124;background:#fff;max-width:60rem;margin:2rem auto;padding:0 1rem}
@@ -64,21 +65,21 @@ def _blocks(found: dict[str, Any], drawn: Sequence[charts.Chart]) -> list[charts
     records = found["environments"]
     head, step_rows = details(records)
     blocks = [paper.paragraph("Do more workers pay?", size=17, is_bold=True), paper.paragraph(_title(found), size=10)]
-    blocks += [paper.paragraph(printable(text)) for text in found["verdict"]]
+    blocks += [paper.paragraph(text) for text in found["verdict"]]
     blocks += [*drawn[:1], paper.table(COLUMNS, results.rows(records))]
     blocks += [paper.paragraph(note, size=8) for note in results.notes(records)]
     blocks += drawn[1:]
     if step_rows:
         blocks += [paper.heading("Steps"), paper.table(head, step_rows)]
     blocks += [paper.heading("Method"), paper.paragraph(METHOD), *(paper.paragraph(line, size=8) for line in FORMULA)]
-    blocks += [paper.heading("Facts"), *(paper.paragraph(f"{name}: {value}") for name, value in facts(found))]
+    blocks += [paper.heading("Facts"), *(paper.paragraph(f"{name}: {value}", size=8) for name, value in facts(found))]
     return blocks
 
 
 def _title(found: dict[str, Any]) -> str:
     first = next((r for r in found["environments"] if "precision" in r), None)
     what = f"{found['experiment']['model']} on {found['experiment']['data']}"
-    return f"{what}, {first['precision']}" if first else what
+    return printable(f"{what}, {first['precision']}" if first else what)
 
 
 def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -160,7 +161,7 @@ def html(found: dict[str, Any], svgs: Sequence[str]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width"><title>{escape(_title(found))}</title><style>{CSS}</style></head><body>'
-        f"<h1>Do more workers pay?</h1><p class=faint>{escape(printable(_title(found)))}</p>{words}"
+        f"<h1>Do more workers pay?</h1><p class=faint>{escape(_title(found))}</p>{words}"
         + "".join(svgs[:1])
         + _html_table(COLUMNS, results.rows(records))
         + (f"<ul>{notes}</ul>" if notes else "")

@@ -139,12 +139,12 @@ COLUMNS = (
     "images/s",
     "factor",
     "epochs",
-    "val. accuracy",
+    "val acc.",
     "compute",
     "input",
     "comm.",
     "MFU",
-    "memory/worker",
+    "memory",
 )
 
 

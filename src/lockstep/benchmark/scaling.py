@@ -75,7 +75,9 @@ class Terms:
 
     def shares(self) -> dict[str, float]:
         """Parts of the time of a step; they sum to 1."""
-        parts = {"compute": self.compute.median, "input": self.input.median, "communication": self.communication_s}
+        parts = {"compute": self.compute.median, "input": self.input.median}
+        if self.communication is not None:
+            parts["communication"] = self.communication_s
         return {name: value / self.total_s for name, value in parts.items()}
 
 
@@ -205,9 +207,9 @@ def _reason(result: Result) -> str:
     if terms.is_noise:
         error = milliseconds(terms.communication.error)
         return f"{text} Communication is within the noise of the measurement, {error}."
-    largest = max(("input", "communication"), key=lambda name: terms.shares()[name])
-    lost = terms.shares()[largest]
-    if lost < 0.1:
+    shares = terms.shares()
+    largest = "input" if shares["input"] > shares["communication"] else "communication"
+    if shares[largest] < 0.1:
         return f"{text} Neither input nor communication takes a tenth: the arithmetic of the network is what counts."
     return f"{text} What is not arithmetic is mostly {largest}."
 
