@@ -92,6 +92,12 @@ def test_stop_and_go_on_then_use_the_network(tmp_path: Path) -> None:
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 4
 
 
+def test_a_benchmark_reports(tmp_path: Path) -> None:
+    (words,) = commands("lockstep benchmark")
+    small = [*SMALL, "debug=fast", "benchmark.budget_s=1", "benchmark.probe_s=1", "benchmark.probe_steps=3"]
+    assert "best network" in run(tmp_path, *words, *small, "benchmark.environments.parallel-cpu=null")
+
+
 def test_tensorboard_starts_on_the_outputs(tmp_path: Path) -> None:
     (words,) = commands("tensorboard")
     (tmp_path / "outputs").mkdir()

@@ -23,7 +23,7 @@ def paragraph(text: str, *, size: float = 9, is_bold: bool = False) -> Chart:
     """Wrapped text with some space below."""
     per_line = int(WIDTH / (LETTER * size * POINT))
     lines = textwrap.wrap(printable(text), per_line) or [""]
-    height = len(lines) * size * LEADING * POINT + 0.07
+    height = (len(lines) * LEADING + (0.6 if size > 8 else 0.25)) * size * POINT
 
     def draw(fig: FigureBase) -> None:
         weight = "bold" if is_bold else "normal"

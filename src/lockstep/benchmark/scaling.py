@@ -161,8 +161,7 @@ def verdict(results: Sequence[Result]) -> list[str]:
         if result.num_workers < 2:
             continue
         alone = next((r for r in results if r.device == result.device and r.num_workers == 1), None)
-        parts = [_comparison(result, alone), _unsteady([alone, result]), _reason(result), _forecast(result)]
-        words.append(" ".join(filter(None, parts)))
+        words.append(" ".join(filter(None, [_comparison(result, alone), _reason(result), _forecast(result)])))
     if not words:
         return [
             "No environment with several workers was measured, so communication is unknown: whether more workers pay "
@@ -177,23 +176,25 @@ def _comparison(result: Result, alone: Result | None) -> str:
         return f"{who}: no single worker on the same device was measured, so that there is nothing to compare it with."
     factor = result.images_per_s / alone.images_per_s
     pays = "more workers pay" if factor >= PAYS else "more workers cost" if factor <= 1 / PAYS else "it makes no odds"
-    text = f"{who} trains {factor:.2f} times the images per second of {alone.name}: {pays}."
+    unsteady = _unsteady([alone, result])
+    if unsteady:
+        pays = "too unsteady a measurement to say whether more workers pay"
+    text = f"{who} trains {factor:.2f} times the images per second of {alone.name}: {pays}. {unsteady}".rstrip()
     if result.device == "cpu":
         return text + " Both use the same cores, so that sharing them among processes adds no arithmetic."
     return text
 
 
-def _unsteady(results: Sequence[Result | None]) -> str:
+def _unsteady(results: Sequence[Result]) -> str:
     """A warning where half of the steps are further from the median than `STEADY` of it."""
     names = []
     for result in results:
-        step = result.terms.step if result is not None and result.terms is not None else None
-        if result is not None and step is not None and step.deviation > STEADY * step.median:
-            low, high = milliseconds(step.low), milliseconds(step.high)
-            names.append(f"{result.name} ({low} to {high})")
+        step = result.terms.step if result.terms is not None else None
+        if step is not None and step.deviation > STEADY * step.median:
+            names.append(f"{result.name} ({milliseconds(step.low)} to {milliseconds(step.high)})")
     if not names:
         return ""
-    return f"Steps were unsteady in {' and '.join(names)}: is something else at work on this machine? Then repeat this."
+    return f"Steps varied much in {' and '.join(names)}: is something else at work on this machine? Then repeat this."
 
 
 def _reason(result: Result) -> str:
@@ -222,10 +223,14 @@ def _forecast(result: Result) -> str:
     here = predict(terms, terms.num_workers)
     assert here is not None
     told = ", ".join(f"{percent(found.efficiency)} with {found.num_workers:,}" for found in far)
+    told_here = (
+        f"{milliseconds(here.communication_s)} a step by the model, {milliseconds(terms.communication_s)} were measured"
+    )
+    more = "the rest is the merging of batch statistics and waiting"
+    why = more if synchronization_s(terms) > 0 else "it overstates them here"
     return (
-        f"Its messages take {milliseconds(here.communication_s)} a step by the model, "
-        f"{milliseconds(terms.communication_s)} were measured: the rest is the merging of batch statistics and "
-        f"waiting. Predicted efficiency: {told} workers, if their network is like the one measured here."
+        f"Its messages take {told_here}: {why}. Predicted efficiency: {told} workers, if their network is like the one "
+        "measured here."
     )
 
 
