@@ -21,7 +21,7 @@ from lockstep import config as configuration
 from lockstep import environment, overrides, run_folder
 from lockstep.benchmark import child, results
 from lockstep.benchmark.environments import Place, places
-from lockstep.launch import Job
+from lockstep.launch import EXIT_INTERRUPTED, Job
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, RunFolder, read_json, write_json
 from lockstep.schema import BenchmarkConfig
 from lockstep.signals import SignalFlag
@@ -43,7 +43,11 @@ def run(texts: Sequence[str]) -> int:
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     path = run_folder.create_path(Path("outputs").resolve(), "benchmark", datetime.now())
-    return Benchmark(path, config, found, texts).run()
+    try:
+        return Benchmark(path, config, found, texts).run()
+    except KeyboardInterrupt:
+        print(f"Left at once, by a second Ctrl-C; what was measured before is in {shown(path)}", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def _checked(texts: Sequence[str]) -> BenchmarkConfig:

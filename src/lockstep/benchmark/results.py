@@ -26,6 +26,7 @@ def record(place: Place, folder: RunFolder, state: str, reason: str) -> Record:
     is_whole = bool(rates)
     rates = rates or [rate for rate in [status.get("images_per_s")] if rate]
     images = status.get("train_images")
+    seen = status.get("best") if status.get("monitor") == "val/accuracy" else None  # where the end came too early
     found: Record = {
         "name": place.name,
         "device": place.device,
@@ -46,7 +47,7 @@ def record(place: Place, folder: RunFolder, state: str, reason: str) -> Record:
         "epoch_s": asdict(spread([images / rate for rate in rates])) if rates and images else None,
         "is_extrapolated": bool(rates) and not is_whole,
         "checkpoint": checkpoint(folder),
-        "val_accuracy": measured.get("val_accuracy"),
+        "val_accuracy": measured.get("val_accuracy", seen),
         "val_images": measured.get("val_images"),
     }
     return found | (_steps(found, measured) if measured else {})
