@@ -13,16 +13,17 @@ import lockstep
 PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
-    ("run_folder", "signals", "parallel", "schema", "signatures", "environment"),
+    ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal"),
     ("data", "models", "checkpoint_io", "workers"),
     ("callbacks", "config"),
     ("session", "overrides"),
-    ("training", "evaluation", "prediction", "help"),
+    ("training", "evaluation", "prediction", "measurement", "help"),
     ("launch",),
+    ("benchmark",),
     ("cli",),
 )
 KNOW_HYDRA = {"cli", "config", "overrides", "help"}
-STARTS_AT_ONCE = ("cli", "run_folder", "config")
+STARTS_AT_ONCE = ("cli", "run_folder", "config", "terminal", "benchmark.command")
 
 
 def sources() -> dict[str, Path]:

@@ -1,5 +1,6 @@
 """Every command of the README runs as it stands, on smaller data and networks."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -90,6 +91,17 @@ def test_stop_and_go_on_then_use_the_network(tmp_path: Path) -> None:
     for words in commands("lockstep eval") + commands("lockstep predict"):
         run(tmp_path, *words)
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 4
+
+
+def test_a_benchmark_reports(tmp_path: Path) -> None:
+    (words,) = commands("lockstep benchmark")
+    small = [*SMALL, "debug=fast", "benchmark.budget_s=1", "benchmark.probe_s=1", "benchmark.probe_steps=3"]
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # one thread: two on a busy machine would wait for each other
+    try:
+        assert "best network" in run(tmp_path, *words, *small)
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_tensorboard_starts_on_the_outputs(tmp_path: Path) -> None:

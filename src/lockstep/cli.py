@@ -1,4 +1,4 @@
-"""The commands: `python train.py` (also `lockstep train`), and `lockstep` status, stop, eval and predict."""
+"""The commands: `python train.py` (also `lockstep train`), and `lockstep` benchmark, status, stop, eval, predict."""
 
 import argparse
 import contextlib
@@ -219,6 +219,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep", description="Train, watch and use image classifiers.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("train", help="the same as python train.py", add_help=False)
+    benchmark = commands.add_parser("benchmark", help="do more workers pay here, and why?", add_help=False)
+    benchmark.add_argument("overrides", nargs="*")
+    benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
+    benchmark.set_defaults(function=_benchmark)
 
     def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=text, description=text)
@@ -240,6 +244,17 @@ def _parser() -> argparse.ArgumentParser:
         found.add_argument("--devices", type=int, metavar="N", help="number of workers; default: as many as trained it")
         found.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
     return parser
+
+
+def _benchmark(arguments: argparse.Namespace) -> int:
+    if arguments.is_help:
+        from lockstep.help import show_benchmark
+
+        show_benchmark()
+        return 0
+    from lockstep.benchmark.command import run
+
+    return run(arguments.overrides)
 
 
 def _status(arguments: argparse.Namespace) -> int:

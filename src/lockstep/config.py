@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from lockstep import signatures, workers
 from lockstep.run_folder import EXIT_CONFIG, write_atomically
-from lockstep.schema import FALLBACK, NAMED, Config, Open, Target, fields, kind_of, section
+from lockstep.schema import ENVIRONMENTS, FALLBACK, NAMED, Config, Open, Target, fields, kind_of, root, section
 
 CONF = Path(__file__).parents[2] / "conf"
 METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
@@ -83,7 +83,7 @@ def check_tree(
     """
     faults = dict(unresolved or {})
     try:
-        config = Config.model_validate(tree)
+        config = root(tree).model_validate(tree)
     except ValidationError as error:
         for key, fault in _schema_faults(tree, error, groups or {}):
             faults.setdefault(key, fault)
@@ -161,7 +161,8 @@ def _schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups)
         if path[0] in FALLBACK:
             del path[1:2]  # the name of a member of the union
         # without the members of a union of types
-        path = path[:3] if path[0] in NAMED else path[: 1 if section(tree, path[:1]) is None else 2]
+        depth = 4 if tuple(path[:2]) == ENVIRONMENTS else 3 if path[0] in NAMED else 2
+        path = path[: depth if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
         key = ".".join(path)
         if item["type"] == "extra_forbidden":
             yield key, unknown_key(tree, path, groups)
@@ -219,7 +220,8 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> st
 def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:
     """The names of keys that may stand below `path`; None where any may."""
     if not path:
-        return [*fields(Config), *(group for group in groups if group not in fields(Config) and "/" not in group)]
+        own = fields(root(tree))
+        return [*own, *(group for group in groups if group not in own and "/" not in group)]
     value = at(tree, path)
     if len(path) == 1 and path[0] in NAMED:
         there = value if isinstance(value, dict) else {}

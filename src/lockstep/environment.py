@@ -44,6 +44,11 @@ def num_visible_gpus() -> int:
     return 0
 
 
+def num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def outer_world(environ: Mapping[str, str]) -> World | None:
     """The processes an outer launcher started, this one among them; None where this process stands alone.
 
@@ -75,7 +80,7 @@ def describe() -> dict[str, Any]:
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "host": socket.gethostname(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_cores": os.cpu_count(),
         "gpus": gpus,
         "cuda": torch.version.cuda,
@@ -84,7 +89,8 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """What the CPU calls itself."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -4,16 +4,16 @@ from typing import Any
 
 from lockstep import config as configuration
 from lockstep import session
-from lockstep.callbacks.console import show_table
 from lockstep.environment import World
-from lockstep.run_folder import RunFolder
+from lockstep.run_folder import RunFolder, write_json
 from lockstep.signals import SignalFlag
+from lockstep.terminal import show_table
 
 
 def evaluate(
     folder: RunFolder, place: World | None, flag: SignalFlag, *, config: dict[str, Any], split: str, checkpoint: str
 ) -> int:
-    """Evaluate `checkpoint` on `split` of the run's data and print the result."""
+    """Evaluate `checkpoint` on `split` of the run's data; print the result, and write scores.json into `folder`."""
     settings = configuration.check_tree(config)
     with session.opened(folder, settings, place) as here:
         data = session.image_data(here)
@@ -23,6 +23,7 @@ def evaluate(
         run(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
             num_images = len((data.splits.test if split == "test" else data.splits.val).labels)
+            write_json(folder.scores, module.metrics)
             show_table(
                 f"{checkpoint} on {num_images:,} {split} images",
                 [(name.partition("/")[2], f"{value:.6f}") for name, value in sorted(module.metrics.items())],

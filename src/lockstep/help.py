@@ -13,6 +13,7 @@ from lockstep.overrides import groups
 from lockstep.schema import NAMED, fields, kind_of, section
 
 WIDTH = 100
+ELSEWHERE = ("benchmark",)  # groups that training does not read
 NO_BREAK = "\xa0"  # a type stays on one line
 HEAD = """\
 Train an image classifier: python train.py [group=option ...] [key=value ...]
@@ -29,6 +30,17 @@ FOOT = """
 null takes a callback or a logger away: callbacks.timer=null. + sets a parameter that is not listed:
 +callbacks.checkpoint.every_n_epochs=2. Options of Hydra itself: python train.py --hydra-help
 """
+BENCHMARK = """\
+Train the chosen experiment in every environment this machine offers, and say whether more workers pay, and why.
+
+  lockstep benchmark                                        scikit-learn's digits
+  lockstep benchmark experiment=fashion_mnist model.width=16 benchmark.budget_s=120
+  lockstep benchmark benchmark.environments.parallel-cpu=null
+
+null takes an environment away; one more:
+'+benchmark.environments.two-gpus={strategy:ddp,devices:2,scale_with_workers:true}'
+Exit code: 0, 1 when an environment failed, 2 for a wrong configuration, 130 after Ctrl-C (143 after SIGTERM).
+"""
 
 
 def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
@@ -36,7 +48,8 @@ def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
     tree: Any = OmegaConf.to_container(composed(overrides, source))
     print(HEAD, end="")
     for group, options in groups(source.conf, source.added).items():
-        print(f"  {group:<12} {', '.join(options)}")
+        if group not in ELSEWHERE:
+            print(f"  {group:<12} {', '.join(options)}")
     sections = {name: list(_rows(tree, name)) for name in tree if isinstance(tree[name], dict)}
     top = [(f"{key}={shown(tree[key])}", _meaning(tree, [key])) for key in tree if key not in sections]
     # one column for all but the long names of callbacks and loggers
@@ -46,6 +59,13 @@ def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
         found = section(tree, [name])
         _print(f"{name}: {found.__doc__}" if found else name, rows, wide)
     print(FOOT, end="")
+
+
+def show_benchmark() -> None:
+    """Print the help of `lockstep benchmark`."""
+    tree: Any = OmegaConf.to_container(composed(["+benchmark=default"]))
+    print(BENCHMARK, end="")
+    _print("Keys, beside those of python train.py --help", list(_rows(tree, "benchmark")), 0)
 
 
 def _print(title: str, rows: Sequence[tuple[str, str]], wide: int) -> None:

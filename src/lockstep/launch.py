@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from lockstep.config import ConfigError
-from lockstep.environment import World, outer_world
+from lockstep.environment import World, num_cores, outer_world
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder, write_atomically
 from lockstep.signals import STOP_SIGNALS, SignalFlag
 
@@ -48,6 +48,10 @@ def task_function(task: str) -> Callable[..., int]:
         from lockstep.evaluation import evaluate
 
         return evaluate
+    if task == "measure":
+        from lockstep.measurement import measure
+
+        return measure
     from lockstep.prediction import predict
 
     return predict
@@ -115,7 +119,7 @@ def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port
         "TORCHELASTIC_USE_AGENT_STORE": True,  # the store is ours: no worker opens one
     }
     environ = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // num_workers)))
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_workers)))
     text = json.dumps({"job": job, "parent": os.getpid(), "sys_path": sys.path})
     # held back until the worker has its handlers: a signal in its first moments is neither lost nor deadly
     held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -133,11 +137,6 @@ def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port
         if log:
             log.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
-
-
-def _num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rendezvous_store(listener: socket.socket, port: int) -> object:
@@ -217,7 +216,7 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
         return EXIT_FAILED
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent is gone, whatever ended it (Linux)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -228,7 +227,7 @@ def _die_with(parent: int) -> None:
 
 def _work(text: str) -> None:
     message = json.loads(text)
-    _die_with(message["parent"])
+    die_with(message["parent"])
     flag = SignalFlag()
     flag.install()
     sys.path[:] = message["sys_path"]

@@ -50,6 +50,16 @@ FROZEN_ON_RESUME = (
     "trainer.limit_train_batches",
     "trainer.overfit_batches",
 )
+# each environment of a benchmark says these
+SET_BY_ENVIRONMENTS = (
+    "strategy",
+    "strategy.name",
+    "scale_with_workers",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.loads",
+    "trainer.max_time_s",
+)
 EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
 MAX_COMBINATIONS = 100  # of a sweep that are all tried: about 10 ms each (2-core CPU, 2026-11-21)
 Groups = Mapping[str, Sequence[str]]
@@ -74,6 +84,7 @@ def check(
     config_name: str = "config",
     added: Path | None = None,
     is_multirun: bool,
+    is_benchmark: bool = False,
 ) -> None:
     """Raise ConfigError with all faults of these overrides; of a sweep, those of every value.
 
@@ -90,8 +101,12 @@ def check(
     for text in overrides:
         try:
             override = _parsed(text)
-            if override.is_sweep_override() and not is_multirun:
-                faults.append(f"{text} lists several values: add -m to sweep over them, or quote a value with commas")
+            elsewhere = _elsewhere(override, is_benchmark=is_benchmark)
+            if elsewhere:
+                faults.append(elsewhere)
+            elif override.is_sweep_override() and not is_multirun:
+                cure = "give one" if is_benchmark else "add -m to sweep over them"
+                faults.append(f"{text} lists several values: {cure}, or quote a value with commas")
             else:
                 values.append(_values(override, options, source))
         except HydraException:
@@ -107,6 +122,25 @@ def check(
         faults += _faults([_parsed(text) for text in texts], choose, options)
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
+
+
+def benchmarked(overrides: Sequence[str]) -> list[str]:
+    """The overrides of `lockstep benchmark`, which chooses conf/benchmark/default.yaml where they choose no other."""
+    added = [f"+{text}" if text.startswith("benchmark=") else text for text in overrides]
+    return added if any(text.startswith("+benchmark=") for text in added) else ["+benchmark=default", *added]
+
+
+def _elsewhere(override: Override, *, is_benchmark: bool) -> str | None:
+    """The fault of an override that belongs to another command, or to the environments of a benchmark."""
+    key, text = override.key_or_group, override.input_line
+    if not is_benchmark:
+        is_foreign = key.partition(".")[0] == "benchmark"
+        return f"{text}: only `lockstep benchmark` reads benchmark: leave it out" if is_foreign else None
+    if key == "resume":
+        return f"{text}: a benchmark starts anew: leave it out"
+    if key in SET_BY_ENVIRONMENTS:
+        return f"{text}: every environment of a benchmark says it itself: see benchmark.environments and budget_s"
+    return None
 
 
 @cache

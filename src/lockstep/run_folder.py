@@ -50,12 +50,30 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Replace `path` by plain values."""
+    write_atomically(path, _json(value) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The values of a file, empty where there is none."""
+    try:
+        value = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} does not hold a JSON object.")
+    return value
+
+
 def _json(value: dict[str, Any]) -> str:
     """JSON of plain values; what is not a finite number becomes null, which every reader knows."""
 
     def finite(item: Any) -> Any:
         if isinstance(item, dict):
             return {key: finite(inner) for key, inner in item.items()}
+        if isinstance(item, list):
+            return [finite(inner) for inner in item]
         return None if isinstance(item, float) and not math.isfinite(item) else item
 
     return json.dumps(finite(value), indent=1, allow_nan=False)
@@ -107,6 +125,16 @@ class RunFolder:
         """The traceback of the first rank that failed."""
         return self.path / "failure.txt"
 
+    @property
+    def scores(self) -> Path:
+        """Loss and accuracy of the last evaluation."""
+        return self.path / "scores.json"
+
+    @property
+    def measurement(self) -> Path:
+        """What a step is made of, of a run of a benchmark."""
+        return self.path / "measurement.json"
+
     def rank_log(self, rank: int) -> Path:
         """Everything a rank other than 0 printed."""
         return self.path / f"rank{rank}.log"
@@ -115,7 +143,7 @@ class RunFolder:
 
     def write_status(self, **fields: Any) -> None:
         """Replace status.json. Rank 0 or the parent only."""
-        write_atomically(self.path / "status.json", _json({**fields, "updated": time.time()}) + "\n")
+        write_json(self.path / "status.json", {**fields, "updated": time.time()})
 
     def update_status(self, **fields: Any) -> None:
         """Change some fields of status.json. Only once the training processes are gone."""
@@ -132,20 +160,14 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json: the result of a finished run."""
-        write_atomically(self.path / "summary.json", _json(summary) + "\n")
+        write_json(self.path / "summary.json", summary)
 
     def read_summary(self) -> dict[str, Any]:
         """The result of a finished run, empty for others."""
         return self._read_json("summary.json")
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        try:
-            value = json.loads((self.path / name).read_text())
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        if not isinstance(value, dict):
-            raise ValueError(f"{self.path / name} does not hold a JSON object.")
-        return value
+        return read_json(self.path / name)
 
     # -- metrics: a row per epoch ------------------------------------------------------------------------------------
 
@@ -238,6 +260,13 @@ def _is_live_here(status: dict[str, Any]) -> bool:
 
 
 def create(root: Path, name: str, now: datetime) -> RunFolder:
+    """Make the folder of a run, which `latest` then names."""
+    path = create_path(root, name, now)
+    _link_latest(root, path)
+    return RunFolder(path)
+
+
+def create_path(root: Path, name: str, now: datetime) -> Path:
     """Make `root/<date>/<time>_<name>`; a number is added while somebody else owns the name already."""
     stem = f"{now:%H-%M-%S}_{name}"
     day = root / f"{now:%Y-%m-%d}"
@@ -248,8 +277,7 @@ def create(root: Path, name: str, now: datetime) -> RunFolder:
             path.mkdir()
         except FileExistsError:
             continue
-        _link_latest(root, path)
-        return RunFolder(path)
+        return path
     raise FileExistsError(f"{day / stem} and 9,998 numbered folders beside it exist: give the run another name.")
 
 

@@ -21,6 +21,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 # a plain string is what people read instead of the type and its pattern
 Path = Annotated[str, Field(min_length=1), "a path"]
 Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
 Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"]
 
 
@@ -82,6 +83,27 @@ class Trainer(Section):
     limit_test_batches: Positive | None = Field(description="only so many test batches")
     overfit_batches: Count = Field(description="train, validate and test on the first so many global batches; 0 = off")
     profiler: Literal["simple", "advanced", "pytorch"] | None = Field(description="Lightning's profiler")
+
+
+class ExecutionEnvironment(Section):
+    """Where one training of a benchmark runs."""
+
+    strategy: Literal["cpu", "single_device", "ddp"] = Field(
+        description="cpu = processes on the CPU; single_device = one GPU; ddp = data-parallel GPUs"
+    )
+    devices: Literal["all"] | Positive = Field(
+        description="workers; all = every GPU, or a process per core, and at least two"
+    )
+    scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
+
+
+class Benchmark(Section):
+    """Read by `lockstep benchmark` alone."""
+
+    budget_s: PositiveFloat = Field(description="seconds of training in each environment")
+    probe_s: PositiveFloat = Field(description="seconds of measuring single steps, at most, after the training")
+    probe_steps: Annotated[int, Field(ge=3)] = Field(description="pairs of steps, with and without communication")
+    environments: dict[EnvironmentName, ExecutionEnvironment | None] = Field(description="by name, in this order")
 
 
 class Target(Section):
@@ -245,6 +267,7 @@ FALLBACK: dict[str, type[Target]] = {
 }
 # sections under names of the user's choice
 NAMED = ("callbacks", "logger")
+ENVIRONMENTS = ("benchmark", "environments")
 
 
 def _kind_of_section(section: Any) -> str:
@@ -299,14 +322,28 @@ class Config(Section):
     logger: dict[str, Open | None]
 
 
+class BenchmarkConfig(Config):
+    """One run for each of several environments."""
+
+    benchmark: Benchmark
+
+
 # -- questions about a key ---------------------------------------------------------------------------------------------
+
+
+def root(tree: Any) -> type[Config]:
+    """The schema of a whole tree."""
+    return BenchmarkConfig if isinstance(tree, dict) and "benchmark" in tree else Config
 
 
 def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
     """The section whose keys stand below `path` in a tree; None where the schema knows none."""
+    whole = root(tree)
     if not path:
-        return Config
+        return whole
     head = path[0]
+    if tuple(path[:2]) == ENVIRONMENTS:
+        return ExecutionEnvironment if len(path) == 3 else None
     if head in NAMED:
         return Open if len(path) == 2 else None
     if len(path) > 1:
@@ -315,7 +352,7 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
         value = tree.get(head)
         target = value.get("_target_") if isinstance(value, dict) else None
         return KNOWN.get(target, FALLBACK[head]) if isinstance(target, str) else FALLBACK[head]
-    found = Config.model_fields[head].annotation if head in Config.model_fields else None
+    found = whole.model_fields[head].annotation if head in whole.model_fields else None
     return found if isinstance(found, type) and issubclass(found, Section) else None
 
 
@@ -341,6 +378,8 @@ def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return "|".join(str(value).lower() for value in arguments)
     if origin in (Union, UnionType):
         return " or ".join("null" if part is NoneType else _kind(part) for part in arguments)
+    if origin is dict:
+        return "a section of keys"
     if origin is list:
         return f"[{_kind(arguments[0])}, ...]"
     if annotation is bool:

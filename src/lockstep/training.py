@@ -15,7 +15,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfi
 from lockstep import config as configuration
 from lockstep import environment, session
 from lockstep.callbacks.compress import CompressGradients
-from lockstep.callbacks.console import Console, duration, show_table
+from lockstep.callbacks.console import Console
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.data.module import ImageData
@@ -24,6 +24,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.run_folder import EXIT_STOPPED, RunFolder, write_atomically
 from lockstep.session import Session
 from lockstep.signals import SignalFlag
+from lockstep.terminal import duration, show_table
 
 
 def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: str) -> int:
@@ -41,6 +42,7 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
             "workers": here.world_size,
             "device": _device_name(here),
             "precision": here.precision,
+            "train_images": data.train_dataloader().batch_sampler.num_epoch_samples,
         }
         if here.rank == 0:
             write_atomically(folder.environment, json.dumps(environment.describe(), indent=1) + "\n")

@@ -1,18 +1,15 @@
 """What a person sees of a run: a header, one line per epoch, a live line on a terminal, and a summary."""
 
-import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
-from rich.cells import cell_len
-from rich.console import Console as Terminal
 from rich.live import Live
 from rich.text import Text
 
 from lockstep.callbacks.record import Record
 from lockstep.models.classifier import Classifier
+from lockstep.terminal import duration, terminal
 
 REFRESH_S = 0.25
 COLUMNS = (
@@ -21,37 +18,6 @@ COLUMNS = (
     ("val/loss", "val loss"),
     ("val/accuracy", "val acc"),
 )
-
-
-def terminal() -> Terminal:
-    """Standard output; plain text without colours or wrapping where it is a file or a log."""
-    if sys.stdout.isatty():
-        return Terminal(highlight=False)
-    return Terminal(highlight=False, soft_wrap=True, width=120)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as 7.3 s, 4:05 or 1:02:03."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-def show_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """A title and aligned name-value rows, between two rules."""
-    out = terminal()
-    wide = max(cell_len(name) for name, _ in rows)
-    rule = "─" * min(out.width, 78)
-    out.print(Text(title, style="bold"))
-    out.print(Text(rule, style="dim"))
-    for name, value in rows:
-        line = Text(f"{name:<{wide}}  ", style="dim")
-        line.append(value, style="not dim")
-        # a command must stay copyable, whatever the width of the terminal
-        out.print(line, soft_wrap=True)
-    out.print(Text(rule, style="dim"))
 
 
 class Console(L.Callback):

@@ -51,8 +51,7 @@ class Record(L.Callback):
     ) -> None:
         """Count the images of all ranks; what follows the last batch is not training speed."""
         self._epoch_images += batch.share.size
-        if trainer.is_last_batch:
-            self.images_per_s = self._epoch_images / (time.monotonic() - self._epoch_started)
+        self.images_per_s = self._epoch_images / (time.monotonic() - self._epoch_started)
         self._write(trainer, pl_module, "training")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -47,10 +47,7 @@ class StopTogether(Checkpoint):
         """Take the signals back from Lightning, which took them after on_fit_start."""
         self._channel = FlagChannel(self._timeout)
         self._flag.install()
-        # Lightning 2.6 broadcasts rank 0's SIGTERM before every batch and waits for it; the channel does that work
-        loop: Any = trainer.fit_loop.epoch_loop
-        if hasattr(loop, "_broadcast_sigterm_tensor"):
-            loop._broadcast_sigterm_tensor = _nothing
+        silence_broadcast(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -92,6 +89,13 @@ class StopTogether(Checkpoint):
         if request == TIME_LIMIT:
             return f"time limit of {self._max_time_s:g} s" if self._max_time_s is not None else "time limit"
         return f"signal {signal.Signals(request).name}"
+
+
+def silence_broadcast(trainer: L.Trainer) -> None:
+    """Lightning 2.6 broadcasts rank 0's SIGTERM before every batch and waits for it; a FlagChannel does that work."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
+        loop._broadcast_sigterm_tensor = _nothing
 
 
 def _nothing() -> None:

@@ -1,0 +1,189 @@
+"""The pictures of a benchmark, for paper and screen, drawn without a display."""
+
+import io
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure, FigureBase
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from lockstep.benchmark import results, scaling
+from lockstep.benchmark.results import Record, printable, seconds
+
+WIDTH = 7.2  # inches: A4 less margins
+COLOURS = {"compute": "#1a73e8", "input": "#f9ab00", "communication": "#d93025"}
+BAR, DARK, FAINT = "#1a73e8", "#202124", "#5f6368"
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.parse_math": False,  # names may hold a dollar sign
+    "text.color": DARK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": FAINT,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "lockstep",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Our fonts and colours, for this block alone. A letter the font lacks is a box; the HTML report shows it."""
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture that draws itself into a figure, or a part of a page, of `WIDTH` and so many inches."""
+
+    height: float
+    draw: Callable[[FigureBase], None]
+
+    def figure(self) -> Figure:
+        """The picture alone, bound to no display."""
+        found = Figure(figsize=(WIDTH, self.height), layout="constrained")
+        FigureCanvasAgg(found)
+        self.draw(found)
+        return found
+
+
+def label(found: Record) -> str:
+    """An environment with its workers and devices, in short lines."""
+    names = list(dict.fromkeys(found["devices"]))
+    device = f"{found['workers']} × {', '.join(names) or found['device'].upper()}"
+    if found["device"] == "cpu":
+        threads = found["threads_per_worker"]
+        device += f", {threads} thread{'s' if threads > 1 else ''}{' each' if found['workers'] > 1 else ''}"
+    return "\n".join([printable(found["name"]), *textwrap.wrap(printable(device), 30)[:3]])
+
+
+def epoch_times(records: Sequence[Record], title: str) -> Chart | None:
+    """Seconds per epoch on a log axis, with value and factor over the first; None where nothing was measured."""
+    shown = [r for r in records if r.get("epoch_s")]
+    if not shown:
+        return None
+    return Chart(1.5 + 0.75 * len(shown), lambda fig: _draw_epoch_times(fig, shown, title))
+
+
+def _draw_epoch_times(fig: FigureBase, shown: Sequence[Record], title: str) -> None:
+    ax = fig.subplots()
+    medians = [r["epoch_s"]["median"] for r in shown]
+    lows = [r["epoch_s"]["low"] for r in shown]
+    highs = [r["epoch_s"]["high"] for r in shown]
+    places = range(len(shown))
+    whiskers = [
+        [m - low for m, low in zip(medians, lows, strict=True)],
+        [h - m for h, m in zip(highs, medians, strict=True)],
+    ]
+    ax.barh(places, medians, height=0.55, color=BAR, zorder=2)
+    ax.errorbar(medians, places, xerr=whiskers, fmt="none", ecolor=DARK, elinewidth=1.2, capsize=4, zorder=3)
+    for place, r, high in zip(places, shown, highs, strict=True):
+        times = results.factor(r, shown)
+        text = f"{seconds(r['epoch_s']['median'])} s" + ("*" if r["is_extrapolated"] else "")
+        text += f"\n{times:.2f}×" if place and times else ""
+        ax.annotate(text, (high, place), (7, 0), textcoords="offset points", va="center", fontweight="bold")
+    ax.set_yticks(places, [label(r) for r in shown])
+    ax.invert_yaxis()
+    ax.set_xscale("log")
+    # a bar has no zero on a log axis: the axis begins at a tenth of the shortest
+    ax.set_xlim(min(lows) / 10, max(highs) * (max(highs) / min(lows) * 10) ** 0.22)
+    is_narrow = max(highs) / min(lows) < 100
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_narrow else (1.0,)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.grid(axis="x", which="major", color="#dadce0", linewidth=0.8, zorder=0)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel("training time per epoch (s, log scale); shorter is better")
+    ax.set_title("\n".join(textwrap.wrap(printable(title), 80)))
+    note = "bars: median, whiskers: shortest and longest epoch, ×: speed-up over the first bar"
+    if any(r["is_extrapolated"] for r in shown):
+        note += "; *: extrapolated from a part of an epoch"
+    fig.supxlabel("\n".join(textwrap.wrap(note, 110)), fontsize=7.5, color=FAINT)
+
+
+def step_parts(records: Sequence[Record]) -> Chart | None:
+    """What a step is made of, in milliseconds; None where no steps were measured."""
+    shown = [(r, terms) for r in records if (terms := results.terms_of(r)) is not None]
+    if not shown:
+        return None
+    return Chart(1.4 + 0.6 * len(shown), lambda fig: _draw_step_parts(fig, shown))
+
+
+def _draw_step_parts(fig: FigureBase, shown: Sequence[tuple[Record, scaling.Terms]]) -> None:
+    ax = fig.subplots()
+    longest = 1000 * max(terms.total_s for _, terms in shown)
+    for place, (_, terms) in enumerate(shown):
+        start, shares = 0.0, terms.shares()
+        for name, share in shares.items():
+            value = 1000 * share * terms.total_s
+            ax.barh(place, value, left=start, height=0.4, color=COLOURS[name])
+            start += value
+        words = ", ".join(f"{scaling.percent(share)} {name}" for name, share in shares.items())
+        text = f"{scaling.milliseconds(terms.total_s)}: {words}"
+        ax.annotate(text, (0, place - 0.2), (2, 3), textcoords="offset points", va="bottom", fontsize=7.5)
+    ax.set_yticks(range(len(shown)), [printable(r["name"]) for r, _ in shown])
+    ax.set_ylim(len(shown) - 0.6, -0.65)
+    ax.set_xlim(0, 1.02 * longest)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel("time of one optimizer step (ms)")
+    ax.set_title("What a step is made of")
+    handles = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
+    fig.legend(handles=handles, loc="outside lower right", ncols=3, frameon=False, fontsize=8)
+
+
+def predicted(records: Sequence[Record]) -> Chart | None:
+    """Efficiency of weak scaling against the number of workers; None where communication was not measured."""
+    shown = [(r, t) for r in records if (t := results.terms_of(r)) is not None and scaling.network(t) is not None]
+    if not shown:
+        return None
+    return Chart(3.0, lambda fig: _draw_predicted(fig, shown))
+
+
+def _draw_predicted(fig: FigureBase, shown: Sequence[tuple[Record, scaling.Terms]]) -> None:
+    ax = fig.subplots()
+    workers = [2**n for n in range(11)]
+    for number, (r, terms) in enumerate(shown):
+        curve = [found.efficiency for n in workers if (found := scaling.predict(terms, n)) is not None]
+        marks = [found for n in scaling.FAR if (found := scaling.predict(terms, n)) is not None]
+        colour = list(COLOURS.values())[number % len(COLOURS)]
+        ax.plot(workers, [100 * value for value in curve], color=colour, label=printable(r["name"]))
+        ax.plot([m.num_workers for m in marks], [100 * m.efficiency for m in marks], "o", color=colour, markersize=4)
+        if len(shown) == 1:
+            for m in marks:
+                ax.annotate(
+                    scaling.percent(m.efficiency),
+                    (m.num_workers, 100 * m.efficiency),
+                    (5, 5),
+                    textcoords="offset points",
+                )
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    ax.set_xlim(1, 2048)
+    ax.set_ylim(0, 112)
+    ax.set_yticks(range(0, 101, 20))
+    ax.grid(color="#dadce0", linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.set_xlabel("workers (log scale)")
+    ax.set_ylabel("efficiency T(1) / T(W) (%)")
+    ax.set_title("Predicted weak scaling")
+    ax.legend(frameon=False, fontsize=8, loc="upper right")
+
+
+def svg(fig: Figure) -> str:
+    """The figure as an <svg> element, without what points to the outside."""
+    text = io.StringIO()
+    fig.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return text.getvalue()[text.getvalue().index("<svg") :]

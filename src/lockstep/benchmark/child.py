@@ -1,0 +1,49 @@
+"""A job of a benchmark in a process of its own, so that nothing of one environment reaches the next.
+
+`start` is called by the benchmark, the rest runs in the child.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from lockstep import launch
+from lockstep.benchmark.environments import Place
+from lockstep.run_folder import RunFolder
+
+LOG = "terminal.log"
+
+
+def start(job: launch.Job, place: Place) -> subprocess.Popen[bytes]:
+    """The job with the workers of `place`; what it prints goes to terminal.log in the run folder.
+
+    An OMP_NUM_THREADS of the caller is replaced: environments are compared at all cores.
+    """
+    num_workers = place.num_workers if place.is_data_parallel else 0
+    message = {"job": job, "num_workers": num_workers, "parent": os.getpid(), "sys_path": sys.path}
+    with open(Path(job.folder) / LOG, "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lockstep.benchmark.child", json.dumps(message)],
+            env={**os.environ, "OMP_NUM_THREADS": str(place.num_threads)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C reaches the benchmark alone, which asks for a stop in the run folder
+        )
+
+
+def _work(text: str) -> int:
+    message = json.loads(text)
+    launch.die_with(message["parent"])
+    sys.path[:] = message["sys_path"]
+    job = launch.Job(*message["job"])
+    with RunFolder(Path(job.folder)).lock():
+        if message["num_workers"]:
+            return launch.run_workers(job, message["num_workers"])
+        return launch.run_here(job, None)
+
+
+if __name__ == "__main__":
+    sys.exit(_work(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""Which environments of a benchmark this machine offers, and the configuration of the run in each."""
+
+import os
+from dataclasses import dataclass
+
+from lockstep import config as configuration
+from lockstep import environment
+from lockstep.schema import BenchmarkConfig, Config, ExecutionEnvironment
+
+GPU_STRATEGIES = ("single_device", "ddp")
+
+
+@dataclass(frozen=True)
+class Place:
+    """An environment to train in: `num_workers` processes of `num_threads` threads; without a config it is skipped."""
+
+    name: str
+    device: str
+    num_workers: int
+    num_threads: int
+    config: Config | None
+    skipped: str
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether its workers form a process group, also one of a single worker."""
+        return self.config is not None and (self.num_workers > 1 or self.config.strategy.name == "ddp")
+
+
+def places(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list[Place]:
+    """Every environment of the configuration, in its order.
+
+    Raises ConfigError with all faults of the runs in them.
+    """
+    if environment.outer_world(os.environ) is not None:
+        raise configuration.ConfigError(
+            [
+                "lockstep benchmark starts its workers itself, but another launcher started it: start it once, without "
+                "torchrun or srun; in a batch script of SLURM as `env -u SLURM_PROCID lockstep benchmark ...`"
+            ]
+        )
+    found, faults = [], []
+    for name, entry in config.benchmark.environments.items():
+        if entry is None:
+            continue
+        try:
+            found.append(_place(name, entry, config, num_cores, num_gpus))
+        except configuration.ConfigError as error:
+            faults += [f"benchmark.environments.{name}: {fault}" for fault in error.faults]
+    if not found and not faults:
+        faults.append("benchmark.environments has no entry: leave one, or add +benchmark.environments.NAME=...")
+    if faults:
+        raise configuration.ConfigError(faults)
+    return found
+
+
+def _place(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, num_cores: int, num_gpus: int) -> Place:
+    device = "gpu" if entry.strategy in GPU_STRATEGIES else "cpu"
+    there = num_gpus if device == "gpu" else num_cores
+    num_workers = there if entry.devices == "all" else entry.devices
+    skipped = _missing(device, entry, there)
+    if skipped:
+        return Place(name, device, num_workers, 0, None, skipped)
+    tree = configuration.to_tree(config)
+    del tree["benchmark"]
+    tree["trainer"] |= {
+        "devices": num_workers,
+        "num_nodes": 1,
+        "loads": None,
+        "max_time_s": config.benchmark.budget_s,
+    }
+    tree["strategy"]["name"] = entry.strategy
+    tree["scale_with_workers"] = entry.scale_with_workers
+    scaled = configuration.scaled(configuration.check_tree(tree))
+    return Place(name, device, num_workers, max(1, num_cores // num_workers), scaled, "")
+
+
+def _missing(device: str, entry: ExecutionEnvironment, there: int) -> str:
+    """What this machine lacks for an environment; empty if it has all."""
+    what = "GPU" if device == "gpu" else "core"
+    has = f"this machine has {there or 'no'} {what}{'' if there == 1 else 's'}"
+    if there == 0:
+        return has
+    if entry.devices == "all":
+        return f"needs at least two {what}s, {has}" if there < 2 else ""
+    # processes can share cores, but not GPUs
+    return f"needs {entry.devices} {what}s, {has}" if device == "gpu" and entry.devices > there else ""
