@@ -1,0 +1,39 @@
+"""Measure everything that needs no GPU and write docs/benchmarks.md; about 15 minutes on two quiet cores."""
+
+from pathlib import Path
+
+from benchmarks import checkpoint, input, processes, step
+from benchmarks.table import conditions, markdown
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+SECTIONS = (
+    ("A step", step.overhead),
+    ("The full ResNet-18", step.resnet18),
+    ("Averaged weights", step.averaging),
+    ("Input", input.measure),
+    ("Workers", processes.workers),
+    ("Start", processes.start_up),
+    ("Checkpoints", checkpoint.checkpoint),
+)
+
+
+def main() -> None:
+    """Print every section as soon as it is measured, then write the page."""
+    intro = (
+        "Ratios are quotients within one round; rounds alternate the order. A figure counts for the machine it comes "
+        "from, and only where nothing else ran there."
+    )
+    parts = [f"# Benchmarks\n\n`python -m benchmarks`: {conditions()}.\n{intro}\n"]
+    for title, measure in SECTIONS:
+        parts.append(markdown(title, measure()))
+        print(parts[-1], flush=True)
+    lines = [f"| {name} | {seconds:.2f} s |" for name, seconds in processes.import_breakdown()]
+    parts.append(
+        "\n".join(["## What a training imports", "", "| package | its own time |", "| --- | --- |", *lines, ""])
+    )
+    print(parts[-1], flush=True)
+    PAGE.write_text("\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()
