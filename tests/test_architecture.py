@@ -17,7 +17,7 @@ LAYERS = (
     ("data", "models", "checkpoint_io", "workers"),
     ("callbacks", "config"),
     ("session", "overrides"),
-    ("training", "evaluation", "prediction", "help"),
+    ("training", "evaluation", "prediction", "preparation", "help"),
     ("launch",),
     ("cli",),
 )

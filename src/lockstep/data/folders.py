@@ -69,33 +69,6 @@ def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int) 
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What `lockstep data prepare` found or made."""
-
-    path: Path
-    num_images: int
-    class_names: tuple[str, ...]
-    shape: tuple[int, int, int]
-    num_bytes: int
-    decoding_s: float | None
-
-
-def prepare(root: str, *, image_size: int | None, channels: int, cache: str) -> Prepared:
-    """Have the images of a folder decoded in `cache`; `decoding_s` is None where they were already."""
-    check_channels(channels)
-    folder = Folder(f"data.root={root}", list_classes(root), image_size, channels, cache)
-    started = time.perf_counter()
-    table = folder.entry.opened()
-    decoding_s = None
-    if table is None:
-        table = folder.decoded()
-        decoding_s = time.perf_counter() - started
-    count, *shape = table.shape
-    names = folder.listing.class_names
-    return Prepared(folder.entry.path, count, names, (shape[0], shape[1], shape[2]), table.nbytes, decoding_s)
-
-
-@dataclass(frozen=True)
 class Folder:
     """A folder of images and how they are decoded; `asked` is the setting that named it."""
 
