@@ -10,6 +10,8 @@ from lockstep.data import cache as caches
 from lockstep.data.listing import list_classes
 from lockstep.run_folder import EXIT_CONFIG
 
+NO_TEXTS = ("null", "true", "false", "inf", "nan")
+
 
 def prepare(root: str, changes: Mapping[str, str | None]) -> int:
     """Have the images of a folder in the cache, with the settings of a training with these `changes` of data.*.
@@ -17,7 +19,7 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
     Prints what is there. Returns the exit code; raises ConfigError, FileNotFoundError or ValueError.
     """
     changed = {"root": _quoted(root), **{name: value for name, value in changes.items() if value is not None}}
-    if "cache" in changed:
+    if changed.get("cache", "null") != "null":
         changed["cache"] = _quoted(changed["cache"])
     overrides = ["data=image_folder", *(f"data.{name}={value}" for name, value in changed.items())]
     settings = configuration.checked(configuration.composed(overrides)).data.arguments()
@@ -48,8 +50,9 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
 
 
 def _quoted(text: str) -> str:
-    """A value as Hydra reads it: in quotes, where it has other than plain characters."""
-    if re.fullmatch(r"[\w./~-]+", text):
+    """A text as Hydra reads it: in quotes, where it has other than plain characters or looks like another value."""
+    if re.fullmatch(r"[\w.~-]*/[\w./~-]*|[A-Za-z_][\w.-]*", text) and text.lower() not in NO_TEXTS:
         return text
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    # backslashes count only before a quote
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (r"\'" if found[2] else ""), text)
     return f"'{escaped}'"

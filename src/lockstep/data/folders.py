@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from lockstep.data import cache as caches
 from lockstep.data.cache import Entry, NoSpace, Progress
-from lockstep.data.decode import check_channels, decode, decode_all, num_cores, size_of, useful_threads
+from lockstep.data.decode import NUM_PER_RUN, check_channels, decode, decode_all, num_cores, size_of, useful_threads
 from lockstep.data.listing import IMAGE_SUFFIXES, SPLIT_FOLDERS, Listing, Names, existing, list_classes, list_images
 from lockstep.data.pixels import ImageFiles, Pixels, Rows
 from lockstep.data.sources import Images, Splits, cut
-from lockstep.data.statistics import Statistics, channel_statistics, sampled_positions
+from lockstep.data.statistics import Statistics, channel_statistics, sampled_positions, value_counts
 
 
 def image_folder(
@@ -46,7 +47,7 @@ def image_folder(
     folder = Folder(f"data.root={root}", listing, image_size, channels, cache)
     pixels = _pixels(folder, positions, memory, started)
     train, val, test = (
-        Images(part, torch.from_numpy(listing.labels[places]), listing.names.select(places.numpy()))
+        Images(part, torch.from_numpy(listing.labels[places.numpy()]), listing.names.select(places.numpy()))
         for part, places in zip(pixels, positions, strict=True)
     )
     return Splits(train, val, test, listing.class_names, folder.statistics(train.pixels, positions[0]))
@@ -150,7 +151,10 @@ class Folder:
         if text is not None:
             mean, std = json.loads(text)
             return Statistics(tuple(mean), tuple(std))
-        found = channel_statistics(pixels[sample])
+        num_threads = useful_threads(len(self.files), self.listing.num_bytes, num_cores())
+        with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            runs = pool.map(lambda run: value_counts(pixels[run]), sample.split(NUM_PER_RUN))
+            found = channel_statistics(torch.stack(list(runs)).sum(0))
         if self.cache is not None:
             self.entry.write_note(note, json.dumps(found))
         return found

@@ -14,7 +14,7 @@ from lockstep.data.loader import Batch, ShareLoader, TensorImages, fits_on, pinn
 from lockstep.data.pixels import ImageFiles, Pixels, Rows, copied, head, num_bytes
 from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources import Images, Splits
-from lockstep.data.statistics import channel_statistics
+from lockstep.data.statistics import channel_statistics, value_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class ImageData(L.LightningDataModule):
             splits = _first_samples(splits, batching.overfit_batches * batching.global_batch_size)
         self.splits = splits
         self.class_names = splits.class_names
-        self.mean, self.std = splits.statistics or channel_statistics(_tensor(splits.train.pixels))
+        self.mean, self.std = splits.statistics or channel_statistics(value_counts(_tensor(splits.train.pixels)))
         self.augment = Augment(
             crop_padding=crop_padding,
             flip=flip,

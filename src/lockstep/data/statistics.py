@@ -15,17 +15,18 @@ class Statistics(NamedTuple):
     std: tuple[float, ...]
 
 
-def channel_statistics(pixels: Tensor) -> Statistics:
-    """Mean and standard deviation of every channel of uint8 `pixels` (N, C, H, W), in [0, 1], from exact counts."""
+def value_counts(pixels: Tensor) -> Tensor:
+    """How often each value is in each channel of uint8 `pixels` (N, C, H, W): int64 (C, 256)."""
+    return torch.stack([torch.bincount(channel.reshape(-1), minlength=256) for channel in pixels.unbind(1)])
+
+
+def channel_statistics(counts: Tensor) -> Statistics:
+    """Mean and standard deviation of every channel, in [0, 1], from the counts (C, 256) of its values."""
     values = torch.arange(256, dtype=torch.float64) / 255
-    means, stds = [], []
-    for channel in range(pixels.shape[1]):
-        counts = torch.bincount(pixels[:, channel].reshape(-1), minlength=256).double()
-        weights = counts / counts.sum()
-        mean = (weights * values).sum()
-        means.append(mean.item())
-        stds.append(max(((values - mean).square() * weights).sum().sqrt().item(), 1 / 255))
-    return Statistics(tuple(means), tuple(stds))
+    weights = counts / counts.sum(1, keepdim=True, dtype=torch.float64)
+    mean = (weights * values).sum(1)
+    std = ((values - mean.unsqueeze(1)).square() * weights).sum(1).sqrt().clamp(min=1 / 255)
+    return Statistics(tuple(mean.tolist()), tuple(std.tolist()))
 
 
 def sampled_positions(count: int) -> Tensor:

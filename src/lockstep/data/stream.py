@@ -42,9 +42,9 @@ def _start_worker(number: int) -> None:
 
     torch looks for the process that forked this one, which is not the training process.
     """
-    for stop_signal in STOP_SIGNALS:
-        signal.signal(stop_signal, signal.SIG_IGN)
-    Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    for work in (_end_with_parent, _end_for_parent):
+        Thread(target=work, name=work.__name__, daemon=True).start()
 
 
 def _end_with_parent() -> None:
@@ -52,3 +52,12 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def _end_for_parent() -> None:
+    """SIGTERM of the training process means that it is at its end; of others, that it is to stop in good order."""
+    parent = parent_process()
+    assert parent is not None
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent.pid:
+        pass
+    os._exit(0)
