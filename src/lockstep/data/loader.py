@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lockstep.data.ahead import read_ahead
 from lockstep.data.decode import ImageFault
-from lockstep.data.pixels import Pixels
+from lockstep.data.pixels import Pixels, taken
 from lockstep.data.sampler import GlobalBatches, ShareIndices
 from lockstep.data.stream import Fault, worker_settings
 from lockstep.parallel.partition import Share
@@ -39,7 +39,7 @@ class TensorImages(Dataset[Batch]):
     def __getitems__(self, wanted: ShareIndices) -> Batch:
         """Takes the whole share at once, so that an empty one needs no special case."""
         indices = wanted.indices.to(self.labels.device, non_blocking=True)
-        return Batch(self.pixels[indices], self.labels[indices], indices, wanted.share)
+        return Batch(taken(self.pixels, indices), self.labels[indices], indices, wanted.share)
 
 
 class StreamedImages(Dataset["Batch | Fault"]):

@@ -32,7 +32,7 @@ class Rows:
         return len(self.rows), channels, height, width
 
     def __getitem__(self, positions: Positions) -> Tensor:
-        return self.table[self.rows[positions]]
+        return self.table.index_select(0, self.rows[positions])
 
     def head(self, count: int) -> "Rows":
         """The first `count`."""
@@ -75,6 +75,14 @@ class ImageFiles:
 
 
 Pixels = Tensor | Rows | ImageFiles
+
+
+def taken(pixels: Pixels, positions: Tensor) -> Tensor:
+    """The images at `positions`, int64 (n,), which are where the pixels are.
+
+    Not by brackets where it is a tensor: 0.4 against 3.4 million 32x32 images/s (one CPU thread, 2026-11-21).
+    """
+    return pixels.index_select(0, positions) if isinstance(pixels, Tensor) else pixels[positions]
 
 
 def head(pixels: Pixels, count: int) -> Pixels:
