@@ -343,10 +343,15 @@ def test_names_are_those_of_the_files_also_in_other_encodings(tmp_path: Path) ->
 
 
 def test_the_order_is_that_of_sorted_paths(tmp_path: Path) -> None:
-    for name in ("a/b.png", "a-1.png", "a b.png", "a/a/z.png", "B.png", "a.png"):
+    for name in ("a/b.png", "a-1.png", "a b.png", "a/a/z.png", "B.png", "a.png", "folder.png/q.png"):
         write_image(tmp_path / "c1" / name)
+    (tmp_path / "c1" / "circle").symlink_to(tmp_path / "c1")
+    (tmp_path / "c1" / "circle.png").symlink_to(tmp_path / "c1")
     write_image(tmp_path / "c2" / "x.png")
-    expected = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.png"))
+    (tmp_path / "c2" / "notes.txt").symlink_to("nowhere")
+    expected = sorted(
+        path.relative_to(tmp_path) for path in tmp_path.rglob("*.png") if path.is_file() and "circle" not in str(path)
+    )
     assert list(list_classes(str(tmp_path)).names) == [path.as_posix() for path in expected]
 
 

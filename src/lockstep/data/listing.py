@@ -142,19 +142,19 @@ class _Files:
 
     def _add(self, folder: str, prefix: str) -> None:
         # One call of the system for each file, relative to the open folder: most of the time is spent there (60,000
-        # files: 0.1 of 0.15 s; one CPU thread, 2026-11-21).
+        # files: 0.12 of 0.2 s; one CPU thread, 2026-11-21).
         opened = os.open(folder, os.O_RDONLY)
         try:
-            with os.scandir(opened) as entries:
-                found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
-            for name in sorted(found):
-                if found[name]:
-                    self._add(f"{folder}/{name}", f"{prefix}{name}/")
-                elif name.lower().endswith(IMAGE_SUFFIXES) and name[0] != ".":
+            for name in sorted(os.listdir(opened)):
+                if name.lower().endswith(IMAGE_SUFFIXES) and name[0] != ".":
                     state = _state(folder, name, opened)
                     if stat.S_ISREG(state.st_mode):
                         self.names.append(prefix + name)
                         self._states += (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+                        continue
+                # a folder may be called x.jpg; links to folders could lead in circles
+                if stat.S_ISDIR(os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode):
+                    self._add(f"{folder}/{name}", f"{prefix}{name}/")
         finally:
             os.close(opened)
 
