@@ -22,6 +22,7 @@ from lockstep.data.cache import Lock
 from lockstep.data.listing import Names, list_classes
 from lockstep.data.pixels import Rows, whole
 from lockstep.data.sources import Images, Splits
+from lockstep.data.statistics import sampled_positions
 from tests.harness import ROOT, environ
 from tests.image_files import read, write_folder, write_image
 from tests.processes import Ranks, started
@@ -66,6 +67,24 @@ def test_cached_and_streamed_images_are_those_decoded_into_memory(
 ) -> None:
     for _ in range(2):  # built, then found
         assert_same(read(root, cache=cache, memory=memory, **changes), read(root, **changes))
+
+
+@pytest.mark.parametrize("memory", ["host", "stream"])
+def test_statistics_are_those_of_the_training_images(root: Path, memory: str) -> None:
+    splits = read(root, memory=memory)
+    values = whole(splits.train.pixels).double() / 255
+    assert splits.statistics is not None
+    assert splits.statistics.mean == pytest.approx(values.mean((0, 2, 3)).tolist(), rel=1e-12)
+    assert splits.statistics.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("count", "number"), [(1, 1), (4096, 4096), (4097, 4096), (10_000, 4096), (1_281_167, 4096)])
+def test_a_sample_for_statistics_is_evenly_spaced(count: int, number: int) -> None:
+    positions = sampled_positions(count)
+    steps = positions.diff()
+    assert len(positions) == number
+    assert 0 <= positions.min() <= positions.max() < count
+    assert len(steps) == 0 or count // number <= steps.min() <= steps.max() <= -(-count // number)
 
 
 def test_split_folders_keep_their_images(tmp_path: Path, cache: str) -> None:
