@@ -10,7 +10,7 @@ SECTIONS = (
     ("A step", step.overhead),
     ("The full ResNet-18", step.resnet18),
     ("Averaged weights", step.averaging),
-    ("Input", input.measure),
+    ("Input", input.generated),
     ("Workers", processes.workers),
     ("Start", processes.start_up),
     ("Checkpoints", checkpoint.checkpoint),

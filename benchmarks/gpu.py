@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.processes import ROOT, TRAIN
@@ -94,7 +95,7 @@ def exactness() -> list[Row]:
 def batch_norm() -> list[Row]:
     """Forward and backward of 256x64x32x32 on two processes: on two GPUs by NCCL, else on one by gloo."""
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_time_batch_norms, (folder,), nprocs=2)
+        spawn(_time_batch_norms, (folder,), nprocs=2)
         found = json.loads((Path(folder) / "times.json").read_text())
     return [row(f"batch norm, {name}", values, "{:.2f} ms") for name, values in found.items()]
 

@@ -17,7 +17,7 @@ LAYERS = (
     ("data", "models", "checkpoint_io", "workers"),
     ("callbacks", "config"),
     ("session", "overrides"),
-    ("training", "evaluation", "prediction", "measurement", "help"),
+    ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),
     ("benchmark",),
     ("cli",),

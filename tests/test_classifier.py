@@ -99,7 +99,7 @@ def expected_scores(module: Classifier, num_samples: int) -> tuple[float, float]
     """Mean loss and accuracy by scikit-learn."""
     whole = images(num_samples)
     with torch.no_grad():
-        probabilities = logits_of(module, whole.pixels).softmax(1).numpy()
+        probabilities = logits_of(module, whole.pixels[:]).softmax(1).numpy()
     labels = whole.labels.numpy()
     return log_loss(labels, probabilities, labels=range(4)), accuracy_score(labels, probabilities.argmax(1))
 

@@ -75,6 +75,14 @@ def test_training_commands_run(tmp_path: Path) -> None:
             assert "test accuracy" in run(tmp_path, *smaller(words))
 
 
+def test_images_are_prepared(tmp_path: Path) -> None:
+    for species in ("rose", "tulip"):
+        images(tmp_path / "flowers" / species, 3)
+    (words,) = commands("lockstep data")
+    assert "Decoded 6 images of flowers" in run(tmp_path, *words)
+    assert "Up to date" in run(tmp_path, *words)
+
+
 def test_stop_and_go_on_then_use_the_network(tmp_path: Path) -> None:
     long = [*SMALL, "global_batch_size=16", "trainer.max_epochs=2000"]
     with training(tmp_path, *long) as started:

@@ -20,7 +20,7 @@ REAL = [
     ),
     *(f"lightning.pytorch.loggers.{name}" for name in ("TensorBoardLogger", "CSVLogger", "WandbLogger")),
     "lockstep.data.sources.digits",
-    "lockstep.data.sources.image_folder",
+    "lockstep.data.folders.image_folder",
     "lockstep.models.resnet.ResNet18",
     "lockstep.models.optimizers.cosine",
     "lockstep.models.classifier.Classifier",

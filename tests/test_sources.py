@@ -12,8 +12,11 @@ from torchvision.datasets import cifar
 from torchvision.datasets import utils as downloads
 from torchvision.transforms.v2 import functional as F
 
-from lockstep.data import sources
-from lockstep.data.sources import Images, Splits, cifar10, digits, fashion_mnist, image_folder, synthetic
+from lockstep.data import folders
+from lockstep.data.folders import image_folder, unlabelled_folder
+from lockstep.data.listing import IMAGE_SUFFIXES
+from lockstep.data.pixels import whole
+from lockstep.data.sources import Images, Splits, cifar10, digits, fashion_mnist, synthetic
 
 REPOSITORY = Path(__file__).parents[1]
 TEST_DATA = Path(os.environ.get("LOCKSTEP_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
@@ -23,6 +26,8 @@ FOLDER: dict[str, Any] = {
     "val_fraction": 0.25,
     "test_fraction": 0.25,
     "split_seed": 0,
+    "cache": None,
+    "memory": "host",
 }
 
 
@@ -53,15 +58,15 @@ def names(splits: Splits) -> list[str]:
 
 def assert_well_formed(splits: Splits) -> None:
     for part in (splits.train, splits.val, splits.test):
-        assert part.pixels.dtype == torch.uint8
+        assert whole(part.pixels).dtype == torch.uint8
         assert part.labels.dtype == torch.int64
-        assert part.pixels.is_contiguous()
-        assert len(part) == len(part.pixels) == len(part.labels) == len(part.names) > 0
+        assert whole(part.pixels).is_contiguous()
+        assert len(part) == len(whole(part.pixels)) == len(part.labels) == len(part.names) > 0
         assert 0 <= part.labels.min() <= part.labels.max() < len(splits.class_names)
 
 
 def same(a: Images, b: Images) -> bool:
-    return torch.equal(a.pixels, b.pixels) and torch.equal(a.labels, b.labels) and a.names == b.names
+    return torch.equal(whole(a.pixels), whole(b.pixels)) and torch.equal(a.labels, b.labels) and a.names == b.names
 
 
 def test_digits_are_scikit_learns_each_in_exactly_one_split() -> None:
@@ -75,7 +80,7 @@ def test_digits_are_scikit_learns_each_in_exactly_one_split() -> None:
     for part in (splits.train, splits.val, splits.test):
         index = [int(name.removeprefix("digits/")) for name in part.names]
         assert part.labels.tolist() == labels[index].tolist()
-        assert (part.pixels.flatten(1).double() - torch.from_numpy(images[index]) * 255 / 16).abs().max() <= 0.5
+        assert (whole(part.pixels).flatten(1).double() - torch.from_numpy(images[index]) * 255 / 16).abs().max() <= 0.5
 
 
 def test_the_same_seed_gives_the_same_split_and_another_seed_another() -> None:
@@ -116,7 +121,7 @@ def test_fashion_mnist_is_the_file_contents_with_val_cut_off_train() -> None:
         index = np.array([int(name.split("/")[1]) for name in part.names])
         images = np.fromfile(raw / f"{prefix}-images-idx3-ubyte", np.uint8)[16:].reshape(-1, 1, 28, 28)
         labels = np.fromfile(raw / f"{prefix}-labels-idx1-ubyte", np.uint8)[8:]
-        assert torch.equal(part.pixels, torch.from_numpy(images[index]))
+        assert torch.equal(whole(part.pixels), torch.from_numpy(images[index]))
         assert part.labels.tolist() == labels[index].tolist()
 
 
@@ -144,10 +149,12 @@ def test_cifar10_is_the_file_contents_as_images_of_three_channels(
     assert_well_formed(splits)
     assert (len(splits.train), len(splits.val), len(splits.test)) == (40, 10, 10)
     assert splits.class_names[3] == "thing 3"
-    assert torch.equal(splits.test.pixels, torch.from_numpy(test).view(-1, 3, 32, 32))
+    assert torch.equal(whole(splits.test.pixels), torch.from_numpy(test).view(-1, 3, 32, 32))
     known = {f"train/{i}": torch.from_numpy(first[i]).view(3, 32, 32) for i in range(10)}
     found = {
-        name: image for part in (splits.train, splits.val) for name, image in zip(part.names, part.pixels, strict=True)
+        name: image
+        for part in (splits.train, splits.val)
+        for name, image in zip(part.names, whole(part.pixels), strict=True)
     }
     assert all(torch.equal(found[name], image) for name, image in known.items())
 
@@ -202,7 +209,7 @@ def test_pixels_label_and_name_of_a_file_stay_together(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 40, "b": 40})
     splits = read(tmp_path)
     for part in (splits.train, splits.val, splits.test):
-        for pixels, label, name in zip(part.pixels, part.labels.tolist(), part.names, strict=True):
+        for pixels, label, name in zip(whole(part.pixels), part.labels.tolist(), part.names, strict=True):
             seed = 100 * label + int(Path(name).stem)
             assert Path(name).parts[0] == splits.class_names[label]
             assert torch.equal(pixels, torch.from_numpy(pixels_of(seed)).permute(2, 0, 1))
@@ -236,7 +243,7 @@ def test_a_missing_split_folder_without_a_fraction_is_an_error(tmp_path: Path, n
         read(tmp_path, **{f"{name}_fraction": 0})
 
 
-@pytest.mark.parametrize("suffix", sorted(sources.IMAGE_SUFFIXES))
+@pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_format_is_read_as_grey_or_colour(tmp_path: Path, suffix: str, channels: int) -> None:
     for name in ("a", "b"):
@@ -247,13 +254,13 @@ def test_every_format_is_read_as_grey_or_colour(tmp_path: Path, suffix: str, cha
                 Image.fromarray(pixels_of(i)).convert("L").save(path)
             else:
                 Image.fromarray(pixels_of(i)).save(path)
-    pixels = read(tmp_path, channels=channels).train.pixels
+    pixels = whole(read(tmp_path, channels=channels).train.pixels)
     assert pixels.shape == (4, channels, 8, 8)
     assert pixels.float().std() > 20
 
 
 def grey(path: Path) -> Tensor:
-    return sources.unlabelled_folder(str(path), image_size=(8, 8), channels=1).pixels[0, 0]
+    return whole(unlabelled_folder(str(path), image_size=(8, 8), channels=1).pixels)[0, 0]
 
 
 def test_photographs_are_turned_upright(tmp_path: Path) -> None:
@@ -285,7 +292,7 @@ def test_image_size_scales_the_shorter_side_and_crops_the_centre(tmp_path: Path,
         for i in range(4):
             write(tmp_path / name / f"{i}.png", seed=i, height=height, width=width)
     part = read(tmp_path, image_size=10).train
-    for pixels, name in zip(part.pixels, part.names, strict=True):
+    for pixels, name in zip(whole(part.pixels), part.names, strict=True):
         image = torch.from_numpy(pixels_of(int(Path(name).stem), height, width)).permute(2, 0, 1)
         assert torch.equal(pixels, F.center_crop(F.resize(image, [10], antialias=True), [10]))
 
@@ -297,7 +304,7 @@ def test_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:
         ValueError, match=r"data\.image_size=null.*0\.png has 8x8.*9\.png has 6x7.*set data\.image_size"
     ):
         read(tmp_path)
-    assert read(tmp_path, image_size=5).train.pixels.shape[1:] == (3, 5, 5)
+    assert whole(read(tmp_path, image_size=5).train.pixels).shape[1:] == (3, 5, 5)
 
 
 def test_all_broken_images_are_named_at_once(tmp_path: Path) -> None:
@@ -370,9 +377,9 @@ def test_folders_beside_train_that_nothing_reads_are_named(tmp_path: Path) -> No
 def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_classes(tmp_path, {"a": 4, "b": 4})
     needed = 8 * 3 * 50 * 50
-    monkeypatch.setattr(sources, "_available_bytes", lambda: needed)
-    assert read(tmp_path, image_size=50).train.pixels.shape == (4, 3, 50, 50)
-    monkeypatch.setattr(sources, "_available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(folders, "available_bytes", lambda: needed)
+    assert whole(read(tmp_path, image_size=50).train.pixels).shape == (4, 3, 50, 50)
+    monkeypatch.setattr(folders, "available_bytes", lambda: needed - 1)
     with pytest.raises(ValueError, match=r"GiB.*set a smaller data\.image_size"):
         read(tmp_path, image_size=50)
 
@@ -380,7 +387,7 @@ def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeyp
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux tells its available memory")
 def test_available_memory_is_between_a_mebibyte_and_all_of_it() -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = sources._available_bytes()
+    available = folders.available_bytes()
     assert available is not None
     assert 2**20 < available <= total
 
@@ -393,9 +400,9 @@ def test_channels_other_than_grey_and_colour_are_refused(tmp_path: Path) -> None
 def test_prediction_reads_every_image_below_a_folder_in_sorted_order(tmp_path: Path) -> None:
     for name in ("b.png", "a/z.png", "a/deep/er/1.jpg", ".hidden.png"):
         write(tmp_path / name, height=9, width=12)
-    images = sources.unlabelled_folder(str(tmp_path), image_size=(4, 6), channels=3)
+    images = unlabelled_folder(str(tmp_path), image_size=(4, 6), channels=3)
     assert images.names == ("a/deep/er/1.jpg", "a/z.png", "b.png")
-    assert images.pixels.shape == (3, 3, 4, 6)
+    assert whole(images.pixels).shape == (3, 3, 4, 6)
     assert images.labels.tolist() == [-1, -1, -1]
 
 
@@ -403,16 +410,16 @@ def test_prediction_reads_one_file_as_training_does(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 4, "b": 4})
     trained = read(tmp_path, image_size=5).train
     path = tmp_path / trained.names[0]
-    alone = sources.unlabelled_folder(str(path), image_size=(5, 5), channels=3)
+    alone = unlabelled_folder(str(path), image_size=(5, 5), channels=3)
     assert alone.names == (path.name,)
-    assert torch.equal(alone.pixels[0], trained.pixels[0])
+    assert torch.equal(whole(alone.pixels)[0], whole(trained.pixels)[0])
 
 
 def test_prediction_without_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no image"):
-        sources.unlabelled_folder(str(tmp_path), image_size=(4, 6), channels=3)
+        unlabelled_folder(str(tmp_path), image_size=(4, 6), channels=3)
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        sources.unlabelled_folder(str(tmp_path / "x"), image_size=(4, 6), channels=3)
+        unlabelled_folder(str(tmp_path / "x"), image_size=(4, 6), channels=3)
 
 
 SYNTHETIC: dict[str, Any] = {
@@ -429,7 +436,7 @@ SYNTHETIC: dict[str, Any] = {
 def test_synthetic_images_are_told_apart_by_the_nearest_mean_of_training() -> None:
     splits = synthetic(**SYNTHETIC)
     assert_well_formed(splits)
-    train, test = (part.pixels.flatten(1).double() for part in (splits.train, splits.test))
+    train, test = (whole(part.pixels).flatten(1).double() for part in (splits.train, splits.test))
     means = torch.stack([train[splits.train.labels == label].mean(0) for label in range(5)])
     assert (torch.cdist(test, means).argmin(1) == splits.test.labels).double().mean() > 0.95
 
@@ -437,6 +444,6 @@ def test_synthetic_images_are_told_apart_by_the_nearest_mean_of_training() -> No
 def test_synthetic_images_repeat_for_a_seed_and_are_new_in_every_split() -> None:
     first, again, other = (synthetic(**SYNTHETIC | {"seed": seed}) for seed in (0, 0, 1))
     assert same(first.train, again.train)
-    assert not torch.equal(first.train.pixels, other.train.pixels)
-    everything = torch.cat([first.train.pixels, first.val.pixels, first.test.pixels]).flatten(1)
+    assert not torch.equal(whole(first.train.pixels), whole(other.train.pixels))
+    everything = torch.cat([whole(first.train.pixels), whole(first.val.pixels), whole(first.test.pixels)]).flatten(1)
     assert len(everything.unique(dim=0)) == len(everything)

@@ -243,6 +243,7 @@ def _parser() -> argparse.ArgumentParser:
         found.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
         found.add_argument("--devices", type=int, metavar="N", help="number of workers; default: as many as trained it")
         found.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
+    _add_data_commands(commands.add_parser("data", help="prepare images", description="Prepare images."))
     return parser
 
 
@@ -255,6 +256,21 @@ def _benchmark(arguments: argparse.Namespace) -> int:
     from lockstep.benchmark.command import run
 
     return run(arguments.overrides)
+
+
+def _add_data_commands(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    text = (
+        "decode a folder of images ahead of the first training; the defaults are those of conf/data/image_folder.yaml"
+    )
+    prepare = commands.add_parser("prepare", help=text, description=text[0].upper() + text[1:] + ".")
+    prepare.add_argument("root", help="folder with a folder per class, or train/, val/ and test/ of them")
+    prepare.add_argument(
+        "--image-size", metavar="N|null", help="resize and crop to N x N pixels; null: all have one size"
+    )
+    prepare.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
+    prepare.add_argument("--cache", metavar="FOLDER", help="folder that keeps the decoded images")
+    prepare.set_defaults(function=_prepare)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -298,6 +314,17 @@ def _predict(arguments: argparse.Namespace) -> int:
                 f"{arguments.source} is not there: give a folder or file of images, or val or test."
             )
     return _use(arguments, "predict", {"source": source, "output": str(Path(arguments.output).resolve())})
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from lockstep import config as configuration
+    from lockstep.preparation import prepare
+
+    changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
+    try:
+        return prepare(arguments.root, changes)
+    except configuration.ConfigError as error:
+        configuration.exit_with(error)
 
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from lockstep import config as configuration
 from lockstep import session
+from lockstep.data.folders import unlabelled_folder
 from lockstep.data.sampler import GlobalBatches
-from lockstep.data.sources import Images, unlabelled_folder
+from lockstep.data.sources import Images
 from lockstep.environment import World
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.parallel.reduce import gather_objects

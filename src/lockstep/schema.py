@@ -169,6 +169,18 @@ class ImageFolder(Split):
         description="resize and crop to a square of so many pixels; null = all have one size"
     )
     channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
+    cache: Path | None = Field(description="folder that keeps the decoded images; null = decode in every run")
+    memory: Literal["auto", "device", "host", "stream"] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        description="where pixels live; auto: on the GPU if they fit, else in memory, else stream: decoded when needed"
+    )
+    num_workers: Literal["auto"] | Positive = Field(
+        description="processes of each worker that decode streamed images; auto: one per core"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """What the source gets: it decides whether images are streamed; by how many processes is not its business."""
+        arguments = {**super().arguments(), "memory": self.memory}
+        return {key: value for key, value in arguments.items() if key != "num_workers"}
 
 
 class Synthetic(Data):
@@ -249,7 +261,7 @@ KNOWN: dict[str, type[Target]] = {
     "lockstep.data.sources.digits": Digits,
     "lockstep.data.sources.fashion_mnist": Downloaded,
     "lockstep.data.sources.cifar10": Downloaded,
-    "lockstep.data.sources.image_folder": ImageFolder,
+    "lockstep.data.folders.image_folder": ImageFolder,
     "lockstep.data.sources.synthetic": Synthetic,
     "lockstep.models.resnet.ResNet18": ResNet18,
     "torch.optim.SGD": Sgd,

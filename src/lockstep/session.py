@@ -1,6 +1,7 @@
 """What training, evaluation and prediction share: the process group, the device, the precision, and their assembly."""
 
 import contextlib
+import io
 import logging
 import os
 import warnings
@@ -23,6 +24,7 @@ from torch import distributed as dist
 from lockstep import config as configuration
 from lockstep import workers
 from lockstep.checkpoint_io import AtomicCheckpointIO
+from lockstep.data.decode import ImageFault, num_cores
 from lockstep.data.module import Batching, ImageData
 from lockstep.environment import World
 from lockstep.models.classifier import Classifier, ImageFormat
@@ -30,7 +32,7 @@ from lockstep.parallel.batch_norm import ExactBatchNorm
 from lockstep.parallel.randomness import seed_of
 from lockstep.parallel.reduce import gather_objects
 from lockstep.run_folder import RunFolder
-from lockstep.schema import Config
+from lockstep.schema import Config, ImageFolder
 
 T = TypeVar("T")
 COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
@@ -84,7 +86,7 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
     if place is not None:
         join(config, place)
     _agree(config, world_size)
-    yield Session(
+    session = Session(
         config=config,
         folder=folder,
         rank=rank,
@@ -97,6 +99,10 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
         precision_reason=reason,
         environment=JoinedEnvironment(place) if place is not None else LightningEnvironment(),
     )
+    try:
+        yield session
+    except ImageFault as error:  # met while streaming
+        raise configuration.ConfigError(error.faults) from error
     # after a failure the group stays until the process ends: the failure must be on record before others notice it
     if dist.is_initialized():
         gather_objects(None)  # nobody leaves while another still talks
@@ -262,7 +268,9 @@ def image_data(session: Session) -> ImageData:
     is_download = bool(config.data.arguments().get("download"))
     if is_download and session.local_rank > 0:
         gather_objects(None)  # the first process of a machine fetches the files alone
-    splits = readable(lambda: configuration.build(config.data))
+    # one voice: the first process of a machine tells of images that are decoded, also by another one
+    with contextlib.redirect_stdout(io.StringIO()) if session.local_rank else contextlib.nullcontext():
+        splits = readable(lambda: configuration.build(config.data))
     if is_download and session.local_rank == 0:
         gather_objects(None)
     return ImageData(
@@ -279,10 +287,17 @@ def image_data(session: Session) -> ImageData:
         ),
         augment=config.augment,
         memory=config.data.memory,
+        num_workers=_num_stream_workers(session),
         seed=config.seed,
         rank=session.rank,
         device=session.device,
     )
+
+
+def _num_stream_workers(session: Session) -> int:
+    """Processes of this rank that decode streamed images."""
+    asked = session.config.data.num_workers if isinstance(session.config.data, ImageFolder) else "auto"
+    return max(1, num_cores() // session.num_local) if asked == "auto" else asked
 
 
 def readable(read: Callable[[], T]) -> T:

@@ -183,7 +183,6 @@ def _show_header(here: Session, data: ImageData, module: Classifier, *, is_resum
     if count > 1:
         batch += f", up to {local} on each worker"
     splits = data.splits
-    where = "on the device" if data.is_on_device else "in host memory"
     show_table(
         f"Lockstep: {config.model.target.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
         + (", going on" if is_resumed else ""),
@@ -191,7 +190,7 @@ def _show_header(here: Session, data: ImageData, module: Classifier, *, is_resum
             (
                 "data",
                 f"{len(splits.train.labels):,} train, {len(splits.val.labels):,} val, {len(splits.test.labels):,} test "
-                f"images of {channels}x{height}x{width}, {len(data.class_names)} classes, {where}",
+                f"images of {channels}x{height}x{width}, {len(data.class_names)} classes, {data.placement}",
             ),
             ("network", f"{num_parameters:,} parameters"),
             ("workers", f"{count} x {_device_name(here)}" if count > 1 else _device_name(here)),

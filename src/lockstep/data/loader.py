@@ -1,14 +1,20 @@
 """From indices to batches: one gather per share, and a position that checkpoints carry."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lockstep.data.ahead import read_ahead
+from lockstep.data.decode import ImageFault
+from lockstep.data.pixels import Pixels, taken
 from lockstep.data.sampler import GlobalBatches, ShareIndices
+from lockstep.data.stream import Fault, worker_settings
 from lockstep.parallel.partition import Share
+
+NUM_AHEAD = 2  # batches a thread reads ahead
 
 
 class Mix(NamedTuple):
@@ -32,41 +38,78 @@ class Batch(NamedTuple):
 
 
 class TensorImages(Dataset[Batch]):
-    """Images in one uint8 tensor (N, C, H, W), in host memory or on the device; a batch is one gather there."""
+    """Images and their labels; a batch is one gather where they are, or decoded."""
 
-    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
+    def __init__(self, pixels: Pixels, labels: Tensor) -> None:
         self.pixels = pixels
         self.labels = labels
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.labels)
 
     def __getitems__(self, wanted: ShareIndices) -> Batch:
         """Takes the whole share at once, so that an empty one needs no special case."""
-        indices = wanted.indices.to(self.pixels.device, non_blocking=True)
-        return Batch(self.pixels[indices], self.labels[indices], indices, wanted.share)
+        indices = wanted.indices.to(self.labels.device, non_blocking=True)
+        return Batch(taken(self.pixels, indices), self.labels[indices], indices, wanted.share)
+
+
+class StreamedImages(Dataset["Batch | Fault"]):
+    """Images for worker processes: what is wrong with an image comes back as a value."""
+
+    def __init__(self, images: TensorImages) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, wanted: ShareIndices) -> Batch | Fault:
+        """Takes the whole share at once."""
+        try:
+            return self.images.__getitems__(wanted)
+        except ImageFault as error:
+            return Fault(tuple(error.faults))
 
 
 def _unchanged(batch: Batch) -> Batch:
     return batch
 
 
+def _whole(batch: Batch | Fault) -> Batch:
+    if isinstance(batch, Fault):
+        raise ImageFault(batch.faults)
+    return batch
+
+
 class ShareLoader(DataLoader[Batch]):
     """A loader whose position, counted over the global batches, is the same on every rank and for any number of ranks.
 
-    Lightning saves and restores it through `state_dict` and `load_state_dict`.
+    Lightning saves and restores it through `state_dict` and `load_state_dict`. It is that of the batch handed out last,
+    however many are read ahead: by `num_workers` processes, and by a thread that gives each batch to `prepare`.
     """
 
     batch_sampler: GlobalBatches  # pyright: ignore[reportIncompatibleVariableOverride]
     dataset: TensorImages  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, images: TensorImages, batches: GlobalBatches) -> None:
-        super().__init__(images, batch_sampler=batches, collate_fn=_unchanged)  # pyright: ignore[reportArgumentType]
+    def __init__(
+        self,
+        images: TensorImages,
+        batches: GlobalBatches,
+        *,
+        num_workers: int = 0,
+        prepare: Callable[[Batch], Batch] | None = None,
+    ) -> None:
+        dataset: Any = StreamedImages(images) if num_workers else images
+        settings = worker_settings(num_workers) if num_workers else {}
+        super().__init__(dataset, batch_sampler=batches, collate_fn=_unchanged, **settings)  # pyright: ignore[reportArgumentType]
+        self._prepare = prepare
         self._position = (0, 0)
 
     def __iter__(self) -> Iterator[Batch]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # not through DataLoader's iterator, which costs 30 us a batch (one CPU thread, 2026-11-21)
-        for batch in map(self.dataset.__getitems__, self.batch_sampler):
+        if self.num_workers:
+            read = map(_whole, super().__iter__())
+        else:  # not through DataLoader's iterator, which costs 30 us a batch (one CPU thread, 2026-11-21)
+            read = map(self.dataset.__getitems__, self.batch_sampler)
+        for batch in read_ahead(read, NUM_AHEAD, self._prepare) if self._prepare else read:
             # before the yield: a checkpoint of this step must not see its batch again
             self._position = (batch.share.epoch, batch.share.micro_step + 1)
             yield batch
@@ -83,6 +126,13 @@ class ShareLoader(DataLoader[Batch]):
             epoch, start = epoch + 1, 0
         self._position = (epoch, start)
         self.batch_sampler.seek(epoch, start)
+
+
+def pinned(batch: Batch, device: torch.device) -> Batch:
+    """The batch in page-locked memory, from where it is copied to the GPU beside the work there."""
+    with torch.cuda.device(device):  # a thread of its own begins on the first GPU
+        parts = {name: value.pin_memory() for name, value in batch._asdict().items() if isinstance(value, Tensor)}
+        return batch._replace(**parts)
 
 
 def fits_on(device: torch.device, num_bytes: int) -> bool:

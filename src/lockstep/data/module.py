@@ -1,5 +1,6 @@
 """The data of a run for Lightning: the three splits, where their pixels live, and the share of this rank."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor
 
 from lockstep.data.augment import Augment
-from lockstep.data.loader import Batch, ShareLoader, TensorImages, fits_on
+from lockstep.data.loader import Batch, ShareLoader, TensorImages, fits_on, pinned
+from lockstep.data.pixels import ImageFiles, Pixels, Rows, copied, head, num_bytes
 from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources import Images, Splits
+from lockstep.data.statistics import channel_statistics, value_counts
 from lockstep.schema import Augment as AugmentSettings
 
 
@@ -32,8 +35,8 @@ class Batching:
 class ImageData(L.LightningDataModule):
     """Serves this rank's shares of the splits, and augments training batches on the device.
 
-    `memory` says where they live: auto keeps them on a GPU while they take at most half of
-    its free memory, else in host memory.
+    `memory` says where they live: auto keeps them on a GPU while they take at most half of its free memory, else where
+    the source put them. `num_workers` processes decode images that are streamed. `placement` says it for people.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class ImageData(L.LightningDataModule):
         batching: Batching,
         augment: AugmentSettings,
         memory: str,
+        num_workers: int,
         seed: int,
         rank: int,
         device: torch.device,
@@ -56,17 +60,35 @@ class ImageData(L.LightningDataModule):
             splits = _first_samples(splits, batching.overfit_batches * batching.global_batch_size)
         self.splits = splits
         self.class_names = splits.class_names
-        self.mean, self.std = _channel_statistics(splits.train.pixels)
+        self.mean, self.std = splits.statistics or channel_statistics(value_counts(_tensor(splits.train.pixels)))
         self.augment = Augment(**augment.model_dump(), fill=tuple(round(m * 255) for m in self.mean), seed=seed)
-        num_bytes = sum(images.pixels.numel() for images in (splits.train, splits.val, splits.test))
-        self.is_on_device = device.type == "cuda" and (
-            memory == "device" or (memory == "auto" and fits_on(device, num_bytes))
+        parts = {"train": splits.train, "val": splits.val, "test": splits.test}
+        is_streamed = any(isinstance(images.pixels, ImageFiles) for images in parts.values())
+        self._num_workers = num_workers if is_streamed else 0
+        self.is_on_device = (
+            device.type == "cuda"
+            and not is_streamed
+            and (
+                memory == "device"
+                or (memory == "auto" and fits_on(device, sum(num_bytes(images.pixels) for images in parts.values())))
+            )
         )
-        where = device if self.is_on_device else torch.device("cpu")
-        self._images = {
-            name: TensorImages(images.pixels.to(where), images.labels.to(where))
-            for name, images in (("train", splits.train), ("val", splits.val), ("test", splits.test))
-        }
+        self._images = {name: self._placed(images) for name, images in parts.items()}
+        self.placement = self._placement(splits.train.pixels)
+
+    def _placed(self, images: Images) -> TensorImages:
+        if self.is_on_device:
+            return TensorImages(copied(images.pixels, self._device), images.labels.to(self._device))
+        return TensorImages(images.pixels, images.labels)
+
+    def _placement(self, pixels: Pixels) -> str:
+        if self.is_on_device:
+            return "on the GPU"
+        if isinstance(pixels, ImageFiles):
+            return f"streamed by {self._num_workers} process{'es' * (self._num_workers > 1)} ({pixels.reason})"
+        if isinstance(pixels, Rows):
+            return f"in host memory, memory-mapped ({pixels.origin})"
+        return "in host memory"
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -92,7 +114,10 @@ class ImageData(L.LightningDataModule):
             num_batches=limit,
             with_partner=split == "train" and self.augment.needs_partner,
         )
-        return ShareLoader(images, batches)
+        prepare = None
+        if self._device.type == "cuda" and not self.is_on_device:
+            prepare = functools.partial(pinned, device=self._device)
+        return ShareLoader(images, batches, num_workers=self._num_workers, prepare=prepare)
 
     def train_dataloader(self) -> ShareLoader:
         """Micro-batches in an order drawn anew for every epoch."""
@@ -125,18 +150,10 @@ class ImageData(L.LightningDataModule):
 def _first_samples(splits: Splits, num_samples: int) -> Splits:
     """Train, validate and test on the same first samples: what a network must be able to learn by heart."""
     train = splits.train
-    few = Images(train.pixels[:num_samples], train.labels[:num_samples], train.names[:num_samples])
-    return Splits(few, few, few, splits.class_names)
+    few = Images(head(train.pixels, num_samples), train.labels[:num_samples], train.names[:num_samples])
+    return Splits(few, few, few, splits.class_names, splits.statistics)
 
 
-def _channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of every channel of uint8 `pixels` (N, C, H, W), in [0, 1], from exact counts."""
-    values = torch.arange(256, dtype=torch.float64) / 255
-    means, stds = [], []
-    for channel in range(pixels.shape[1]):
-        counts = torch.bincount(pixels[:, channel].reshape(-1), minlength=256).double()
-        weights = counts / counts.sum()
-        mean = (weights * values).sum()
-        means.append(mean.item())
-        stds.append(max(((values - mean).square() * weights).sum().sqrt().item(), 1 / 255))
-    return tuple(means), tuple(stds)
+def _tensor(pixels: Pixels) -> Tensor:
+    assert isinstance(pixels, Tensor), "a source whose pixels are elsewhere gives its statistics"
+    return pixels

@@ -1,0 +1,58 @@
+"""Decodes a folder of images ahead of the first training. No torch where there is nothing to decode."""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+
+from lockstep import config as configuration
+from lockstep.data import cache as caches
+from lockstep.data.listing import list_classes
+from lockstep.run_folder import EXIT_CONFIG
+
+NO_TEXTS = ("null", "true", "false", "inf", "nan")
+
+
+def prepare(root: str, changes: Mapping[str, str | None]) -> int:
+    """Have the images of a folder in the cache, with the settings of a training with these `changes` of data.*.
+
+    Prints what is there. Returns the exit code; raises ConfigError, FileNotFoundError or ValueError.
+    """
+    changed = {"root": _quoted(root), **{name: value for name, value in changes.items() if value is not None}}
+    if changed.get("cache", "null") != "null":
+        changed["cache"] = _quoted(changed["cache"])
+    overrides = ["data=image_folder", *(f"data.{name}={value}" for name, value in changed.items())]
+    settings = configuration.checked(configuration.composed(overrides)).data.arguments()
+    cache, image_size, channels = settings["cache"], settings["image_size"], settings["channels"]
+    if cache is None:
+        raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
+    listing = list_classes(root)
+    entry = caches.entry(cache, listing.folder, listing.digest, image_size=image_size, channels=channels)
+    table = entry.opened()
+    is_new = table is None
+    if table is None:
+        from lockstep.data.decode import ImageFault
+        from lockstep.data.folders import Folder
+
+        try:
+            table = Folder(f"data.root={root}", listing, image_size, channels, cache).decoded()
+        except ImageFault as error:
+            print("\n".join(f"lockstep: {fault}" for fault in error.faults), file=sys.stderr)
+            return EXIT_CONFIG
+    count, _, height, width = table.shape
+    some = ", ".join(listing.class_names[:10]) + (", ..." if len(listing.class_names) > 10 else "")
+    print(
+        f"{count:,} images of {channels}x{height}x{width} in {len(listing.class_names)} classes: {some}\n"
+        f"{'Decoded into' if is_new else 'Up to date:'} {entry.path} ({table.nbytes / 2**20:,.1f} MiB)\n"
+        f"Train with:\n  python train.py {shlex.join(overrides)}"
+    )
+    return 0
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra reads it: in quotes, where it has other than plain characters or looks like another value."""
+    if re.fullmatch(r"[\w.~-]*/[\w./~-]*|[A-Za-z_][\w.-]*", text) and text.lower() not in NO_TEXTS:
+        return text
+    # backslashes count only before a quote
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (r"\'" if found[2] else ""), text)
+    return f"'{escaped}'"
