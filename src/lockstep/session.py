@@ -24,9 +24,9 @@ from torch import distributed as dist
 from lockstep import config as configuration
 from lockstep import workers
 from lockstep.checkpoint_io import AtomicCheckpointIO
-from lockstep.data.decode import ImageFault, num_cores
+from lockstep.data.decode import ImageFault
 from lockstep.data.module import Batching, ImageData
-from lockstep.environment import World
+from lockstep.environment import World, num_cores
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.parallel.batch_norm import ExactBatchNorm
 from lockstep.parallel.randomness import seed_of

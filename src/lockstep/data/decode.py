@@ -1,6 +1,5 @@
 """From image files to uint8 pixels of one size: the same pixels of a file in training, prediction and a cache."""
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -124,8 +123,3 @@ def useful_threads(num_files: int, num_bytes: int, num_cores: int) -> int:
     Two CPU cores, 2026-11-21: 32x32 at 9,000 images/s by one thread, 5,000 by two; 500x500 at 550 and 850.
     """
     return num_cores if num_bytes > 16 * 1024 * num_files else 1
-
-
-def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from lockstep.data import cache as caches
 from lockstep.data.cache import Entry, NoSpace, Progress
-from lockstep.data.decode import NUM_PER_RUN, check_channels, decode, decode_all, num_cores, size_of, useful_threads
+from lockstep.data.decode import NUM_PER_RUN, check_channels, decode, decode_all, size_of, useful_threads
 from lockstep.data.listing import IMAGE_SUFFIXES, SPLIT_FOLDERS, Listing, Names, existing, list_classes, list_images
 from lockstep.data.pixels import ImageFiles, Pixels, Rows
 from lockstep.data.sources import Images, Splits, cut
 from lockstep.data.statistics import Statistics, channel_statistics, sampled_positions, value_counts
+from lockstep.environment import num_cores
 
 
 def image_folder(
