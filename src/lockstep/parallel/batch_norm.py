@@ -17,6 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.parallel.reduce import is_distributed
 
+_BLOCK_ELEMENTS = 1 << 19  # of an input, widened at once: 2 MiB, which stays in the cache
+
 
 def _all_gather(row: Tensor) -> Tensor:
     """`row` (n,) of every rank as (world_size, n). Gathered flat: gloo refuses any other output shape."""
@@ -24,6 +26,32 @@ def _all_gather(row: Tensor) -> Tensor:
     rows = row.new_empty(world_size * row.numel())
     dist.all_gather_into_tensor(rows, row)
     return rows.view(world_size, -1)
+
+
+def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean and variance (C,) of x (B, C, ...), in `dtype` as the unused running statistics are: no wide copy of x."""
+    unused = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)
+    return torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+
+
+def _input_gradient(
+    dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, factor: Tensor, sums: Tensor, eps: float
+) -> Tensor:
+    """factor * (dy - E[dy] - xhat * E[dy * xhat]), rounded once to the dtype of x; `sums` are the two expectations.
+
+    On a CPU a few samples at a time: new memory for a wide copy of all of x costs more than the arithmetic.
+    """
+    mean_dy, mean_dy_xhat = sums.chunk(2)
+    weight, bias = -factor * mean_dy_xhat, -factor * mean_dy
+    factor = factor.view([1, -1] + [1] * (x.dim() - 2))
+    size = len(x)
+    if x.device.type == "cpu" and x.numel():
+        size = max(1, _BLOCK_ELEMENTS * len(x) // x.numel())
+    dx = torch.empty_like(x)
+    for part, part_x, part_dy in zip(dx.split(size), x.split(size), dy.split(size), strict=True):
+        shift = F.batch_norm(part_x.to(mean.dtype), mean, var, weight, bias, False, 0.0, eps)
+        part.copy_(shift.addcmul_(part_dy.to(mean.dtype), factor))
+    return dx
 
 
 class _Normalize(torch.autograd.Function):
@@ -35,7 +63,7 @@ class _Normalize(torch.autograd.Function):
         count = x.numel() // num_channels
         dtype = torch.promote_types(x.dtype, torch.float32)
         if count:
-            mean, var = torch.batch_norm_update_stats(x.to(dtype), None, None, 0.0)
+            mean, var = _statistics(x, dtype)
         else:
             mean = var = torch.zeros(num_channels, dtype=dtype, device=x.device)
         rows = _all_gather(torch.cat([mean, var * count, mean.new_full((1,), count)]))
@@ -68,13 +96,8 @@ class _Normalize(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = torch.cat([db, dw]).to(mean.dtype)
             dist.all_reduce(sums)
-            mean_dy, mean_dy_xhat = (sums / total).chunk(2)
             factor = scale * (var + ctx.eps).rsqrt()
-            # factor * dy - (factor * E[dy * xhat] * xhat + factor * E[dy]), rounded once to the dtype of x
-            dx = F.batch_norm(
-                x.to(mean.dtype), mean, var, -factor * mean_dy_xhat, -factor * mean_dy, False, 0.0, ctx.eps
-            )
-            dx = dx.addcmul_(dy.to(dx.dtype), factor.view([1, -1] + [1] * (x.dim() - 2))).to(x.dtype)
+            dx = _input_gradient(dy, x, mean, var, factor, sums / total, ctx.eps)
         return (
             dx,
             dw.to(ctx.parameter_dtype) if ctx.needs_input_grad[1] else None,
