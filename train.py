@@ -1,7 +1,5 @@
 """Train an image classifier: `python train.py [group=option] [key=value] ...`, see `python train.py --help`."""
 
-import sys
-
 import hydra
 from omegaconf import DictConfig
 
@@ -15,4 +13,4 @@ def main(cfg: DictConfig) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    cli.leave(lambda: cli.run(main))

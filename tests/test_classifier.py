@@ -22,6 +22,7 @@ from lockstep.data.loader import Batch, ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
 from lockstep.models.classifier import Classifier, ImageBatch, ImageFormat, Scores
 from lockstep.models.optimizers import constant
+from tests import modules
 from tests.processes import Ranks, started
 
 IMAGE_FORMAT = ImageFormat(("ape", "bee", "cat", "dog"), (2, 3, 3), (0.25, 0.5), (0.125, 0.75))
@@ -38,19 +39,15 @@ def classifier(
 ) -> Classifier:
     """A small network with a norm and a bias, that a learning rate of 0 keeps as it is."""
     torch.manual_seed(0)
-    return Classifier(
+    return modules.classifier(
         nn.Sequential(nn.Flatten(), nn.Linear(18, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 4)),
         image_format=IMAGE_FORMAT,
         optimizer=functools.partial(torch.optim.SGD, lr=0.0, weight_decay=0.01),
         scheduler=scheduler,
         total_steps=10,
         micro_batches_per_step=2,
-        gradient_clip_norm=None,
         label_smoothing=smoothing,
         uses_bfloat16=uses_bfloat16,
-        compile_mode=None,
-        has_flip_test=False,
-        seed=0,
         log_every_n_steps=3,
     ).double()
 

@@ -1,6 +1,5 @@
 """A compiled network computes what the eager one computes, and is compiled once, not anew for ragged batches."""
 
-import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.optimizers import constant
 from tests.harness import SMALL, difference, train_all, write_run
+from tests.modules import classifier
 
 OWN = [
     *(override for override in SMALL if not override.startswith("model.")),
@@ -30,21 +28,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 def test_one_graph_for_training_and_one_for_evaluation_whatever_the_batches() -> None:
     from torch._dynamo.utils import counters
 
-    module = Classifier(
-        nn.Sequential(nn.Flatten(), nn.Linear(9, 4)),
-        image_format=ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
-        optimizer=functools.partial(torch.optim.SGD, lr=0.1),
-        scheduler=constant,
-        total_steps=1,
-        micro_batches_per_step=1,
-        gradient_clip_norm=None,
-        label_smoothing=0.0,
-        uses_bfloat16=False,
-        compile_mode="default",
-        has_flip_test=False,
-        seed=0,
-        log_every_n_steps=1,
-    )
+    module = classifier(nn.Sequential(nn.Flatten(), nn.Linear(9, 4)), compile_mode="default")
     pixels = torch.arange(8 * 9).to(torch.uint8).view(8, 1, 3, 3)
     counters.clear()
     expected = [module.net._call_impl((pixels[:size] - 127.5) / 63.75) for size in range(9)]

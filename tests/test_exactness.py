@@ -11,14 +11,12 @@ import pytest
 from lockstep.run_folder import RunFolder
 from tests.harness import SMALL, difference, train_all, write_run
 
-# what is trained: a last batch of six, of one sample (empty shares), and micro-batches with an incomplete last group
-# whose last micro-batch is of one sample; the same with every augmentation
+# what is trained: a last batch of six; of one sample (empty shares), with averaged weights; and micro-batches with an
+# incomplete last group whose last micro-batch is of one sample, with every augmentation
 RECIPES = {
     "remainder": ("data.train_size=70",),
-    "one_left": ("data.train_size=65",),
-    "average": ("callbacks=ema", "flip_test=true"),
-    "accumulate": ("global_batch_size=24", "trainer.accumulate_grad_batches=4", "data.train_size=67"),
-    "augment": (
+    "one_left_average": ("data.train_size=65", "callbacks=ema", "flip_test=true"),
+    "accumulate_augment": (
         "global_batch_size=24",
         "trainer.accumulate_grad_batches=4",
         "data.train_size=67",
@@ -53,6 +51,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunF
         if world_size < 3:
             overrides = [*SMALL, *FULL, f"trainer.devices={world_size}"]
             found[world_size, "full"] = write_run(root / str(world_size) / "full", overrides)
+        if world_size == 2:
+            overrides = [*SMALL, *RECIPES["remainder"], "trainer.devices=2", "strategy.gradient_dtype=bfloat16"]
+            found[world_size, "rounded"] = write_run(root / str(world_size) / "rounded", overrides)
         train_all([folder for (size, _), folder in found.items() if size == world_size], world_size)
     return found
 
@@ -69,13 +70,8 @@ def test_any_split_ends_with_the_weights_of_one_process(
 
 
 @pytest.mark.processes
-def test_gradients_that_travel_as_bfloat16_are_rounded_and_no_more(tmp_path: Path) -> None:
-    recipe = [*SMALL, "data.train_size=35", "trainer.devices=2"]
-    exact, rounded = (
-        write_run(tmp_path / dtype, [*recipe, f"strategy.gradient_dtype={dtype}"]) for dtype in ("same", "bfloat16")
-    )
-    train_all([exact, rounded], 2)
-    assert 1e-8 < difference(exact, rounded) < 0.05
+def test_gradients_that_travel_as_bfloat16_are_rounded_and_no_more(runs: dict[tuple[int, str], RunFolder]) -> None:
+    assert 1e-8 < difference(runs[2, "remainder_even"], runs[2, "rounded"]) < 0.05
 
 
 @pytest.mark.processes

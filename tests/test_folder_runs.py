@@ -43,10 +43,8 @@ RUNS = (
     ALONE,
     (1, "cache", "even"),
     (1, "stream", "even"),
-    (2, "cache", "even"),
-    (2, "stream", "3-1"),
+    (2, "cache", "3-1"),
     (3, "stream", "2-0-1"),
-    (3, "cache", "2-0-1"),
 )
 
 

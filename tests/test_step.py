@@ -12,10 +12,10 @@ from torch import distributed as dist
 
 from lockstep.data.loader import Batch, ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
-from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.optimizers import constant
+from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
 from lockstep.parallel.partition import Share
+from tests.modules import classifier
 from tests.processes import Ranks, started
 
 pytestmark = pytest.mark.filterwarnings(
@@ -29,20 +29,12 @@ HOOKS = ["on_before_backward", "on_after_backward", "on_before_optimizer_step", 
 def fitted(callback: L.Callback, *, clip_norm: float | None = None) -> tuple[L.Trainer, Classifier]:
     """One epoch of three optimizer steps, each of two micro-batches."""
     torch.manual_seed(0)
-    module = Classifier(
+    module = classifier(
         nn.Sequential(nn.Flatten(), nn.Linear(9, 4)),
-        image_format=ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
         optimizer=functools.partial(torch.optim.SGD, lr=0.1, fused=True),
-        scheduler=constant,
         total_steps=3,
         micro_batches_per_step=2,
         gradient_clip_norm=clip_norm,
-        label_smoothing=0.0,
-        uses_bfloat16=False,
-        compile_mode=None,
-        has_flip_test=False,
-        seed=0,
-        log_every_n_steps=1,
     )
     trainer = L.Trainer(
         max_epochs=1,

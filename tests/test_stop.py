@@ -75,7 +75,10 @@ def assert_nothing_alive(pids: list[int]) -> None:
 @pytest.mark.parametrize(
     ("number", "target"),
     [
-        *((number, target) for number in (signal.SIGTERM, signal.SIGINT) for target in ("parent", "rank 0", "rank 1")),
+        (signal.SIGTERM, "parent"),
+        (signal.SIGINT, "parent"),
+        (signal.SIGINT, "rank 0"),
+        (signal.SIGTERM, "rank 1"),
         (signal.SIGUSR1, "rank 1"),
     ],
 )

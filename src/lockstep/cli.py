@@ -1,19 +1,21 @@
 """The commands: `python train.py` (also `lockstep train`), and `lockstep` benchmark, status, stop, eval, predict."""
 
 import argparse
+import atexit
 import contextlib
-import gc
 import os
 import runpy
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lockstep import run_folder
+from lockstep.environment import no_garbage_collection
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 
 TRAIN = Path(__file__).parents[2] / "train.py"
@@ -22,16 +24,33 @@ TRAIN = Path(__file__).parents[2] / "train.py"
 # -- python train.py ---------------------------------------------------------------------------------------------------
 
 
+def leave(command: Callable[[], int]) -> NoReturn:
+    """Do `command`, then what is registered for the exit, and exit with its code.
+
+    No more: freeing the modules of torch one by one takes over a second, and a crash there would change the code.
+    """
+    try:
+        code = command()
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `| head`
+        code = 128 + signal.SIGPIPE
+    os._exit(code)
+
+
 def run(main: Callable[[], Any]) -> int:
     """Check the command line, answer --help, and hand over to Hydra's `main`. Returns the exit code."""
-    gc.disable()  # what starting allocates stays; looking through it for garbage is a tenth of the answer's time
-    try:
+    with no_garbage_collection():
         if not _is_ready():
             return 0
-    finally:
-        gc.enable()
     _failed_jobs.clear()
-    main()
+    try:
+        main()
+    except SystemExit as left:  # with the code of the run, or of Hydra
+        if not isinstance(left.code, int):
+            raise
+        return left.code
     if _failed_jobs:
         print(f"{len(_failed_jobs)} of the jobs failed: " + ", ".join(map(str, _failed_jobs)), file=sys.stderr)
         return EXIT_FAILED
@@ -200,8 +219,12 @@ def _locked(folder: RunFolder) -> Iterator[None]:
 # -- lockstep ----------------------------------------------------------------------------------------------------------
 
 
-def main() -> int:
-    """Entry point of the `lockstep` command. Returns the exit code."""
+def main() -> NoReturn:
+    """Entry point of the `lockstep` command."""
+    leave(_command)
+
+
+def _command() -> int:
     if sys.argv[1:2] == ["train"]:
         sys.argv = [str(TRAIN), *sys.argv[2:]]
         sys.path.insert(0, str(TRAIN.parent))  # as for a script: modules beside train.py are targets, too
@@ -358,4 +381,4 @@ def shown(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from lockstep.config import ConfigError
-from lockstep.environment import World, num_cores, outer_world
+from lockstep.environment import World, no_garbage_collection, num_cores, outer_world
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder, write_atomically
 from lockstep.signals import STOP_SIGNALS, SignalFlag
 
@@ -200,7 +200,9 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
     folder = RunFolder(Path(job.folder))
     rank, world_size = (place.rank, place.world_size) if place else (0, 1)
     try:
-        return task_function(job.task)(folder, place, flag, **job.options)
+        with no_garbage_collection():
+            task = task_function(job.task)
+        return task(folder, place, flag, **job.options)
     except (KeyboardInterrupt, SystemExit):  # the second Ctrl-C, which Lightning turns into sys.exit(1)
         if job.task == "train" and rank == 0:
             folder.update_status(state="failed", reason="left at once, by a second Ctrl-C")

@@ -35,13 +35,14 @@ def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _input_gradient(
-    dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, factor: Tensor, sums: Tensor, eps: float
+    dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, factor: Tensor, expected: Tensor, eps: float
 ) -> Tensor:
-    """factor * (dy - E[dy] - xhat * E[dy * xhat]), rounded once to the dtype of x; `sums` are the two expectations.
+    """The gradient factor * (dy - E[dy] - xhat * E[dy * xhat]), rounded once to the dtype of x.
 
+    `expected` is E[dy] and E[dy * xhat], (2 C,).
     On a CPU a few samples at a time: new memory for a wide copy of all of x costs more than the arithmetic.
     """
-    mean_dy, mean_dy_xhat = sums.chunk(2)
+    mean_dy, mean_dy_xhat = expected.chunk(2)
     weight, bias = -factor * mean_dy_xhat, -factor * mean_dy
     factor = factor.view([1, -1] + [1] * (x.dim() - 2))
     size = len(x)
