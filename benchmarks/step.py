@@ -23,7 +23,7 @@ RESNET18 = {
     "init": "kaiming",
 }
 TINY = Task({"_target_": "benchmarks.step.Tiny"}, 8, 16, 1500, uses_bfloat16=False, log_every_n_steps=50)
-FULL = Task(RESNET18, 28, 64, 6, uses_bfloat16=True, log_every_n_steps=50)
+FULL = Task(RESNET18, 28, 64, 16, uses_bfloat16=True, log_every_n_steps=50)
 
 
 class Tiny(nn.Module):

@@ -196,8 +196,9 @@ class Classifier(L.LightningModule):
         loss = self.scaled_loss(batch)
         step = self.global_step + 1
         self._guard.look_at(loss, batch, step)
+        is_first = batch_idx % self.micro_batches_per_step == 0
         is_last = (batch_idx + 1) % self.micro_batches_per_step == 0 or self.trainer.is_last_batch
-        self._step.backward(loss, is_last=is_last)
+        self._step.backward(loss, is_first=is_first, is_last=is_last)
         if is_last:
             self._guard.protect(step)
             self._step.step()

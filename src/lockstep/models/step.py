@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from lockstep.parallel.partition import Share
 from lockstep.parallel.reduce import is_distributed
 
-AROUND_THE_STEP = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+AROUND_THE_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 MOST_PENDING = 8
 
 
@@ -45,8 +45,16 @@ class OptimizerStep:
             for hook in AROUND_THE_STEP
         }
 
-    def backward(self, loss: Tensor, *, is_last: bool) -> None:
-        """Add the gradient of `loss`; ranks exchange their sums in the backward pass of the last micro-batch."""
+    def backward(self, loss: Tensor, *, is_first: bool, is_last: bool) -> None:
+        """Add the gradient of `loss`; ranks exchange their sums in the backward pass of the last micro-batch.
+
+        Before the first one the gradients of the last step go, and not sooner: a forward pass in their memory leaves
+        it in pieces, and a CPU then spends several percent of its time on new pages.
+        """
+        if is_first:
+            self._tell("on_before_zero_grad", self._optimizer)
+            for parameter in self._parameters:  # what zero_grad() does, without its records for profilers
+                parameter.grad = None
         if is_last:
             self._strategy.pre_backward(loss)  # DDP listens to the gradients only after this
         self._tell("on_before_backward", loss)
@@ -61,9 +69,6 @@ class OptimizerStep:
         self._progress.increment_ready()
         self._optimizer.step()
         self._progress.increment_completed()
-        self._tell("on_before_zero_grad", self._optimizer)
-        for parameter in self._parameters:  # what zero_grad() does, without its records for profilers
-            parameter.grad = None
         self._scheduler.step()
 
     def _tell(self, hook: str, *values: Any) -> None:
