@@ -107,7 +107,7 @@ class Classifier(L.LightningModule):
     eager.
 
     The step is Lightning's manual optimization: its automatic one costs another 0.3 ms a step in hooks and closures
-    (one CPU thread, 2026-11-21, benchmarks/overhead.py), and it knows no global count of an accumulated step.
+    (one CPU thread, 2026-11-21, benchmarks/step.py), and it knows no global count of an accumulated step.
     """
 
     mean: Tensor
