@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from lockstep.parallel.partition import Share
+from lockstep.parallel.randomness import ExactDropout
 from tests.harness import SMALL, difference, train_all, write_run
 from tests.modules import classifier
+from tests.networks import Plain
 
 OWN = [
     *(override for override in SMALL if not override.startswith("model.")),
@@ -39,6 +42,23 @@ def test_one_graph_for_training_and_one_for_evaluation_whatever_the_batches() ->
                 torch.testing.assert_close(module(pixels[:size]), expected[size])
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")
+def test_a_dropout_is_not_compiled_anew_for_every_share() -> None:
+    from torch._dynamo.utils import counters
+
+    module = classifier(Plain(in_channels=1, num_classes=4, hidden=4), compile_mode="default")
+    counters.clear()
+    num_graphs = []
+    for micro_step in range(3):
+        for dropout in module.modules():
+            if isinstance(dropout, ExactDropout):
+                dropout.share = Share(epoch=0, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
+        module(torch.ones(4, 1, 3, 3, dtype=torch.uint8))
+        num_graphs.append(counters["stats"]["unique_graphs"])
+    assert num_graphs == [2, 2, 2], "one before the dropout and one behind it"
 
 
 @needs_compiler

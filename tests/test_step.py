@@ -154,6 +154,17 @@ def test_on_the_device_the_update_is_skipped_and_the_host_learns_of_it_before_a_
         guard.wait()
 
 
+def test_a_checkpoint_waits_for_the_answers_of_all_steps() -> None:
+    _, module = fitted(L.Callback())
+    _, _, module._guard = guarded_weights(is_deferred=True)
+    module._guard.look_at(torch.tensor(float("nan")), batch_of(0, 0), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lockstep.models.step._is_over", lambda event: False)
+        module._guard.protect(1)
+    with pytest.raises(NonFiniteLoss, match="optimizer step 1 "):
+        module.on_save_checkpoint({})
+
+
 def test_the_host_is_never_more_than_a_few_steps_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.models.step._is_over", lambda event: False)
     _, _, guard = guarded_weights(is_deferred=True)
