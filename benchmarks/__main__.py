@@ -1,4 +1,4 @@
-"""Measure everything that needs no GPU and write docs/benchmarks.md; about 15 minutes on two quiet cores."""
+"""Measure everything that needs no GPU and write docs/benchmarks.md; about 20 minutes on two quiet cores."""
 
 from pathlib import Path
 

@@ -87,7 +87,7 @@ def _images_per_s(num_workers: int) -> float:
             "data.test_size=10",
             "global_batch_size=256",
             "eval_batch_size=10",
-            "trainer.max_epochs=2",
+            "trainer.max_epochs=4",
             "strategy=cpu",
             f"trainer.devices={num_workers}",
             f"hydra.run.dir={folder}/run",

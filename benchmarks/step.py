@@ -22,8 +22,8 @@ RESNET18 = {
     "dropout": 0.0,
     "init": "kaiming",
 }
-TINY = Task({"_target_": "benchmarks.step.Tiny"}, 8, 16, 1500, uses_bfloat16=False, log_every_n_steps=50)
-FULL = Task(RESNET18, 28, 64, 16, uses_bfloat16=True, log_every_n_steps=50)
+TINY = Task({"_target_": "benchmarks.step.Tiny"}, 8, 16, 1500, 2, uses_bfloat16=False, log_every_n_steps=50)
+FULL = Task(RESNET18, 28, 64, 16, 4, uses_bfloat16=True, log_every_n_steps=50)
 
 
 class Tiny(nn.Module):
