@@ -13,8 +13,8 @@ import lockstep
 PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
-    ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal"),
-    ("data", "models", "checkpoint_io", "workers"),
+    ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal", "drawing"),
+    ("data", "models", "checkpoint_io", "workers", "runs"),
     ("callbacks", "config"),
     ("session", "overrides"),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
@@ -23,7 +23,7 @@ LAYERS = (
     ("cli",),
 )
 KNOW_HYDRA = {"cli", "config", "overrides", "help"}
-STARTS_AT_ONCE = ("cli", "run_folder", "config", "terminal", "benchmark.command")
+STARTS_AT_ONCE = ("cli", "run_folder", "runs", "config", "terminal", "benchmark.command")
 
 
 def sources() -> dict[str, Path]:

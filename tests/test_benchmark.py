@@ -23,6 +23,7 @@ from lockstep.benchmark import charts, command, paper, report, results, scaling
 from lockstep.benchmark.environments import Place, places
 from lockstep.benchmark.scaling import Result, Spread, Terms, spread
 from lockstep.config import ConfigError
+from lockstep.drawing import style
 from lockstep.measurement import flops_per_image, gradient_bytes
 from lockstep.run_folder import RunFolder
 from lockstep.schema import BenchmarkConfig
@@ -349,7 +350,7 @@ def test_a_narrow_terminal_gets_the_table_below_each_other() -> None:
 
 def test_labels_of_many_bars_do_not_overlap() -> None:
     records = [record(f"environment-{i}", TWO, 10.0 * 4**i, devices=["A long device name, 80 GB"]) for i in range(6)]
-    with charts.style():
+    with style():
         chart = charts.epoch_times(records, "A title that is long enough to need more than one line " * 2)
         assert chart is not None
         fig = chart.figure()
@@ -363,7 +364,7 @@ def test_labels_of_many_bars_do_not_overlap() -> None:
 
 
 def test_long_text_goes_on_to_further_pages_in_order() -> None:
-    with charts.style():
+    with style():
         sheets = paper.pages([paper.paragraph(f"{i} " + "word " * 300) for i in range(12)])
     assert len(sheets) > 1
     for sheet in sheets:

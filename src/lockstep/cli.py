@@ -138,8 +138,7 @@ def _start(config: Any, overrides: Sequence[str], chosen: Path | None) -> tuple[
 
     def make(held: contextlib.ExitStack) -> RunFolder:
         if chosen is None:
-            names = (config.data.target.rpartition(".")[2], config.model.target.rpartition(".")[2].lower())
-            folder = run_folder.create(Path("outputs").resolve(), config.name or "_".join(names), datetime.now())
+            folder = run_folder.create(Path("outputs").resolve(), config.run_name, datetime.now())
         else:
             chosen.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(chosen.resolve())

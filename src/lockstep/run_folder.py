@@ -12,6 +12,7 @@ import math
 import os
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, go on later
 
-LIVE_STATES = ("starting", "training", "validating", "testing")
+LIVE_STATES = ("starting", "training", "validating", "testing", "stopping")
 ENDED_STATES = ("stopped", "finished", "failed")
+SILENT_S = 600.0  # longer than any step: between two steps a status is written every second
+MAX_BYTES = 16 * 2**20  # of a file of plain values
 
 
 @contextlib.contextmanager
@@ -56,14 +59,29 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The values of a file, empty where there is none."""
+    """The values of a file, empty where there is none. Raises ValueError for what is no JSON object."""
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     if not isinstance(value, dict):
         raise ValueError(f"{path} does not hold a JSON object.")
     return value
+
+
+def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
+    """The text of a plain file, whatever else stands there: no link, no pipe that would be waited for.
+
+    Raises ValueError for those, for a longer file, and for what is no UTF-8; OSError as `open` does.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with open(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise ValueError(f"{path} is no plain file.")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"{path} is longer than {max_bytes:,} bytes.")
+    return content.decode()
 
 
 def _json(value: dict[str, Any]) -> str:
@@ -121,6 +139,11 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def pictures(self) -> Path:
+        """PNG files of what the network gets right and wrong."""
+        return self.path / "pictures"
+
+    @property
     def failure(self) -> Path:
         """The traceback of the first rank that failed."""
         return self.path / "failure.txt"
@@ -150,13 +173,27 @@ class RunFolder:
         self.write_status(**{**self._read_json("status.json"), **fields})
 
     def read_status(self) -> dict[str, Any]:
-        """Fields of status.json, empty before the first one is written; a dead process shows as state "no signal"."""
+        """Fields of status.json, empty before the first one is written.
+
+        A live run that was asked to stop shows as state "stopping", one whose process is gone as "no signal". The
+        process of another machine counts as gone when its status is older than `SILENT_S`.
+        """
         status = self._read_json("status.json")
-        if _is_live_here(status) and not self.is_locked():
+        if self._is_gone(status):
             status = self._read_json("status.json")  # it may have ended well since the first look
-            if _is_live_here(status):
+            if self._is_gone(status):
                 status["state"] = "no signal"
+        if status.get("state") in LIVE_STATES and self.stop_flag.is_file():
+            status["state"] = "stopping"
         return status
+
+    def _is_gone(self, status: dict[str, Any]) -> bool:
+        if status.get("state") not in LIVE_STATES:
+            return False
+        if status.get("host") == socket.gethostname():
+            return not self.is_locked()
+        updated = status.get("updated")
+        return not isinstance(updated, int | float) or time.time() - updated > SILENT_S
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json: the result of a finished run."""
@@ -174,8 +211,7 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, str]]:
         """Rows of metrics.csv, one per epoch."""
         try:
-            with open(self.path / "metrics.csv", newline="") as file:
-                return list(csv.DictReader(file))
+            return list(csv.DictReader(io.StringIO(read_text(self.path / "metrics.csv"), newline="")))
         except FileNotFoundError:
             return []
 
@@ -197,7 +233,15 @@ class RunFolder:
 
     def request_stop(self, reason: str) -> None:
         """Ask all ranks to stop together. A request that is already there stays as it is."""
-        with contextlib.suppress(FileExistsError), open(self.stop_flag, "x") as file:
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            number = os.open(self.stop_flag.name, flags, 0o644, dir_fd=folder)
+        except FileExistsError:
+            return
+        finally:
+            os.close(folder)
+        with open(number, "w") as file:
             file.write(reason + "\n")
 
     def stop_reason(self) -> str:
@@ -246,17 +290,14 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether a live process on this machine trains the run."""
         try:
-            with open(self.path / ".lock", "rb") as file:
+            number = os.open(self.path / ".lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(number, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except BlockingIOError:
             return True
         return False
-
-
-def _is_live_here(status: dict[str, Any]) -> bool:
-    return status.get("state") in LIVE_STATES and status.get("host") == socket.gethostname()
 
 
 def create(root: Path, name: str, now: datetime) -> RunFolder:

@@ -333,6 +333,15 @@ class Config(Section):
     callbacks: dict[str, Open | None]
     logger: dict[str, Open | None]
 
+    @property
+    def run_name(self) -> str:
+        """What a run is called where it has no name of its own: data_model."""
+        return self.name or f"{_last(self.data.target)}_{_last(self.model.target).lower()}"
+
+
+def _last(target: str) -> str:
+    return target.rpartition(".")[2]
+
 
 class BenchmarkConfig(Config):
     """One run for each of several environments."""

@@ -39,6 +39,7 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         module = session.classifier(here, session.image_format(data), total_steps=total_steps)
         is_resumed = folder.last_checkpoint.exists()
         facts = {
+            "name": config.run_name,
             "workers": here.world_size,
             "device": _device_name(here),
             "precision": here.precision,
@@ -53,7 +54,7 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         checkpoint = _prepared_checkpoint(callbacks, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(folder, facts=facts, monitor=checkpoint.monitor if checkpoint else None)
-        stop = StopTogether(folder, flag, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
+        stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
         trainer = session.lightning_trainer(
             here,
             callbacks=[record, Console(record), *callbacks, stop],

@@ -2,47 +2,18 @@
 
 import io
 import textwrap
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lockstep.benchmark import results, scaling
 from lockstep.benchmark.results import Record, printable, seconds
+from lockstep.drawing import AMBER, BLUE, DARK, FAINT, LINE, RED, new_figure
 
-WIDTH = 7.2  # inches: A4 less margins
-COLOURS = {"compute": "#1a73e8", "input": "#f9ab00", "communication": "#d93025"}
-BAR, DARK, FAINT = "#1a73e8", "#202124", "#5f6368"
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "text.parse_math": False,  # names may hold a dollar sign
-    "text.color": DARK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": FAINT,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "pdf.fonttype": 42,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "lockstep",
-}
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Our fonts and colours, for this block alone. A letter the font lacks is a box; the HTML report shows it."""
-    with mpl.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
+COLOURS = {"compute": BLUE, "input": AMBER, "communication": RED}
 
 
 @dataclass(frozen=True)
@@ -54,8 +25,7 @@ class Chart:
 
     def figure(self) -> Figure:
         """The picture alone, bound to no display."""
-        found = Figure(figsize=(WIDTH, self.height), layout="constrained")
-        FigureCanvasAgg(found)
+        found = new_figure(self.height)
         self.draw(found)
         return found
 
@@ -88,7 +58,7 @@ def _draw_epoch_times(fig: FigureBase, shown: Sequence[Record], title: str) -> N
         [m - low for m, low in zip(medians, lows, strict=True)],
         [h - m for h, m in zip(highs, medians, strict=True)],
     ]
-    ax.barh(places, medians, height=0.55, color=BAR, zorder=2)
+    ax.barh(places, medians, height=0.55, color=BLUE, zorder=2)
     ax.errorbar(medians, places, xerr=whiskers, fmt="none", ecolor=DARK, elinewidth=1.2, capsize=4, zorder=3)
     for place, r, high in zip(places, shown, highs, strict=True):
         times = results.factor(r, shown)
@@ -104,7 +74,7 @@ def _draw_epoch_times(fig: FigureBase, shown: Sequence[Record], title: str) -> N
     ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_narrow else (1.0,)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.grid(axis="x", which="major", color="#dadce0", linewidth=0.8, zorder=0)
+    ax.grid(axis="x", which="major", color=LINE, linewidth=0.8, zorder=0)
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel("training time per epoch (s, log scale); shorter is better")
     ax.set_title("\n".join(textwrap.wrap(printable(title), 80)))
@@ -174,7 +144,7 @@ def _draw_predicted(fig: FigureBase, shown: Sequence[tuple[Record, scaling.Terms
     ax.set_xlim(1, 2048)
     ax.set_ylim(0, 112)
     ax.set_yticks(range(0, 101, 20))
-    ax.grid(color="#dadce0", linewidth=0.8)
+    ax.grid(color=LINE, linewidth=0.8)
     ax.set_axisbelow(True)
     ax.set_xlabel("workers (log scale)")
     ax.set_ylabel("efficiency T(1) / T(W) (%)")

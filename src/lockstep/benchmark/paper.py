@@ -7,8 +7,9 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
 
-from lockstep.benchmark.charts import DARK, FAINT, WIDTH, Chart
+from lockstep.benchmark.charts import Chart
 from lockstep.benchmark.results import printable
+from lockstep.drawing import DARK, FAINT, WIDTH
 
 A4 = (8.27, 11.69)  # inches
 SIDE = (A4[0] - WIDTH) / 2

@@ -9,6 +9,7 @@ from matplotlib.backends.backend_pdf import PdfPages
 
 from lockstep.benchmark import charts, paper, results
 from lockstep.benchmark.results import COLUMNS, Record, printable
+from lockstep.drawing import style
 from lockstep.run_folder import atomic_file, write_atomically
 
 DPI = 160
@@ -39,7 +40,7 @@ svg{max-width:100%;height:auto}.faint{color:#5f6368;font-size:.85rem}code{backgr
 
 def write(path: Path, found: dict[str, Any]) -> list[Path]:
     """Write the report of `found` into the folder `path`. Returns its files."""
-    with charts.style():
+    with style():
         return _write(path, found)
 
 

@@ -1,7 +1,9 @@
 """status.json and metrics.csv: what tools outside the training read."""
 
 import os
+import resource
 import socket
+import sys
 import time
 from typing import Any
 
@@ -9,6 +11,7 @@ import lightning as L
 import torch
 
 from lockstep.models.classifier import Classifier
+from lockstep.parallel.reduce import gather_objects
 from lockstep.run_folder import RunFolder
 
 EVERY_S = 1.0
@@ -63,6 +66,12 @@ class Record(L.Callback):
         assert isinstance(pl_module, Classifier)
         used = time.monotonic() - self._epoch_started
         self.epoch_times_s.append(used)
+        speed = {
+            "machine/images_per_s": self.images_per_s,
+            "machine/memory_gib": max(gather_objects(_memory_gib(pl_module.device))),
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics({name: value for name, value in speed.items() if value is not None}, trainer.global_step)
         row = {
             "epoch": trainer.current_epoch + 1,
             "step": trainer.global_step,
@@ -80,6 +89,22 @@ class Record(L.Callback):
         """Say so."""
         self._write(trainer, pl_module, "testing", is_urgent=True)
 
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: int
+    ) -> None:
+        """Show that the run is alive."""
+        self._write(trainer, pl_module, self._state)
+
+    def on_test_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: int
+    ) -> None:
+        """Show that the run is alive."""
+        self._write(trainer, pl_module, self._state)
+
+    def stopping(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
+        """Say that all ranks have agreed to stop, and save."""
+        self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
+
     def end(self, trainer: L.Trainer, pl_module: Classifier, state: str, reason: str) -> None:
         """Write the last status of this process."""
         self._write(trainer, pl_module, state, is_urgent=True, reason=reason)
@@ -91,6 +116,7 @@ class Record(L.Callback):
         if not trainer.is_global_zero or (now < self._next_write and not is_urgent):
             return
         self._next_write = now + EVERY_S
+        self._state = state
         assert isinstance(pl_module, Classifier)
         max_epochs = trainer.max_epochs or 0
         batches = trainer.num_training_batches
@@ -108,6 +134,8 @@ class Record(L.Callback):
             step=trainer.global_step,
             total_steps=total_steps,
             percent=round(100 * done, 1) if done is not None else None,
+            learning_rate=trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None,
+            epoch_s=round(epoch_s, 3) if epoch_s else None,
             elapsed_s=round(time.time() - self._facts["started"], 1),
             remaining_s=round(epoch_s * max_epochs * (1 - done), 1) if epoch_s and done is not None else None,
             images_per_s=round(self.images_per_s, 1) if self.images_per_s else None,
@@ -115,6 +143,16 @@ class Record(L.Callback):
             monitor=self._monitor,
             metrics=dict(pl_module.metrics),
         )
+
+
+def _memory_gib(device: torch.device) -> float:
+    """The most this worker held: of the GPU in this epoch, or of its process."""
+    if device.type == "cuda":
+        used = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return used / 2**30
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 2**30
 
 
 def _best(trainer: L.Trainer) -> float | None:

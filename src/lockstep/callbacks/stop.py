@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
+from lockstep.callbacks.record import Record
 from lockstep.models.classifier import Classifier
 from lockstep.parallel.reduce import FlagChannel
 from lockstep.run_folder import RunFolder
@@ -34,9 +35,12 @@ class StopTogether(Checkpoint):
     after ModelCheckpoint.
     """
 
-    def __init__(self, folder: RunFolder, flag: SignalFlag, *, max_time_s: float | None, timeout: timedelta) -> None:
+    def __init__(
+        self, folder: RunFolder, flag: SignalFlag, record: Record, *, max_time_s: float | None, timeout: timedelta
+    ) -> None:
         self._folder = folder
         self._flag = flag
+        self._record = record
         self._max_time_s = max_time_s
         self._timeout = timeout
         self._started = time.monotonic()
@@ -80,6 +84,7 @@ class StopTogether(Checkpoint):
 
     def _leave(self, trainer: L.Trainer, request: int) -> None:
         reason = self._reason(request)  # before others can be through and remove the stop flag
+        self._record.stopping(trainer, trainer.lightning_module, reason)
         trainer.save_checkpoint(self._folder.last_checkpoint)
         raise Stopped(reason)
 

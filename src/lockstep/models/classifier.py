@@ -201,7 +201,7 @@ class Classifier(L.LightningModule):
         self._step.backward(loss, is_first=is_first, is_last=is_last)
         if is_last:
             self._guard.protect(step)
-            self._step.step()
+            self._step.step(is_measured=step % self._log_every_n_steps == 0)
 
     def scaled_loss(self, batch: ImageBatch) -> Tensor:
         """The loss of a share; takes it into the counts of the epoch.
@@ -236,8 +236,13 @@ class Classifier(L.LightningModule):
         counts = sum_over_ranks(self._counts)
         if is_logging_step:
             means = _means("train_step", counts - self._logged_counts)
-            rate = {"learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"]}
-            self._send_to_loggers({name: value.item() for name, value in means.items()} | rate)
+            assert self._step is not None
+            assert self._step.gradient_norm is not None
+            others = {
+                "learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
+                "gradient_norm": self._step.gradient_norm.item(),
+            }
+            self._send_to_loggers({name: value.item() for name, value in means.items()} | others)
             self._logged_counts.copy_(counts)
         if self.trainer.is_last_batch:
             for name in ("val/loss", "val/accuracy"):
@@ -250,16 +255,20 @@ class Classifier(L.LightningModule):
         """Show the means of the epoch, global already, to callbacks that watch a metric."""
         self.log_dict({name: value for name, value in self.metrics.items() if name.startswith("train/")}, logger=False)
 
-    def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        """Count this rank's share."""
-        self._evaluate("val", batch)
+    def validation_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
+        """Count this rank's share. Its logits, for callbacks; None of an empty share."""
+        return self._evaluate("val", batch)
 
-    def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        """Count this rank's share; where asked for, also with logits averaged over the image and its mirror image."""
+    def test_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
+        """Count this rank's share; where asked for, also with logits averaged over the image and its mirror image.
+
+        Its logits, for callbacks; None of an empty share.
+        """
         logits = self._evaluate("test", batch)
         if "test_flip" in self.scores and logits is not None:
             mirrored = self(batch.pixels.flip(3))
             self._scores("test_flip").update((logits + mirrored) / 2, batch.labels)
+        return logits
 
     def on_validation_epoch_start(self) -> None:
         """Count from zero."""

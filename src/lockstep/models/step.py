@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch import distributed as dist
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from lockstep.parallel.partition import Share
@@ -30,6 +30,7 @@ class OptimizerStep:
         trainer = module.trainer
         self._module = module
         self._clip_norm = clip_norm
+        self.gradient_norm: Tensor | None = None  # of the last measured step, before clipping
         self._optimizer = trainer.optimizers[0]
         self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         self._scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
@@ -61,10 +62,12 @@ class OptimizerStep:
         loss.backward()
         self._tell("on_after_backward")
 
-    def step(self) -> None:
-        """Change the weights, and go on in the schedule."""
+    def step(self, *, is_measured: bool) -> None:
+        """Change the weights, and go on in the schedule; where `is_measured`, keep the norm of the whole gradient."""
         if self._clip_norm is not None:
-            clip_grad_norm_(self._parameters, self._clip_norm)
+            self.gradient_norm = clip_grad_norm_(self._parameters, self._clip_norm)
+        elif is_measured:
+            self.gradient_norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         self._tell("on_before_optimizer_step", self._optimizer)
         self._progress.increment_ready()
         self._optimizer.step()

@@ -1,0 +1,109 @@
+"""What TensorBoard shows of a run beside its numbers: charts that belong together, settings, network, result."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import yaml
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor, nn
+from torch.utils.tensorboard.summary import hparams
+
+from lockstep.models.classifier import Classifier
+from lockstep.run_folder import RunFolder
+
+LAYOUT = {
+    "Training": {
+        "Loss": ["Multiline", ["train/loss", "val/loss"]],
+        "Accuracy": ["Multiline", ["train/accuracy", "val/accuracy"]],
+        "Loss of a step": ["Multiline", ["train_step/loss"]],
+    },
+    "Optimization": {
+        "Learning rate": ["Multiline", ["learning_rate"]],
+        "Gradient norm": ["Multiline", ["gradient_norm"]],
+    },
+    "Machine": {
+        "Images per second": ["Multiline", ["machine/images_per_s"]],
+        "Memory of a worker (GiB)": ["Multiline", ["machine/memory_gib"]],
+    },
+}
+# settings that make one training another one; the rest says where it runs and what is kept
+SECTIONS = ("data", "model", "optimizer", "scheduler", "augment", "trainer")
+OTHERS = ("seed", "global_batch_size", "label_smoothing")
+METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy", "test/loss", "test/accuracy")
+
+
+class Curves(L.Callback):
+    """Tells TensorBoard, on rank 0, what belongs together; `graph` also draws the network, once at the start."""
+
+    def __init__(self, *, graph: bool) -> None:
+        self._has_graph = graph
+        self._end: Any = None
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the layout, the texts, the graph and the settings."""
+        writer = _writer(trainer)
+        if writer is None:
+            return
+        assert isinstance(pl_module, Classifier)
+        folder = RunFolder(Path(trainer.default_root_dir))
+        writer.add_custom_scalars(LAYOUT)
+        environment = json.loads(folder.environment.read_text())
+        writer.add_text("config", _code(folder.config.read_text()))
+        writer.add_text("command", _code(" ".join(environment["command"])))
+        writer.add_text("commit", str(environment["commit"]))
+        writer.add_text("environment", _code(folder.environment.read_text()))
+        if self._has_graph:
+            _add_graph(writer, pl_module)
+        experiment, start, self._end = hparams(settings(folder), dict.fromkeys(METRICS, 0.0))
+        for summary in (experiment, start):
+            writer.file_writer.add_summary(summary)
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Mark the run as finished; its results are the newest points of its curves."""
+        writer = _writer(trainer)
+        if writer is not None and self._end is not None:
+            writer.file_writer.add_summary(self._end)
+
+
+def settings(folder: RunFolder) -> dict[str, bool | str | float]:
+    """The settings of a run that make its training another one, flat: `optimizer.lr`. Lists as text."""
+    tree = yaml.safe_load(folder.config.read_text())
+    found = {name: tree[name] for name in OTHERS}
+    for section in SECTIONS:
+        for name, value in tree[section].items():
+            if name == "_target_":
+                found[section] = value.rpartition(".")[2]
+            elif not name.startswith("_"):
+                found[f"{section}.{name}"] = value
+    return {name: value if isinstance(value, bool | str | int | float) else str(value) for name, value in found.items()}
+
+
+class _Forward(nn.Module):
+    """The network alone, as it is used after training: a copy, which no tracing can change."""
+
+    def __init__(self, module: Classifier) -> None:
+        super().__init__()
+        self.net = copy.deepcopy(module.net).cpu().eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        return self.net(images)
+
+
+def _add_graph(writer: Any, module: Classifier) -> None:
+    example = torch.zeros(1, *module.image_format.image_shape, dtype=next(module.net.parameters()).dtype)
+    writer.add_graph(_Forward(module), example)
+
+
+def _writer(trainer: L.Trainer) -> Any:
+    """The event file of rank 0; None on other ranks, and without TensorBoard."""
+    loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+    return loggers[0].experiment if loggers and trainer.is_global_zero else None
+
+
+def _code(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())  # Markdown

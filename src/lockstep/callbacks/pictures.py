@@ -1,0 +1,177 @@
+"""What the network gets right and wrong, as pictures in the run folder and in TensorBoard."""
+
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lockstep.data.module import ImageData
+from lockstep.models.classifier import Classifier
+from lockstep.models.outcomes import Findings, Outcomes
+from lockstep.run_folder import RunFolder, atomic_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 130
+MOST_CURVES = 50  # classes whose curves go to TensorBoard's PR page
+
+
+class Pictures(L.Callback):
+    """Draws the test at the end of a run, and the validation of every `every_n_epochs`-th epoch; null: none of them.
+
+    Confusion matrix, accuracy of each class, precision and recall, the first `num_images` images of the split with
+    what they were taken for, and as many of its most confident mistakes. All from counts of every rank. PNG files in
+    pictures/ of the run folder hold the newest state of each split; TensorBoard keeps them all.
+    """
+
+    def __init__(self, *, every_n_epochs: int | None, num_images: int) -> None:
+        if every_n_epochs is not None and every_n_epochs < 1:
+            raise ValueError(f"callbacks.pictures.every_n_epochs={every_n_epochs} must be at least 1, or null")
+        if num_images < 1:
+            raise ValueError(f"callbacks.pictures.num_images={num_images} must be at least 1")
+        self._every_n_epochs = every_n_epochs
+        self._num_images = num_images
+        self._outcomes: Outcomes | None = None
+        self.seconds: dict[str, float] = {}
+
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Collect, in the epochs that are drawn."""
+        every = self._every_n_epochs
+        if every is not None and trainer.training and (trainer.current_epoch + 1) % every == 0:
+            self._start(pl_module)
+
+    def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Collect."""
+        self._start(pl_module)
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: int
+    ) -> None:
+        """Take in the logits of a batch."""
+        self._update(outputs, batch)
+
+    def on_test_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: int
+    ) -> None:
+        """Take in the logits of a batch."""
+        self._update(outputs, batch)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draw."""
+        self._draw(trainer, pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draw."""
+        self._draw(trainer, pl_module, "test")
+
+    def _start(self, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, Classifier)
+        self._outcomes = Outcomes(len(pl_module.image_format.class_names), pl_module.device)
+
+    def _update(self, logits: torch.Tensor | None, batch: Any) -> None:
+        if self._outcomes is not None and logits is not None:
+            self._outcomes.update(logits, batch.labels, batch.indices)
+
+    def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, split: str) -> None:
+        if self._outcomes is None:
+            return
+        started = time.monotonic()
+        findings, self._outcomes = self._outcomes.findings(), None
+        if trainer.is_global_zero:
+            assert isinstance(pl_module, Classifier)
+            self._show(trainer, pl_module, split, findings)
+        self.seconds[split] = time.monotonic() - started
+
+    def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: Findings) -> None:
+        from lockstep.drawing import style  # matplotlib takes 0.2 s to import, which the first step need not wait for
+
+        folder = RunFolder(Path(trainer.default_root_dir)).pictures
+        folder.mkdir(exist_ok=True)
+        writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        with style():
+            for name, figure in _figures(trainer, module, split, findings, self._num_images):
+                content = io.BytesIO()
+                figure.savefig(content, format="png", dpi=DPI)
+                with atomic_file(folder / f"{split}_{name}.png") as file:
+                    file.write(content.getvalue())
+                for writer in writers:
+                    writer.add_image(f"{split}/{name}", _pixels(content), module.global_step, dataformats="HWC")
+        for writer in writers:
+            _add_curves(writer, split, findings, module)
+
+
+def _figures(
+    trainer: L.Trainer, module: Classifier, split: str, findings: Findings, num_images: int
+) -> Iterator[tuple[str, "Figure"]]:
+    """One after the other, so that one is in memory at a time."""
+    from lockstep import drawing
+
+    names = module.image_format.class_names
+    what = f"{split}, step {module.global_step:,}"
+    counts = findings.confusion
+    right = counts.trace()
+    yield (
+        "confusion_matrix",
+        drawing.confusion_matrix(counts, names, f"Confusion matrix: {right:,} of {counts.sum():,} right ({what})"),
+    )
+    yield "class_accuracy", drawing.class_accuracy(counts, names, f"Accuracy of each class ({what})")
+    curves = drawing.precision_recall(findings.positives, findings.negatives, names, f"Precision and recall ({what})")
+    yield "precision_recall", curves
+    first = np.arange(min(num_images, len(findings.labels)))
+    worst = findings.worst(num_images)
+    for name, rows, title in (
+        ("predictions", first, f"Predictions ({what})"),
+        ("worst_mistakes", worst, f"The most confident mistakes ({what})"),
+    ):
+        if len(rows):
+            yield name, _grid(trainer, findings, rows, names, title)
+
+
+def _grid(trainer: L.Trainer, findings: Findings, rows: Any, names: tuple[str, ...], title: str) -> "Figure":
+    from lockstep import drawing
+
+    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(data, ImageData)
+    images = data.splits.val if "(val" in title else data.splits.test
+    pixels = images.pixels[torch.from_numpy(findings.indices[rows])].numpy()
+    captions, is_right = [], []
+    for row in rows:
+        true, predicted = names[findings.labels[row]], names[findings.predictions[row]]
+        is_right.append(findings.labels[row] == findings.predictions[row])
+        said = f"{drawing.short(predicted)} {findings.probabilities[row]:.2f}"
+        captions.append(said if is_right[-1] else f"{said}\nis {drawing.short(true)}")
+    return drawing.image_grid(pixels, captions, is_right, title)
+
+
+def _add_curves(writer: Any, split: str, findings: Findings, module: Classifier) -> None:
+    """TensorBoard's own precision-recall curves, from counts: its page moves the threshold."""
+    names = module.image_format.class_names[:MOST_CURVES]
+    for name, positives, negatives in zip(names, findings.positives, findings.negatives, strict=False):
+        true_positives = positives[::-1].cumsum()[::-1]
+        false_positives = negatives[::-1].cumsum()[::-1]
+        precision = true_positives / np.maximum(true_positives + false_positives, 1)
+        recall = true_positives / max(positives.sum(), 1)
+        writer.add_pr_curve_raw(
+            f"{split}/{name}",
+            true_positive_counts=true_positives,
+            false_positive_counts=false_positives,
+            true_negative_counts=negatives.sum() - false_positives,
+            false_negative_counts=positives.sum() - true_positives,
+            precision=precision,
+            recall=recall,
+            global_step=module.global_step,
+            num_thresholds=len(positives),
+        )
+
+
+def _pixels(png: io.BytesIO) -> np.ndarray[Any, Any]:
+    from PIL import Image
+
+    return np.asarray(Image.open(png).convert("RGB"))

@@ -1,0 +1,178 @@
+"""Pictures without a display: our fonts and colours, and what a network got right and wrong."""
+
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+WIDTH = 7.2  # inches: A4 less margins
+BLUE, AMBER, RED, DARK, FAINT, LINE = "#1a73e8", "#f9ab00", "#d93025", "#202124", "#5f6368", "#dadce0"
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.parse_math": False,  # names may hold a dollar sign
+    "text.color": DARK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": FAINT,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "lockstep",
+}
+MOST_CLASSES = 40  # with names; of more, the worst are shown
+MOST_NUMBERS = 20  # classes of a matrix with numbers in it
+NUM_COLUMNS = 6
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Our fonts and colours, for this block alone. A letter the font lacks is a box."""
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def new_figure(height: float, *, width: float = WIDTH) -> Figure:
+    """An empty figure of so many inches, bound to no display."""
+    found = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(found)
+    return found
+
+
+def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
+    """Counts (C, C), true classes down and predicted ones across; shades are shares of the true class."""
+    shown = _worst_classes(counts) if len(names) > MOST_CLASSES else np.arange(len(names))
+    counts = counts[np.ix_(shown, shown)]
+    labels = [short(names[number]) for number in shown]
+    side = max(4.2, min(9.0, 1.8 + 0.42 * len(labels)))
+    fig = new_figure(side, width=side + 0.9)
+    ax = fig.subplots()
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    picture = ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if len(labels) <= MOST_NUMBERS:
+        for (row, column), count in np.ndenumerate(counts):
+            if count:
+                colour = "white" if shares[row, column] > 0.5 else DARK
+                ax.text(column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=7.5)
+    ax.set_xticks(range(len(labels)), labels, rotation=45 if max(map(len, labels)) > 2 else 0, ha="right", fontsize=8)
+    if max(map(len, labels)) <= 2:
+        ax.set_xticks(range(len(labels)), labels, ha="center", fontsize=8)
+    ax.set_yticks(range(len(labels)), labels, fontsize=8)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_xlabel("predicted")
+    ax.set_ylabel("true")
+    ax.set_title(_title(title, len(shown), len(names)))
+    bar = fig.colorbar(picture, ax=ax, shrink=0.6, label="share of the true class")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    return fig
+
+
+def class_accuracy(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
+    """A bar for each class, the worst first; `counts` as for the confusion matrix."""
+    shown = _worst_classes(counts)
+    totals = counts.sum(1)[shown]
+    values = counts.diagonal()[shown] / np.maximum(totals, 1)
+    fig = new_figure(1.1 + 0.24 * len(shown))
+    ax = fig.subplots()
+    ax.barh(range(len(shown)), 100 * values, height=0.7, color=BLUE)
+    for place, (value, total) in enumerate(zip(values, totals, strict=True)):
+        text = f"{100 * value:.1f} %  of {total:,}" if total else "no samples"
+        ax.annotate(text, (100 * value, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
+    ax.set_yticks(range(len(shown)), [short(names[number]) for number in shown], fontsize=8)
+    ax.set_ylim(len(shown) - 0.4, -0.6)
+    ax.set_xlim(0, 118)
+    ax.set_xticks(range(0, 101, 20))
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel("accuracy of the class (%)")
+    ax.set_title(_title(title, len(shown), len(names)))
+    return fig
+
+
+def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Sequence[bool], title: str) -> Figure:
+    """Images (N, C, H, W) with a caption of two lines below each, red where it was wrong."""
+    count = len(captions)
+    num_rows = -(-count // NUM_COLUMNS)
+    fig = new_figure(0.45 + 1.5 * num_rows)
+    axes = fig.subplots(num_rows, NUM_COLUMNS, squeeze=False)
+    for ax in axes.flat:
+        ax.set_axis_off()
+    for ax, image, caption, right in zip(axes.flat, pixels, captions, is_right, strict=False):
+        shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+        ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        ax.set_title(
+            caption, fontsize=7, fontweight="normal", loc="center", y=-0.02, va="top", color=DARK if right else RED
+        )
+    fig.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return fig
+
+
+def precision_recall(
+    positives: NDArray[np.int64], negatives: NDArray[np.int64], names: Sequence[str], title: str
+) -> Figure:
+    """A curve for each class, those with the least average precision named; counts (C, T) by probability."""
+    fig = new_figure(4.4)
+    ax = fig.subplots()
+    scores = [average_precision(p, n) for p, n in zip(positives, negatives, strict=True)]
+    order = np.argsort(scores)
+    num_named = min(10, len(order))
+    for place, number in enumerate(order[::-1]):
+        rank = len(order) - 1 - place
+        precision, recall = curve(positives[number], negatives[number])
+        if rank < num_named:
+            label = f"{short(names[number])}  {scores[number]:.3f}"
+            ax.plot(recall, precision, label=label, color=mpl.colormaps["tab10"](rank % 10), linewidth=1.4)
+        else:
+            ax.plot(recall, precision, color=LINE, linewidth=0.8, zorder=1)
+    ax.set_xlim(0, 1.01)
+    ax.set_ylim(0, 1.02)
+    ax.grid(color=LINE, linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.set_xlabel("recall")
+    ax.set_ylabel("precision")
+    ax.set_title(title)
+    handles, labels = ax.get_legend_handles_labels()
+    heading = "average precision" if num_named == len(order) else f"average precision, the {num_named} least"
+    ax.legend(
+        handles[::-1], labels[::-1], frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5),
+        title=heading, title_fontsize=8, alignment="left",
+    )  # fmt: skip
+    return fig
+
+
+def curve(positives: NDArray[np.int64], negatives: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Precision and recall (T,) of one class at falling thresholds, from counts by probability."""
+    hits, misses = positives[::-1].cumsum(), negatives[::-1].cumsum()
+    is_taken = hits + misses > 0
+    return hits[is_taken] / (hits + misses)[is_taken], hits[is_taken] / max(positives.sum(), 1)
+
+
+def average_precision(positives: NDArray[np.int64], negatives: NDArray[np.int64]) -> float:
+    """Sum of precision * increase of recall over the thresholds; 0 for a class without samples."""
+    precision, recall = curve(positives, negatives)
+    return float((precision * np.diff(recall, prepend=0.0)).sum())
+
+
+def _worst_classes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Numbers of up to MOST_CLASSES classes, the least accurate first."""
+    accuracy = counts.diagonal() / np.maximum(counts.sum(1), 1)
+    return np.argsort(accuracy, kind="stable")[:MOST_CLASSES]
+
+
+def _title(title: str, num_shown: int, num_all: int) -> str:
+    return title if num_shown == num_all else f"{title}: the {num_shown} least accurate of {num_all:,} classes"
+
+
+def short(name: str) -> str:
+    """At most 18 letters of a name."""
+    return textwrap.shorten(name, 18, placeholder="…") or name[:18]

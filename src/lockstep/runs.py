@@ -1,0 +1,175 @@
+"""All runs below a folder, for tools that list, compare, stop and remove them. Standard library only.
+
+What stands in the files is not trusted: a folder of runs can hold anything.
+"""
+
+import csv
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.run_folder import ENDED_STATES, LIVE_STATES, RunFolder, read_text
+
+DEPTH = 6  # folders below the root that are searched
+MOST = 5000
+STATES = ("not started", *LIVE_STATES, *ENDED_STATES, "no signal", "broken")
+NUMBERS = (
+    "workers", "train_images", "pid", "started", "updated", "epoch", "max_epochs", "step", "total_steps", "percent",
+    "elapsed_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
+)  # fmt: skip
+TEXTS = ("reason", "name", "device", "precision", "host", "monitor")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run: its folder, its name below the folder that was searched, and an id that tells nothing of the path."""
+
+    id: str
+    name: str
+    folder: RunFolder
+
+
+def scan(root: Path) -> dict[str, Found]:
+    """Every run below `root`, itself included, by its id. Links are not followed, hidden folders not entered."""
+    found: dict[str, Found] = {}
+    waiting = [(root, 0)]
+    while waiting and len(found) < MOST:
+        path, depth = waiting.pop()
+        try:
+            with os.scandir(path) as entries:
+                listed = list(entries)
+        except OSError:  # gone, or not for us to read
+            continue
+        if any(entry.name == "config.yaml" and entry.is_file(follow_symlinks=False) for entry in listed):
+            name = os.path.relpath(path, root)
+            key = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+            found[key] = Found(key, name, RunFolder(path))
+        if depth < DEPTH:
+            folders = (e for e in listed if not e.name.startswith(".") and e.is_dir(follow_symlinks=False))
+            waiting += [(Path(entry.path), depth + 1) for entry in folders]
+    return found
+
+
+def look(found: Found) -> dict[str, Any]:
+    """What a run says of itself: the known fields of status.json that have the right type, never more.
+
+    `state` is one of STATES, `metrics` maps names to numbers, `overrides` is what was typed.
+    """
+    folder = found.folder
+    facts: dict[str, Any] = {"id": found.id, "run": found.name, "metrics": {}, "overrides": _overrides(folder)}
+    try:
+        status = folder.read_status()
+        if not status:
+            return facts | {"state": _state_before_status(folder)}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = f"status.json cannot be read: {type(error).__name__}"
+        return facts | {"state": "broken", "reason": reason}
+    if status.get("state") not in STATES:
+        return facts | {"state": "broken", "reason": "status.json names no state of a run"}
+    return facts | cleaned(status)
+
+
+def cleaned(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The known fields of a status that have the right type; texts and names are cut."""
+    kept: dict[str, Any] = {"state": status["state"]}
+    kept |= {name: status[name] for name in NUMBERS if _is_number(status.get(name))}
+    kept |= {name: status[name][:500] for name in TEXTS if isinstance(status.get(name), str)}
+    metrics = status.get("metrics")
+    if isinstance(metrics, dict):
+        numbers = {str(name)[:80]: value for name, value in metrics.items() if _is_number(value)}
+        kept["metrics"] = dict(list(numbers.items())[:50])
+    return kept
+
+
+class Watched:
+    """The runs below a folder, looked at again and again: what has ended is not read anew while its file is the same.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, root: Path, *, scan_every_s: float) -> None:
+        self.root = root
+        self._scan_every_s = scan_every_s
+        self._next_scan = 0.0
+        self._found: dict[str, Found] = {}
+        self._ended: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def found(self, *, is_fresh: bool = False) -> dict[str, Found]:
+        """The runs by their ids, searched for anew when that was long ago or `is_fresh` asks for it."""
+        with self._lock:
+            if is_fresh or time.monotonic() >= self._next_scan:
+                self._found = scan(self.root)
+                self._next_scan = time.monotonic() + self._scan_every_s
+                self._ended = {key: kept for key, kept in self._ended.items() if key in self._found}
+            return self._found
+
+    def look(self) -> list[dict[str, Any]]:
+        """What every run says of itself, the newest first."""
+        facts = [self._look(found) for found in self.found().values()]
+        return sorted(facts, key=lambda each: (each.get("started", 0.0), each["run"]), reverse=True)
+
+    def _look(self, found: Found) -> dict[str, Any]:
+        try:
+            changed = (found.folder.path / "status.json").stat(follow_symlinks=False).st_mtime_ns
+        except OSError:
+            changed = 0
+        kept = self._ended.get(found.id)
+        if kept is not None and kept[0] == changed:
+            return kept[1]
+        facts = look(found)
+        with self._lock:
+            self._ended.pop(found.id, None)
+            if facts["state"] in ENDED_STATES:
+                self._ended[found.id] = (changed, facts)
+        return facts
+
+
+def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
+    """For every run by its id, what was typed for it but not for all of `listed`, in one line."""
+    typed = {facts["id"]: facts["overrides"] for facts in listed}
+    common = set.intersection(*map(set, typed.values())) if len(typed) > 1 else set()
+    return {key: " ".join(each for each in overrides if each not in common) for key, overrides in typed.items()}
+
+
+def _overrides(folder: RunFolder) -> list[str]:
+    try:
+        return [line[:300] for line in read_text(folder.overrides).splitlines()[:100]]
+    except (OSError, ValueError):
+        return []
+
+
+def _state_before_status(folder: RunFolder) -> str:
+    if folder.is_locked():
+        return "starting"
+    return "failed" if folder.failure.exists() else "not started"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
+
+
+def read_rows(found: Found) -> list[dict[str, float]]:
+    """The finite numbers of metrics.csv, a row per epoch; empty when there is no such file or it holds other things."""
+    rows: list[dict[str, float]] = []
+    try:
+        listed = found.folder.read_metrics()
+    except (OSError, ValueError, csv.Error):
+        return []
+    for row in listed:
+        numbers = {}
+        for name, text in row.items():
+            try:
+                value = json.loads(text) if text else None
+            except (TypeError, ValueError):
+                continue
+            if isinstance(name, str) and _is_number(value):
+                numbers[name[:80]] = value
+        rows.append(numbers)
+    return rows
