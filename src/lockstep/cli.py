@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from lockstep import run_folder
 from lockstep.environment import no_garbage_collection
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
+from lockstep.sweep import Sweep
 
 TRAIN = Path(__file__).parents[2] / "train.py"
 
@@ -41,24 +42,30 @@ def leave(command: Callable[[], int]) -> NoReturn:
 
 def run(main: Callable[[], Any]) -> int:
     """Check the command line, answer --help, and hand over to Hydra's `main`. Returns the exit code."""
+    global _sweep
     with no_garbage_collection():
-        if not _is_ready():
+        num_jobs = _num_jobs()
+        if num_jobs is None:
             return 0
-    _failed_jobs.clear()
+    _sweep = Sweep(num_jobs)
     try:
         main()
     except SystemExit as left:  # with the code of the run, or of Hydra
         if not isinstance(left.code, int):
             raise
         return left.code
-    if _failed_jobs:
-        print(f"{len(_failed_jobs)} of the jobs failed: " + ", ".join(map(str, _failed_jobs)), file=sys.stderr)
+    finally:
+        if _sweep.done and not _sweep.is_silent:
+            _sweep.show()
+    if _sweep.failed:
+        failed = ", ".join(str(folder.path) for folder in _sweep.failed)
+        print(f"{len(_sweep.failed)} of the jobs failed: {failed}", file=sys.stderr)
         return EXIT_FAILED
     return 0
 
 
-def _is_ready() -> bool:
-    """Whether Hydra may go on: --help is answered here, a command line with faults ends here."""
+def _num_jobs() -> int | None:
+    """How many jobs Hydra is to start: --help is answered here (None), a command line with faults ends here."""
     from hydra._internal.utils import get_args_parser
 
     from lockstep import config, overrides
@@ -77,9 +84,9 @@ def _is_ready() -> bool:
                 show(arguments.overrides, source)
             except overrides.REFUSALS:
                 show(source=source)  # help is for those whose overrides are wrong, too
-            return False
+            return None
         if not (arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help):
-            overrides.check(
+            return overrides.check(
                 arguments.overrides,
                 conf=source.conf,
                 config_name=source.name,
@@ -88,10 +95,10 @@ def _is_ready() -> bool:
             )
     except config.ConfigError as error:
         config.exit_with(error)
-    return True
+    return 1
 
 
-_failed_jobs: list[Path] = []  # Hydra takes only one number from a job, so its failure is kept here
+_sweep = Sweep(1)  # Hydra takes only one number from a job, so how it ended is kept here
 
 
 def train(cfg: Any) -> float:
@@ -108,6 +115,8 @@ def train(cfg: Any) -> float:
     overrides = list(hydra.overrides.task)
     is_sweep = hydra.mode == RunMode.MULTIRUN
     chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
+    if is_sweep:
+        _sweep.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent))
     try:
         if cfg.resume is not None:
             folder, code = _resume(cfg, overrides)
@@ -115,11 +124,12 @@ def train(cfg: Any) -> float:
             folder, code = _start(configuration.checked(cfg), overrides, chosen)
     except configuration.ConfigError as error:
         configuration.exit_with(error)
+    if is_sweep:
+        _sweep.end(overrides, folder, code)
     if code == 0:
         best = folder.read_summary().get("best")
         return float("nan") if best is None else float(best)
     if code == EXIT_FAILED and is_sweep:
-        _failed_jobs.append(folder.path)
         return float("nan")
     raise SystemExit(code)
 
@@ -192,13 +202,14 @@ def _train(make: Callable[[contextlib.ExitStack], RunFolder], config: Any, note:
             folder = shared_folder(lambda: make(held), config, world)
         else:
             folder = make(held)
-        if note and (world is None or world.rank == 0):
+        if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
         run = shown(folder.path)
         job = launch.Job("train", str(folder.path), {"command": f"python train.py resume={shlex.quote(run)}"})
         if is_parallel and world is None:
-            plural = "s" if num_workers > 1 else ""
-            print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
+            if not config.silent:
+                plural = "s" if num_workers > 1 else ""
+                print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
             return folder, launch.run_workers(job, num_workers)
         return folder, launch.run_here(job, world)
 

@@ -85,8 +85,8 @@ def check(
     added: Path | None = None,
     is_multirun: bool,
     is_benchmark: bool = False,
-) -> None:
-    """Raise ConfigError with all faults of these overrides; of a sweep, those of every value.
+) -> int:
+    """The number of jobs of these overrides. Raises ConfigError with all their faults; of a sweep, of every value.
 
     `conf` is the folder of the primary configuration, `added` one that adds to it (Hydra's --config-dir).
     """
@@ -122,6 +122,7 @@ def check(
         faults += _faults([_parsed(text) for text in texts], choose, options)
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
+    return math.prod(map(len, values))
 
 
 def benchmarked(overrides: Sequence[str]) -> list[str]:

@@ -323,6 +323,7 @@ class Config(Section):
     )
     flip_test: bool = Field(description="also test with logits averaged over image and mirror image, reported apart")
     augment: Augment
+    silent: bool = Field(description="say nothing on the terminal but what went wrong")
     resume: Path | None = Field(description="run folder to go on with")
     data: DataSection
     model: ModelSection

@@ -47,7 +47,8 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         }
         if here.rank == 0:
             write_atomically(folder.environment, json.dumps(environment.describe(), indent=1) + "\n")
-            _show_header(here, data, module, is_resumed=is_resumed)
+            if not config.silent:
+                _show_header(here, data, module, is_resumed=is_resumed)
         callbacks = [configuration.build(section) for section in config.callbacks.values() if section is not None]
         if config.strategy.gradient_dtype == "bfloat16":
             callbacks.append(CompressGradients())
@@ -57,7 +58,7 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
         trainer = session.lightning_trainer(
             here,
-            callbacks=[record, Console(record), *callbacks, stop],
+            callbacks=[record, *([] if config.silent else [Console(record)]), *callbacks, stop],
             logger=_loggers(here),
             profiler=_profiler(here),
             max_epochs=config.trainer.max_epochs,
@@ -72,11 +73,9 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
             record.end(trainer, module, "stopped", stopped.reason)
             if here.rank == 0:
                 folder.clear_stop()
-                print(
-                    f"Stopped after step {trainer.global_step} ({stopped.reason}), nothing is lost. Go on with:\n"
-                    f"  {command}",
-                    flush=True,
-                )
+                if not config.silent:
+                    reason = f"Stopped after step {trainer.global_step} ({stopped.reason})"
+                    print(f"{reason}, nothing is lost. Go on with:\n  {command}", flush=True)
             return EXIT_STOPPED
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
         best = folder.best_checkpoint if checkpoint is not None and folder.best_checkpoint.exists() else None
@@ -85,7 +84,8 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
             summary = _summary(here, trainer, module, data, checkpoint, record, used)
             folder.write_summary(summary)
             folder.clear_stop()
-            _show_summary(folder, summary)
+            if not config.silent:
+                _show_summary(folder, summary)
         record.end(trainer, module, "finished", "early stopping" if trainer.should_stop else "")
         return 0
 

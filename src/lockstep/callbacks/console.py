@@ -12,12 +12,29 @@ from lockstep.models.classifier import Classifier
 from lockstep.terminal import duration, terminal
 
 REFRESH_S = 0.25
+EPOCH_WIDTH = 9
+# what a line of an epoch shows: metric or fact, head, width
 COLUMNS = (
-    ("train/loss", "train loss"),
-    ("train/accuracy", "train acc"),
-    ("val/loss", "val loss"),
-    ("val/accuracy", "val acc"),
+    ("train/loss", "train loss", 12),
+    ("train/accuracy", "train acc", 11),
+    ("val/loss", "val loss", 10),
+    ("val/accuracy", "val acc", 10),
+    ("images/s", "images/s", 10),
+    ("time", "time", 9),
+    ("left", "left", 9),
 )
+# what a narrow terminal does without, the first one first
+DROPPED = ("left", "images/s", "train/accuracy", "time", "train/loss", "val/loss")
+
+
+def columns_for(width: int) -> tuple[tuple[str, str, int], ...]:
+    """The columns beside the epoch that fit into so many letters; the validation accuracy in any case."""
+    shown = COLUMNS
+    for name in DROPPED:
+        if EPOCH_WIDTH + sum(wide for *_, wide in shown) <= width:
+            break
+        shown = tuple(column for column in shown if column[0] != name)
+    return shown
 
 
 class Console(L.Callback):
@@ -26,6 +43,7 @@ class Console(L.Callback):
     def __init__(self, record: Record) -> None:
         self._record = record
         self._out = terminal()
+        self._columns = COLUMNS
         self._live: Live | None = None
         self._next_refresh = 0.0
         self._started = self._epoch_started = time.monotonic()
@@ -38,8 +56,9 @@ class Console(L.Callback):
             return
         self._started = self._epoch_started = time.monotonic()
         self._first_epoch = trainer.current_epoch
-        heads = "".join(f"{head:>12}" for _, head in COLUMNS)
-        self._out.print(Text(f"{'epoch':>9}{heads}{'images/s':>11}{'time':>9}{'left':>9}", style="bold"))
+        self._columns = columns_for(self._out.width)
+        heads = "".join(f"{head:>{wide}}" for _, head, wide in self._columns)
+        self._out.print(Text(f"{'epoch':>{EPOCH_WIDTH}}{heads}", style="bold"))
         if self._out.is_terminal:
             self._live = Live(console=self._out, auto_refresh=False, transient=True)
             self._live.start()
@@ -71,12 +90,12 @@ class Console(L.Callback):
         epoch, max_epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
         now = time.monotonic()
         left = (now - self._started) / (epoch - self._first_epoch) * (max_epochs - epoch)
-        values = (pl_module.metrics.get(name) for name, _ in COLUMNS)
-        cells = "".join(f"{value:>12.4f}" if value is not None else f"{'-':>12}" for value in values)
         rate = self._record.images_per_s
-        speed = f"{rate:>11,.0f}" if rate else f"{'-':>11}"
-        used = duration(now - self._epoch_started)
-        self._out.print(f"{f'{epoch}/{max_epochs}':>9}{cells}{speed}{used:>9}{duration(left):>9}", soft_wrap=True)
+        cells = {name: f"{value:.4f}" for name, value in pl_module.metrics.items()}
+        cells |= {"images/s": f"{rate:,.0f}" if rate else "-"}
+        cells |= {"time": duration(now - self._epoch_started), "left": duration(left)}
+        line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
+        self._out.print(f"{f'{epoch}/{max_epochs}':>{EPOCH_WIDTH}}{line}", soft_wrap=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End the live line."""
