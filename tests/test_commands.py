@@ -67,6 +67,7 @@ def test_another_number_of_workers_evaluates_the_same(trained: RunFolder) -> Non
     done = lockstep(cwd, "eval", "latest", "--devices", "3", "--checkpoint", "best")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "359 test images" in done.stdout
+    assert done.stderr == ""
     accuracy = float(re.search(r"accuracy +([\d.]+)", done.stdout)[1])  # pyright: ignore[reportOptionalSubscript]
     assert accuracy == pytest.approx(trained.read_summary()["test_accuracy"], abs=5e-7)
 

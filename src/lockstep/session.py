@@ -169,6 +169,7 @@ def _quiet() -> None:
         r".*does not have many workers.*",  # a batch is one gather: workers would only copy it
         r".*smaller than the logging interval.*",  # the epoch's means are logged anyway
         r".*WeightAveraging callback, but loading.*",  # evaluation takes the averaged weights, which is what we want
+        r".*callbacks used to create the checkpoint need to be provided.*",  # an evaluation needs none of them
         r".*could not find the monitored key.*",  # before the first validation; the check knows all that is measured
         r".*Checkpoint directory .* exists and is not empty.*",  # a resume goes on in its folder
         r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
