@@ -9,6 +9,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 SECTIONS = (
     ("A step", step.overhead),
     ("The full ResNet-18", step.resnet18),
+    ("Watching", step.watching),
     ("Averaged weights", step.averaging),
     ("Input", input.generated),
     ("Workers", processes.workers),

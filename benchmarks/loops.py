@@ -51,7 +51,7 @@ def _data(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def _network(task: Task) -> nn.Module:
-    section = configuration.check_tree(_tree(task)).model
+    section = configuration.check_tree(lockstep_tree(task)).model
     return configuration.build(section, in_channels=1, num_classes=10)
 
 
@@ -92,7 +92,8 @@ def raw(task: Task) -> float:
     return (time.perf_counter() - started) / task.num_steps
 
 
-def _tree(task: Task) -> dict[str, Any]:
+def lockstep_tree(task: Task) -> dict[str, Any]:
+    """The configuration of a run of Lockstep that does `task`."""
     overrides = [
         "data=synthetic",
         f"data.image_size={task.image_size}",
@@ -115,7 +116,7 @@ def lockstep(task: Task, **changes: Any) -> float:
     """Seconds a step of a run with everything Lockstep does by default; `changes` replace sections."""
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder(Path(root))
-        configuration.save(configuration.check_tree({**_tree(task), **changes}), folder.config)
+        configuration.save(configuration.check_tree({**lockstep_tree(task), **changes}), folder.config)
         with contextlib.redirect_stdout(io.StringIO()):
             code = launch.run_here(launch.Job("train", root, {"command": ""}), None)
         assert code == 0

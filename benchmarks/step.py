@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
-from benchmarks.loops import Task, lockstep, raw, template
+from benchmarks.loops import Task, lockstep, lockstep_tree, raw, template
 from benchmarks.table import Row, alternate, ratios, row
 from lockstep import config as configuration
 
@@ -73,6 +73,20 @@ def resnet18(num_rounds: int = 5) -> list[Row]:
         *(row(f"ResNet-18, 28x28, {name}, {count} threads", speed[name], "{:.0f} images/s") for name in speed),
         row("Lockstep : raw loop", ratios(speed["lockstep"], speed["raw"]), "{:.3f}", aim=">= 0.95"),
         row("Lockstep : template", ratios(speed["lockstep"], speed["template"]), "{:.2f}", aim=">= 2"),
+    ]
+
+
+def watching(num_rounds: int = 7) -> list[Row]:
+    """What all that is watched costs: curves, pictures, the live status and the terminal, against a silent run."""
+    task = TINY._replace(log_every_n_steps=20)
+    callbacks = lockstep_tree(task)["callbacks"]
+    off = {"logger": {}, "silent": True, "callbacks": {**callbacks, "curves": None, "pictures": None}}
+    with threads(1):
+        found = alternate(num_rounds, on=lambda: lockstep(task), off=lambda: lockstep(task, **off))
+    return [
+        row("tiny network, logged every 20 steps, watched", [1e3 * value for value in found["on"]], "{:.3f} ms a step"),
+        row("the same, nothing watched", [1e3 * value for value in found["off"]], "{:.3f} ms a step"),
+        row("watched : not watched", ratios(found["on"], found["off"]), "{:.3f}", aim="<= 1.03"),
     ]
 
 

@@ -37,6 +37,13 @@ SMALL = (
     "augment.cutout=4",
     "strategy=cpu",
     "strategy.timeout_s=60",
+    "callbacks.pictures=null",
+    "callbacks.curves=null",
+)
+# takes back what SMALL leaves out for speed
+WATCHED = (
+    "callbacks.pictures={_target_:lockstep.callbacks.pictures.Pictures,every_n_epochs:null,num_images:8}",
+    "callbacks.curves={_target_:lockstep.callbacks.curves.Curves,graph:true}",
 )
 
 

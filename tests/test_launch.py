@@ -40,6 +40,16 @@ def test_a_sweep_of_rates_and_workers_has_one_tree_and_one_result_for_each_rate(
         for other in (first + 1, first + 2):
             assert difference(folders[first], folders[other]) <= 1e-12
     assert difference(folders[0], folders[3]) > 1e-4
+    lines = done.stdout.splitlines()
+    begun = [line for line in lines if line.startswith("Job ")]
+    assert [line.partition(":")[0] for line in begun] == [f"Job {number} of 6" for number in range(1, 7)]
+    assert begun[4].endswith("optimizer.lr=0.2 trainer.devices=2")
+    table = lines[lines.index("Sweep: 6 jobs") + 2 :]
+    assert [line.split()[:4] for line in table] == [
+        [str(job), f"optimizer.lr={rate}", f"trainer.devices={count}", "finished"]
+        for job, (rate, count) in enumerate((rate, count) for rate in (0.1, 0.2) for count in (1, 2, 3))
+    ]
+    assert f"{folders[5].read_summary()['test_accuracy']:.4f}" in table[5].split()
 
 
 def test_a_failing_job_does_not_end_a_sweep_but_its_exit_code(tmp_path: Path) -> None:
@@ -50,6 +60,17 @@ def test_a_failing_job_does_not_end_a_sweep_but_its_exit_code(tmp_path: Path) ->
     assert RunFolder(tree / "0").read_status()["state"] == "failed"
     assert RunFolder(tree / "1").read_status()["state"] == "finished"
     assert done.stderr.strip().endswith(f"1 of the jobs failed: {tree / '0'}")
+    table = done.stdout[done.stdout.index("Sweep: 2 jobs") :].splitlines()[2:]
+    assert [line.split()[2] for line in table] == ["failed", "finished"]
+
+
+def test_a_silent_run_says_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, "trainer.max_epochs=1", "trainer.devices=2", "silent=true")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    wrong = run(tmp_path, *_own_network("model._target_=tests.networks.BecomesNan"), "silent=true", PYTHONPATH=str(ROOT))
+    assert wrong.returncode == 1
+    assert wrong.stdout == ""
+    assert "The loss is not finite" in wrong.stderr
 
 
 def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:

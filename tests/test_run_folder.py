@@ -1,8 +1,10 @@
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +14,17 @@ from pathlib import Path
 import pytest
 
 from lockstep import run_folder
-from lockstep.run_folder import LIVE_STATES, RunFolder, atomic_file, create, find, write_atomically
+from lockstep.run_folder import (
+    LIVE_STATES,
+    MAX_BYTES,
+    SILENT_S,
+    RunFolder,
+    atomic_file,
+    create,
+    find,
+    write_atomically,
+    write_json,
+)
 
 NOW = datetime(2026, 11, 20, 19, 5, 7)
 HOLD = """
@@ -203,6 +215,40 @@ def test_a_status_that_is_no_object_is_named(folder: RunFolder) -> None:
         folder.read_status()
 
 
+@pytest.mark.parametrize("state", ["training", "validating"])
+def test_a_live_run_that_was_asked_to_stop_is_stopping(folder: RunFolder, state: str) -> None:
+    folder.write_status(state=state, host=socket.gethostname())
+    with held_by_another_process(folder):
+        folder.request_stop("enough")
+        assert folder.read_status()["state"] == "stopping"
+        folder.write_status(state="stopped", host=socket.gethostname())
+        assert folder.read_status()["state"] == "stopped"
+
+
+def test_a_run_of_another_machine_is_gone_when_it_is_silent_for_long(folder: RunFolder) -> None:
+    folder.write_status(state="training", host="another machine")
+    status = json.loads((folder.path / "status.json").read_text())
+    for age, state in ((SILENT_S - 5, "training"), (SILENT_S + 5, "no signal")):
+        write_json(folder.path / "status.json", {**status, "updated": time.time() - age})
+        assert folder.read_status()["state"] == state
+
+
+def test_a_pipe_or_a_link_in_the_place_of_a_file_is_refused_at_once(folder: RunFolder) -> None:
+    os.mkfifo(folder.path / "status.json")
+    with pytest.raises(ValueError, match="no plain file"):
+        folder.read_status()
+    (folder.path / "elsewhere").write_text("{}")
+    (folder.path / "summary.json").symlink_to(folder.path / "elsewhere")
+    with pytest.raises(OSError, match="summary"):
+        folder.read_summary()
+
+
+def test_a_longer_file_than_any_of_ours_is_not_read(folder: RunFolder) -> None:
+    (folder.path / "status.json").write_text(f'{{"state": "{"x" * MAX_BYTES}"}}')
+    with pytest.raises(ValueError, match="is longer than"):
+        folder.read_status()
+
+
 # -- metrics and summary -----------------------------------------------------------------------------------------------
 
 
@@ -242,6 +288,17 @@ def test_the_first_reason_to_stop_stays_until_it_is_cleared(folder: RunFolder) -
     assert not folder.stop_flag.exists()
     folder.request_stop("second")
     assert folder.stop_flag.read_text() == "second\n"
+
+
+def test_a_link_in_the_place_of_the_flag_leads_nowhere(folder: RunFolder, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    folder.stop_flag.symlink_to(victim)
+    folder.request_stop("first")
+    assert not victim.exists()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(OSError, match="link"):
+        RunFolder(link).request_stop("through a link")
 
 
 def test_the_first_failure_stays(folder: RunFolder) -> None:

@@ -106,13 +106,12 @@ def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Seq
     fig = new_figure(0.45 + 1.5 * num_rows)
     axes = fig.subplots(num_rows, NUM_COLUMNS, squeeze=False)
     for ax in axes.flat:
-        ax.set_axis_off()
+        ax.set(xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
     for ax, image, caption, right in zip(axes.flat, pixels, captions, is_right, strict=False):
         shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
         ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        ax.set_title(
-            caption, fontsize=7, fontweight="normal", loc="center", y=-0.02, va="top", color=DARK if right else RED
-        )
+        ax.set_xlabel(caption, fontsize=7.5, labelpad=2, color=DARK if right else RED)
     fig.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return fig
 
@@ -151,10 +150,10 @@ def precision_recall(
 
 
 def curve(positives: NDArray[np.int64], negatives: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Precision and recall (T,) of one class at falling thresholds, from counts by probability."""
+    """Precision and recall of one class at the thresholds that tell samples apart, falling, from counts (T,)."""
     hits, misses = positives[::-1].cumsum(), negatives[::-1].cumsum()
-    is_taken = hits + misses > 0
-    return hits[is_taken] / (hits + misses)[is_taken], hits[is_taken] / max(positives.sum(), 1)
+    places = np.flatnonzero((positives + negatives)[::-1])
+    return hits[places] / (hits + misses)[places], hits[places] / max(positives.sum(), 1)
 
 
 def average_precision(positives: NDArray[np.int64], negatives: NDArray[np.int64]) -> float:

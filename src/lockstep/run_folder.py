@@ -162,6 +162,13 @@ class RunFolder:
         """Everything a rank other than 0 printed."""
         return self.path / f"rank{rank}.log"
 
+    def read_overrides(self) -> list[str]:
+        """What was typed; empty where nothing was, or nobody typed."""
+        try:
+            return read_text(self.overrides).splitlines()
+        except FileNotFoundError:
+            return []
+
     # -- status and summary ------------------------------------------------------------------------------------------
 
     def write_status(self, **fields: Any) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.run_folder import ENDED_STATES, LIVE_STATES, RunFolder, read_text
+from lockstep.run_folder import ENDED_STATES, LIVE_STATES, RunFolder
 
 DEPTH = 6  # folders below the root that are searched
 MOST = 5000
@@ -140,7 +140,7 @@ def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
 
 def _overrides(folder: RunFolder) -> list[str]:
     try:
-        return [line[:300] for line in read_text(folder.overrides).splitlines()[:100]]
+        return [line[:300] for line in folder.read_overrides()[:100]]
     except (OSError, ValueError):
         return []
 

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import shlex
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ class Curves(L.Callback):
         writer.add_custom_scalars(LAYOUT)
         environment = json.loads(folder.environment.read_text())
         writer.add_text("config", _code(folder.config.read_text()))
-        writer.add_text("command", _code(" ".join(environment["command"])))
+        writer.add_text("command", _code(shlex.join(["python", "train.py", *folder.read_overrides()])))
         writer.add_text("commit", str(environment["commit"]))
         writer.add_text("environment", _code(folder.environment.read_text()))
         if self._has_graph:
@@ -96,7 +98,10 @@ class _Forward(nn.Module):
 
 def _add_graph(writer: Any, module: Classifier) -> None:
     example = torch.zeros(1, *module.image_format.image_shape, dtype=next(module.net.parameters()).dtype)
-    writer.add_graph(_Forward(module), example)
+    with warnings.catch_warnings():
+        # the writer knows no other way than torch.jit.trace, which is deprecated (torch 2.15, 2026-11-21)
+        warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated", category=FutureWarning)
+        writer.add_graph(_Forward(module), example)
 
 
 def _writer(trainer: L.Trainer) -> Any:

@@ -1,7 +1,6 @@
 """What the network gets right and wrong, as pictures in the run folder and in TensorBoard."""
 
 import io
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
@@ -39,12 +39,11 @@ class Pictures(L.Callback):
         self._every_n_epochs = every_n_epochs
         self._num_images = num_images
         self._outcomes: Outcomes | None = None
-        self.seconds: dict[str, float] = {}
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Collect, in the epochs that are drawn."""
         every = self._every_n_epochs
-        if every is not None and trainer.training and (trainer.current_epoch + 1) % every == 0:
+        if every is not None and trainer.state.fn == TrainerFn.FITTING and (trainer.current_epoch + 1) % every == 0:
             self._start(pl_module)
 
     def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -82,12 +81,10 @@ class Pictures(L.Callback):
     def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, split: str) -> None:
         if self._outcomes is None:
             return
-        started = time.monotonic()
         findings, self._outcomes = self._outcomes.findings(), None
         if trainer.is_global_zero:
             assert isinstance(pl_module, Classifier)
             self._show(trainer, pl_module, split, findings)
-        self.seconds[split] = time.monotonic() - started
 
     def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: Findings) -> None:
         from lockstep.drawing import style  # matplotlib takes 0.2 s to import, which the first step need not wait for

@@ -227,6 +227,11 @@ class Classifier(L.LightningModule):
         """The end of a batch, before any callback can write a checkpoint there: the module's own hook comes after."""
         return [_BatchEnd()]
 
+    @property
+    def gradient_norm(self) -> Tensor | None:
+        """Of the global mean loss in the last logging step, before clipping; the same on every rank."""
+        return self._step.gradient_norm if self._step is not None else None
+
     def end_batch(self, batch_idx: int) -> None:
         """Log the mean over all samples since the last logging step; after the last batch, that of the epoch."""
         is_step_end = (batch_idx + 1) % self.micro_batches_per_step == 0
@@ -236,11 +241,10 @@ class Classifier(L.LightningModule):
         counts = sum_over_ranks(self._counts)
         if is_logging_step:
             means = _means("train_step", counts - self._logged_counts)
-            assert self._step is not None
-            assert self._step.gradient_norm is not None
+            assert self.gradient_norm is not None
             others = {
                 "learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
-                "gradient_norm": self._step.gradient_norm.item(),
+                "gradient_norm": self.gradient_norm.item(),
             }
             self._send_to_loggers({name: value.item() for name, value in means.items()} | others)
             self._logged_counts.copy_(counts)

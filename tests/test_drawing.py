@@ -1,0 +1,78 @@
+"""Pictures of what a network got right and wrong: readable for two classes or a thousand, for any names."""
+
+import io
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+
+from lockstep import drawing
+
+AWKWARD = ["$x_1$", "Ж", "日本", "a very long name of a class that nobody could read", "", "  ", "<b>"]
+
+
+def counts_of(num_classes: int) -> NDArray[np.int64]:
+    made = np.random.default_rng(0)
+    return made.integers(0, 5, (num_classes, num_classes)) + 50 * np.eye(num_classes, dtype=np.int64)
+
+
+def drawn(figure: Figure) -> NDArray[np.uint8]:
+    """The pixels of a figure; warnings of its layout are errors here."""
+    with io.BytesIO() as file:
+        figure.savefig(file, format="png", dpi=60)
+        return np.asarray(Image.open(file).convert("RGB"))
+
+
+def words(figure: Figure) -> list[str]:
+    """All texts inside the axes of a figure."""
+    return [text.get_text() for ax in figure.axes for text in ax.texts]
+
+
+@pytest.mark.parametrize("names", [["a", "b"], AWKWARD, [f"class {n}" for n in range(30)], list(map(str, range(1000)))])
+def test_every_picture_can_be_drawn_for_any_classes(names: list[str]) -> None:
+    counts = counts_of(len(names))
+    histogram = np.random.default_rng(1).integers(0, 3, (len(names), 101))
+    with drawing.style():
+        for figure in (
+            drawing.confusion_matrix(counts, names, "title"),
+            drawing.class_accuracy(counts, names, "title"),
+            drawing.precision_recall(histogram, histogram, names, "title"),
+        ):
+            pixels = drawn(figure)
+            assert pixels.std() > 1
+            assert pixels.shape[1] <= 12 * 60  # inches
+
+
+def test_a_matrix_holds_its_counts_and_of_many_classes_the_least_accurate() -> None:
+    counts = np.array([[41, 0], [3, 1017]])
+    assert sorted(words(drawing.confusion_matrix(counts, ["a", "b"], "title"))) == ["1,017", "3", "41"]
+    many = counts_of(100)
+    many[17] = 1
+    with drawing.style():
+        figure = drawing.confusion_matrix(many, list(map(str, range(100))), "title")
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[0] == "17"
+    assert len(labels) == drawing.MOST_CLASSES
+    assert figure.axes[0].get_title(loc="left") == "title: the 40 least accurate of 100 classes"
+
+
+def test_classes_are_sorted_by_accuracy_and_an_empty_one_says_so() -> None:
+    counts = np.array([[9, 1, 0], [0, 0, 0], [5, 0, 5]])
+    figure = drawing.class_accuracy(counts, ["cat", "dog", "owl"], "title")
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["dog", "owl", "cat"]
+    assert words(figure) == ["no samples", "50.0 %  of 10", "90.0 %  of 10"]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_grid_shows_the_pixels_with_mistakes_in_red(channels: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (7, channels, 8, 8)).astype(np.uint8)
+    figure = drawing.image_grid(pixels, [f"no. {n}" for n in range(7)], [n != 6 for n in range(7)], "title")
+    last = figure.axes[6]
+    shown = last.images[0].get_array()
+    assert shown is not None
+    assert (np.asarray(shown) == (pixels[6, 0] if channels == 1 else pixels[6].transpose(1, 2, 0))).all()
+    assert last.xaxis.label.get_text() == "no. 6"
+    assert [ax.xaxis.label.get_color() for ax in figure.axes[5:7]] == [drawing.DARK, drawing.RED]
+    assert drawn(figure).std() > 1
