@@ -52,4 +52,4 @@ def test_the_table_of_a_sweep_shows_what_differs_and_how_each_job_ended(
 
 def test_a_sweeper_that_proposes_jobs_as_it_goes_names_no_total(capsys: pytest.CaptureFixture[str]) -> None:
     Sweep(num_jobs=1).begin(4, ["optimizer.lr=[1]"], is_silent=False)
-    assert capsys.readouterr().out == "\nJob 5: optimizer.lr=[1]\n"
+    assert capsys.readouterr().out == "\nJob 4: optimizer.lr=[1]\n"

@@ -42,7 +42,7 @@ def test_a_sweep_of_rates_and_workers_has_one_tree_and_one_result_for_each_rate(
     assert difference(folders[0], folders[3]) > 1e-4
     lines = done.stdout.splitlines()
     begun = [line for line in lines if line.startswith("Job ")]
-    assert [line.partition(":")[0] for line in begun] == [f"Job {number} of 6" for number in range(1, 7)]
+    assert [line.partition(":")[0] for line in begun] == [f"Job {job} ({job + 1} of 6)" for job in range(6)]
     assert begun[4].endswith("optimizer.lr=0.2 trainer.devices=2")
     table = lines[lines.index("Sweep: 6 jobs") + 2 :]
     assert [line.split()[:4] for line in table] == [
@@ -67,7 +67,9 @@ def test_a_failing_job_does_not_end_a_sweep_but_its_exit_code(tmp_path: Path) ->
 def test_a_silent_run_says_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, *SMALL, "trainer.max_epochs=1", "trainer.devices=2", "silent=true")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    wrong = run(tmp_path, *_own_network("model._target_=tests.networks.BecomesNan"), "silent=true", PYTHONPATH=str(ROOT))
+    wrong = run(
+        tmp_path, *_own_network("model._target_=tests.networks.BecomesNan"), "silent=true", PYTHONPATH=str(ROOT)
+    )
     assert wrong.returncode == 1
     assert wrong.stdout == ""
     assert "The loss is not finite" in wrong.stderr

@@ -1,4 +1,4 @@
-"""What TensorBoard and the folder of pictures hold of a run: true, complete, and the same from any number of workers."""
+"""What TensorBoard and the folder of pictures hold of a run: complete, and the same from any number of workers."""
 
 import csv
 import json
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar import layout_pb2
-from tensorboard.plugins.hparams import plugin_data_pb2
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.util import tensor_util
 
 from lockstep.callbacks.curves import settings
 from lockstep.run_folder import RunFolder
-from tests.harness import WATCHED, SMALL, train_all, write_run
+from tests.harness import SMALL, WATCHED, train_all, write_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 PICTURES = {"class_accuracy", "confusion_matrix", "precision_recall", "predictions", "worst_mistakes"}
@@ -29,7 +29,13 @@ EVERY_TAG = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     """The same training by one process, and by three with uneven shares."""
     root: Path = tmp_path_factory.mktemp("monitoring")
-    recipe = [*SMALL, *WATCHED, "data.num_classes=4", "callbacks.pictures.every_n_epochs=2", "callbacks.pictures.num_images=8"]
+    recipe = [
+        *SMALL,
+        *WATCHED,
+        "data.num_classes=4",
+        "callbacks.pictures.every_n_epochs=2",
+        "callbacks.pictures.num_images=8",
+    ]
     recipe.append("trainer.gradient_clip_norm=null")
     found = {}
     for world_size, loads in ((1, "null"), (3, "[2,0,1]")):
@@ -52,7 +58,7 @@ def tensors(found: EventAccumulator, tag: str) -> Any:
 def test_every_number_has_its_curve_and_the_charts_name_no_other(runs: dict[int, RunFolder]) -> None:
     found = events(runs[3])
     assert set(found.Tags()["scalars"]) == EVERY_TAG
-    layout = layout_pb2.Layout.FromString(tensors(found, "custom_scalars__config__").item())
+    layout = Layout.FromString(tensors(found, "custom_scalars__config__").item())
     charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
     assert charts["Loss"] == ["train/loss", "val/loss"]
     assert charts["Accuracy"] == ["train/accuracy", "val/accuracy"]
@@ -74,7 +80,9 @@ def test_pictures_are_the_same_from_any_number_of_workers(runs: dict[int, RunFol
             one, other = (np.asarray(Image.open(folder.pictures / f"{split}_{name}.png")) for folder in runs.values())
             assert one.shape == other.shape
             assert (one == other).mean() > 0.999, f"{split}_{name}"
-    assert {path.name for path in runs[3].pictures.iterdir()} == {f"{s}_{n}.png" for s in ("val", "test") for n in PICTURES}
+    assert {path.name for path in runs[3].pictures.iterdir()} == {
+        f"{s}_{n}.png" for s in ("val", "test") for n in PICTURES
+    }
     images = events(runs[3])
     assert set(images.Tags()["images"]) == {f"{split}/{name}" for split in ("val", "test") for name in PICTURES}
     assert [event.step for event in images.Images("val/predictions")] == [10]  # the second of two epochs
@@ -92,7 +100,10 @@ def test_precision_recall_counts_every_test_sample_once(runs: dict[int, RunFolde
 def test_settings_command_commit_and_machine_stand_as_text(runs: dict[int, RunFolder]) -> None:
     folder = runs[3]
     found = events(folder)
-    texts = {name: tensors(found, f"{name}/text_summary").item().decode() for name in ("config", "command", "commit", "environment")}
+    texts = {
+        name: tensors(found, f"{name}/text_summary").item().decode()
+        for name in ("config", "command", "commit", "environment")
+    }
     assert "    global_batch_size: 16" in texts["config"]
     environment = json.loads(folder.environment.read_text())
     assert environment["commit"] in texts["commit"]
@@ -107,8 +118,10 @@ def test_the_graph_is_the_network(runs: dict[int, RunFolder]) -> None:
 
 def test_hyperparameters_are_the_settings_and_name_the_results(runs: dict[int, RunFolder]) -> None:
     found = events(runs[1])
-    read = plugin_data_pb2.HParamsPluginData
-    content = {tag: read.FromString(found.SummaryMetadata(tag).plugin_data.content) for tag in found.PluginTagToContent("hparams")}
+    content = {
+        tag: HParamsPluginData.FromString(found.SummaryMetadata(tag).plugin_data.content)
+        for tag in found.PluginTagToContent("hparams")
+    }
     start = content["_hparams_/session_start_info"].session_start_info.hparams
     assert start["optimizer.lr"].number_value == 0.1
     assert start["optimizer"].string_value == "SGD"
@@ -116,6 +129,8 @@ def test_hyperparameters_are_the_settings_and_name_the_results(runs: dict[int, R
     metrics = {info.name.tag for info in content["_hparams_/experiment"].experiment.metric_infos}
     assert metrics <= set(found.Tags()["scalars"])
     assert "test/accuracy" in metrics
+    first = [info.name for info in content["_hparams_/experiment"].experiment.hparam_infos if info.differs]
+    assert first == ["model.width"]
     assert content["_hparams_/session_end_info"].session_end_info.status == 1  # success
 
 

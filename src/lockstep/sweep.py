@@ -18,14 +18,17 @@ class Sweep:
     is_silent: bool = False
 
     def begin(self, number: int, overrides: Sequence[str], *, is_silent: bool) -> None:
-        """Say that job `number`, counted from 0, begins. A sweeper that proposes jobs as it goes knows no total."""
+        """Say that job `number`, the name of its folder, begins.
+
+        A sweeper that proposes jobs as it goes knows no total.
+        """
         self.is_silent = is_silent
         if is_silent:
             return
         from lockstep.terminal import terminal  # rich, which --help need not wait for
 
-        total = f" of {self.num_jobs}" if number < self.num_jobs else ""
-        text = f"\nJob {number + 1}{total}: {' '.join(overrides)}"
+        place = f" ({number + 1} of {self.num_jobs})" if number < self.num_jobs else ""
+        text = f"\nJob {number}{place}: {' '.join(overrides)}"
         terminal().print(text, style="bold", markup=False, soft_wrap=True)
 
     def end(self, overrides: Sequence[str], folder: RunFolder, code: int) -> None:
@@ -47,21 +50,24 @@ class Sweep:
         out = terminal()
         common = set.intersection(*(set(overrides) for overrides, *_ in self.done))
         table = Table(box=None, pad_edge=False, title_justify="left", header_style="bold")
-        for head, side in (("job", "right"), ("settings", "left"), ("state", "left"), ("best", "right")):
-            table.add_column(head, justify=side, overflow="fold" if head == "settings" else "ellipsis")
-        for head in ("test acc", "time"):
+        table.add_column("job", justify="right")
+        table.add_column("settings", overflow="fold")
+        table.add_column("state")
+        for head in ("best", "test acc", "time"):
             table.add_column(head, justify="right")
-        for number, (overrides, folder, code) in enumerate(self.done):
+        for overrides, folder, code in self.done:
             summary = folder.read_summary()
             table.add_row(
-                str(number),
+                folder.path.name,
                 Text(" ".join(each for each in overrides if each not in common)),
                 Text(STATES.get(code, "failed"), style="" if code in STATES else "red"),
                 _number(summary.get("best")),
                 _number(summary.get("test_accuracy")),
                 duration(summary["training_s"]) if summary else "-",
             )
-        done = f"{len(self.done)} of {self.num_jobs} jobs" if len(self.done) < self.num_jobs else f"{len(self.done)} jobs"
+        done = (
+            f"{len(self.done)} of {self.num_jobs} jobs" if len(self.done) < self.num_jobs else f"{len(self.done)} jobs"
+        )
         out.print(Text(f"\nSweep: {done}", style="bold"))
         out.print(table)
 

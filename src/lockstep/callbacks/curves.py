@@ -1,9 +1,11 @@
 """What TensorBoard shows of a run beside its numbers: charts that belong together, settings, network, result."""
 
+import contextlib
 import copy
 import json
 import shlex
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ import lightning as L
 import torch
 import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.plugins.hparams import api_pb2
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
 from torch import Tensor, nn
 from torch.utils.tensorboard.summary import hparams
 
+from lockstep.callbacks.stop import Stopped
 from lockstep.models.classifier import Classifier
 from lockstep.run_folder import RunFolder
 
@@ -35,7 +40,7 @@ LAYOUT = {
 # settings that make one training another one; the rest says where it runs and what is kept
 SECTIONS = ("data", "model", "optimizer", "scheduler", "augment", "trainer")
 OTHERS = ("seed", "global_batch_size", "label_smoothing")
-METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy", "test/loss", "test/accuracy")
+METRICS = ("val/accuracy", "test/accuracy", "val/loss", "test/loss", "train/loss", "train/accuracy")
 
 
 class Curves(L.Callback):
@@ -61,18 +66,34 @@ class Curves(L.Callback):
         if self._has_graph:
             _add_graph(writer, pl_module)
         experiment, start, self._end = hparams(settings(folder), dict.fromkeys(METRICS, 0.0))
+        with _content(experiment) as content:
+            # TensorBoard shows five, those that differ first: what was typed is what a sweep varies
+            typed = {override.lstrip("+").partition("=")[0] for override in folder.read_overrides()}
+            for info in content.experiment.hparam_infos:
+                info.differs = info.name in typed
         for summary in (experiment, start):
             writer.file_writer.add_summary(summary)
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Mark the run as finished; its results are the newest points of its curves."""
+        self._end_session(trainer, api_pb2.STATUS_SUCCESS)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Mark the run as failed, unless it was stopped to go on later."""
+        if not isinstance(exception, Stopped):
+            self._end_session(trainer, api_pb2.STATUS_FAILURE)
+
+    def _end_session(self, trainer: L.Trainer, status: int) -> None:
         writer = _writer(trainer)
         if writer is not None and self._end is not None:
+            with _content(self._end) as content:
+                content.session_end_info.status = status
             writer.file_writer.add_summary(self._end)
+            writer.flush()
 
 
 def settings(folder: RunFolder) -> dict[str, bool | str | float]:
-    """The settings of a run that make its training another one, flat: `optimizer.lr`. Lists as text."""
+    """The settings of a run that make its training another one, flat: `optimizer.lr`. What is no number is text."""
     tree = yaml.safe_load(folder.config.read_text())
     found = {name: tree[name] for name in OTHERS}
     for section in SECTIONS:
@@ -82,6 +103,15 @@ def settings(folder: RunFolder) -> dict[str, bool | str | float]:
             elif not name.startswith("_"):
                 found[f"{section}.{name}"] = value
     return {name: value if isinstance(value, bool | str | int | float) else str(value) for name, value in found.items()}
+
+
+@contextlib.contextmanager
+def _content(summary: Any) -> Iterator[Any]:
+    """What the hyperparameter page reads in a summary, to be changed in this block."""
+    data = summary.value[0].metadata.plugin_data
+    content = HParamsPluginData.FromString(data.content)
+    yield content
+    data.content = content.SerializeToString()
 
 
 class _Forward(nn.Module):
