@@ -51,9 +51,9 @@ def new_figure(height: float, *, width: float = WIDTH) -> Figure:
 
 def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
     """Counts (C, C), true classes down and predicted ones across; shades are shares of the true class."""
-    shown = _worst_classes(counts) if len(names) > MOST_CLASSES else np.arange(len(names))
+    shown = _worst_classes(counts) if len(names) > MOST_CLASSES else list(range(len(names)))
     counts = counts[np.ix_(shown, shown)]
-    labels = [short(names[number]) for number in shown.tolist()]
+    labels = [short(names[number]) for number in shown]
     side = max(4.2, min(9.0, 1.8 + 0.42 * len(labels)))
     fig = new_figure(side, width=side + 0.9)
     ax = fig.subplots()
@@ -89,7 +89,7 @@ def class_accuracy(counts: NDArray[np.int64], names: Sequence[str], title: str) 
     for place, (value, total) in enumerate(zip(values, totals, strict=True)):
         text = f"{100 * value:.1f} %  of {total:,}" if total else "no samples"
         ax.annotate(text, (100 * value, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
-    ax.set_yticks(range(len(shown)), [short(names[number]) for number in shown.tolist()], fontsize=8)
+    ax.set_yticks(range(len(shown)), [short(names[number]) for number in shown], fontsize=8)
     ax.set_ylim(len(shown) - 0.4, -0.6)
     ax.set_xlim(0, 118)
     ax.set_xticks(range(0, 101, 20))
@@ -123,7 +123,7 @@ def precision_recall(
     fig = new_figure(4.4)
     ax = fig.subplots()
     scores = [average_precision(p, n) for p, n in zip(positives, negatives, strict=True)]
-    order = np.argsort(scores).tolist()
+    order = sorted(range(len(scores)), key=scores.__getitem__)
     num_named = min(10, len(order))
     for place, number in enumerate(order[::-1]):
         rank = len(order) - 1 - place
@@ -162,10 +162,11 @@ def average_precision(positives: NDArray[np.int64], negatives: NDArray[np.int64]
     return float((precision * np.diff(recall, prepend=0.0)).sum())
 
 
-def _worst_classes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _worst_classes(counts: NDArray[np.int64]) -> list[int]:
     """Numbers of up to MOST_CLASSES classes, the least accurate first."""
     accuracy = counts.diagonal() / np.maximum(counts.sum(1), 1)
-    return np.argsort(accuracy, kind="stable")[:MOST_CLASSES]
+    worst: list[int] = np.argsort(accuracy, kind="stable").tolist()
+    return worst[:MOST_CLASSES]
 
 
 def _title(title: str, num_shown: int, num_all: int) -> str:
