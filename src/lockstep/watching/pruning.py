@@ -134,9 +134,8 @@ def _reason_to_stay(candidate: Candidate, *, is_named: bool) -> str:
     if facts["state"] == "not started" and time.time() - made < SILENT_S:
         return "it may be starting on another machine, wait ten minutes"
     if facts["state"] == "no signal" and not is_named and _is_elsewhere(facts.get("host")):
-        return (
-            f"it was trained by {printable(facts['host'])}, look there whether it is gone, then use --state no-signal"
-        )
+        host = printable(facts["host"])
+        return f"it ran on {host}, which cannot be asked from here: --state no-signal, if you know that it is over"
     return ""
 
 
@@ -145,19 +144,18 @@ def _is_elsewhere(host: str | None) -> bool:
 
 
 def _list(going: Iterable[Candidate]) -> None:
-    heads = ("state", "run", "started", "size", "")
+    heads = ("state", "run", "size", "")
     lines = [[Text(head, style="bold") for head in heads]]
     for each in going:
         texts = (
             printable(each.run.found.name),
-            cells.moment(each.run.since),
             cells.size(each.num_bytes),
-            "with checkpoint" if each.has_checkpoint else "",
+            "checkpoint" if each.has_checkpoint else "",
         )
         state = each.run.facts["state"]
         lines.append([Text(state, style=cells.STYLES[state]), *map(Text, texts)])
     widths = [max(line[i].cell_len for line in lines) for i in range(len(heads))]
-    terminal().print(cells.aligned(lines, widths, [False, False, True, True, False]), soft_wrap=True)
+    terminal().print(cells.aligned(lines, widths, [False, False, True, False]), soft_wrap=True)
 
 
 # -- removing ----------------------------------------------------------------------------------------------------------
