@@ -24,7 +24,7 @@ from lockstep import cli
 from lockstep.run_folder import BENCHMARK, LIVE_STATES, RunFolder
 from lockstep.runs import STATES
 from lockstep.watching import cells
-from tests.harness import environ
+from tests.harness import environ, wait_until
 from tests.test_run_folder import held_by_another_process
 
 HOST = socket.gethostname()
@@ -46,7 +46,8 @@ def run(path: Path, *overrides: str, config: str = "seed: 0\n", started: float =
     folder.overrides.write_text("".join(f"{text}\n" for text in overrides))
     folder.lock_file.touch()
     if status.get("state", "") is not None:
-        folder.write_status(**TRAINED | {"started": started} | status)
+        status = TRAINED | {"started": started, "updated": time.time()} | status
+        (path / "status.json").write_text(json.dumps(status))  # not synced to the disk, which takes time
     os.utime(folder.config, (started, started))
     return folder
 
@@ -79,7 +80,8 @@ def lockstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
             code = cli._command()
         except SystemExit as left:  # of argparse
             code = int(left.code or 0)
-        return Said(code, *capsys.readouterr())
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
 
     return call
 
@@ -104,7 +106,9 @@ class OnTerminal:
         self.text = ""
 
     def type(self, keys: str) -> None:
-        """As a person does."""
+        """As a person does: input() misses a Ctrl-C between its question and its waiting."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", 10, "waiting")
         os.write(self._us, keys.encode())
 
     def wait_for(self, pattern: str, timeout_s: float = 30) -> str:

@@ -66,7 +66,9 @@ def describe(config: Config, folder: RunFolder, code: int) -> dict[str, Any]:
         **{name: facts.get(name) for name in ("epoch", "step", "best", "monitor", "metrics")},
     }
     if state == "finished":
-        message["summary"] = folder.read_summary()
+        message["summary"] = {}
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # whatever stands there by now
+            message["summary"] = folder.read_summary()
     return message | {"ended": datetime.now().astimezone().isoformat(timespec="seconds")}
 
 
