@@ -176,6 +176,11 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+def _speaking_pipe(path: Path) -> None:
+    os.mkfifo(path)
+    os.write(os.open(path, os.O_RDWR), json.dumps(FULL).encode())  # stays open, so that the text stays there
+
+
 def _link(path: Path) -> None:
     other = path.with_name("other.json")
     other.write_text(json.dumps(FULL))
@@ -184,6 +189,7 @@ def _link(path: Path) -> None:
 
 HOSTILE: dict[str, Callable[[Path], Any]] = {
     "a pipe": _pipe,
+    "a pipe that speaks": _speaking_pipe,
     "a link": _link,
     "a link to itself": lambda path: path.symlink_to(path),
     "a folder": Path.mkdir,
@@ -194,7 +200,7 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
     "deep": lambda path: path.write_text("[" * 200_000),
     "deep objects": lambda path: path.write_text('{"metrics":' * 100_000),
     "a number of 5,000 digits": lambda path: path.write_text('{"state": "finished", "pid": ' + "9" * 5000 + "}"),
-    "long": lambda path: path.write_text(" " * (16 * 2**20 + 1)),
+    "long": lambda path: path.write_text(json.dumps(FULL) + " " * 2**24),
     "an unknown state": lambda path: path.write_text('{"state": "winning"}'),
     "a state of another type": lambda path: path.write_text('{"state": {"a": 1}}'),
     "no state": lambda path: path.write_text('{"epoch": 3}'),
