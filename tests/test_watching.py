@@ -23,6 +23,7 @@ import pytest
 from lockstep import cli
 from lockstep.run_folder import BENCHMARK, LIVE_STATES, RunFolder
 from lockstep.runs import STATES
+from lockstep.terminal import duration
 from lockstep.watching import cells
 from tests.harness import environ, wait_until
 from tests.test_run_folder import held_by_another_process
@@ -724,5 +725,7 @@ def test_moments_and_sizes_read_well() -> None:
     assert [cells.number(x) for x in (0.0, 0.98125, 3, 1e-5, 123456.0, None)] == [
         "0.0000", "0.9812", "3", "1.000e-05", "1.235e+05", "-",
     ]  # fmt: skip
+    seconds = (59.94, 3599, 72 * 3600 - 1, 100 * 3600)
+    assert [duration(each) for each in seconds] == ["59.9 s", "59:59", "71:59:59", "4 d 4 h"]
     assert cells.cut("日本語テキスト", 8) == "日本語…"
     assert cells.cut("2026/abcdef", 7, keeps_end=True) == "…abcdef"

@@ -60,7 +60,7 @@ class Curves(L.Callback):
         writer.add_custom_scalars(LAYOUT)
         environment = json.loads(folder.environment.read_text())
         tree = yaml.safe_load(folder.config.read_text())
-        del tree["notify"]  # may hold a token
+        tree.pop("notify", None)  # may hold a token
         writer.add_text("config", _code(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)))
         writer.add_text("command", _code(shlex.join(["python", "train.py", *folder.read_overrides()])))
         writer.add_text("commit", str(environment["commit"]))
