@@ -224,6 +224,13 @@ def test_a_run_without_a_status_or_with_a_broken_one_is_shown_too(tmp_path: Path
     assert (rows["state"], rows["look"]) == ("broken", "cat it/status.json")
 
 
+def test_the_time_of_a_live_run_goes_on_between_two_words_of_it(tmp_path: Path, lockstep: Any) -> None:
+    run(tmp_path / "live", state="training", host="node07", updated=time.time() - 60)
+    run(tmp_path / "ended", updated=time.time() - 60)
+    assert rows_of(lockstep("status", "live").out)["time"].startswith("2:12 so far")
+    assert rows_of(lockstep("status", "ended").out)["time"] == "1:12"
+
+
 def test_why_a_run_is_silent_or_failed_is_said(tmp_path: Path, lockstep: Any) -> None:
     folder = run(tmp_path / "it", state="training")
     assert "its process is gone" in rows_of(lockstep("status", "it").out)["reason"]
@@ -459,6 +466,8 @@ def test_true_and_1_and_1_0_are_different_settings(tmp_path: Path, lockstep: Any
     assert json.loads(lockstep("compare", "a", "b", "c", "d", "e", "--json").out)["settings"] == {
         "x": [True, 1, 1.0, None, "2026-11-21"]
     }
+    for pair in (("a", "b"), ("b", "c")):
+        assert "x" in json.loads(lockstep("compare", *pair, "--json").out)["settings"]
 
 
 def test_on_a_narrow_terminal_the_runs_stand_below_each_other(two: Any) -> None:
@@ -567,6 +576,7 @@ def test_a_run_that_is_held_stays_whatever_its_status_says(every_state: Path, lo
     with held_by_another_process(RunFolder(every_state / "day" / "failed")):
         said = lockstep("runs", "--prune", "--yes")
     assert "Left alone: day/failed: it is being trained" in said.err
+    assert "day/failed " not in said.out  # nor was it offered
     assert left(every_state) == EVERY - {"silent", "unstarted"}
 
 

@@ -30,7 +30,8 @@ def _progress(facts: dict[str, Any], *, has_bar: bool) -> list[tuple[str, str | 
     state, is_live = facts["state"], facts["state"] in LIVE_STATES
     steps = f", step {facts['step']:,}" if "step" in facts else ""
     steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
-    used = f"{duration(facts['elapsed_s'])}{' so far' if is_live else ''}" if "elapsed_s" in facts else ""
+    since = max(0.0, time.time() - facts["updated"]) if is_live and "updated" in facts else 0.0
+    used = f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}" if "elapsed_s" in facts else ""
     left = f", about {duration(facts['remaining_s'])} left" if is_live and "remaining_s" in facts else ""
     speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
     speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
