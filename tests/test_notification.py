@@ -247,12 +247,8 @@ def test_a_refused_connection_or_an_unknown_host_does_not_tell_the_token(
     folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server.close()
-    for url in (
-        server.url,
-        f"http://host.invalid/{TOKEN}",
-        f"http://127.0.0.1:99999999/{TOKEN}",
-        f"http://[::1/{TOKEN}",
-    ):
+    hosts = ("host.invalid", "127.0.0.1:99999999", "[::1", "127.0.0.1:x")
+    for url in (server.url, f"{server.url}\x7f", *(f"http://{host}/{TOKEN}" for host in hosts)):
         notification.send(config_of(url=url), folder, 0)
         out, err = capfd.readouterr()
         assert (out, len(err.splitlines())) == ("", 1), url
