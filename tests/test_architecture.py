@@ -15,7 +15,7 @@ PACKAGE = Path(lockstep.__file__).parent
 LAYERS = (
     ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal", "drawing"),
     ("data", "models", "checkpoint_io", "workers", "runs", "sweep"),
-    ("callbacks", "config"),
+    ("callbacks", "config", "watching", "notification"),
     ("session", "overrides"),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),
@@ -23,7 +23,10 @@ LAYERS = (
     ("cli",),
 )
 KNOW_HYDRA = {"cli", "config", "overrides", "help"}
-STARTS_AT_ONCE = ("cli", "run_folder", "runs", "config", "terminal", "benchmark.command")
+STARTS_AT_ONCE = (
+    *("cli", "run_folder", "runs", "config", "terminal", "benchmark.command", "notification"),
+    *("watching.status", "watching.table", "watching.comparison", "watching.pruning"),
+)
 
 
 def sources() -> dict[str, Path]:
@@ -112,7 +115,8 @@ def test_what_must_start_at_once_imports_no_torch(name: str) -> None:
     assert result.stdout == "[]\n"
 
 
-def test_the_run_folder_starts_without_hydra_and_pydantic_too() -> None:
-    code = "import sys, lockstep.run_folder; print(sorted({'hydra', 'pydantic', 'yaml', 'numpy'} & sys.modules.keys()))"
+@pytest.mark.parametrize("name", ["run_folder", "watching.status", "watching.table", "watching.pruning"])
+def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str) -> None:
+    code = f"import sys, lockstep.{name}; print(sorted({{'hydra', 'pydantic', 'yaml', 'numpy'}} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"

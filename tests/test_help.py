@@ -8,7 +8,18 @@ from lockstep import config as configuration
 from lockstep import help, overrides
 from lockstep.schema import KNOWN, Config, fields, kind_of
 
-SECTIONS = {"augment", "data", "model", "optimizer", "scheduler", "strategy", "trainer", "callbacks", "logger"}
+SECTIONS = {
+    "augment",
+    "notify",
+    "data",
+    "model",
+    "optimizer",
+    "scheduler",
+    "strategy",
+    "trainer",
+    "callbacks",
+    "logger",
+}
 
 
 def text_of(capsys: pytest.CaptureFixture[str], *texts: str) -> str:

@@ -1,4 +1,4 @@
-"""The commands: `python train.py` (also `lockstep train`), and `lockstep` benchmark, status, stop, eval, predict."""
+"""The commands: `python train.py` (also `lockstep train`), and those of `lockstep`, which `lockstep --help` lists."""
 
 import argparse
 import atexit
@@ -15,11 +15,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep import run_folder
-from lockstep.environment import no_garbage_collection
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
+from lockstep.environment import no_garbage_collection, without_secrets
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder, shown
 from lockstep.sweep import Sweep
 
 TRAIN = Path(__file__).parents[2] / "train.py"
+PRUNING = """\
+--prune without --state removes runs that failed, gave no signal any more or
+never started, and have no checkpoint. With --state it removes all runs in these
+states (stopped, finished, failed, no-signal, not-started), with checkpoints.
+--filter narrows either. It lists what would go, with sizes, and asks.
+Always left alone: a run that is being trained, the runs of a benchmark, a run
+that holds another one that stays, and a folder that no training has ever held.
+"""
 
 
 # -- python train.py ---------------------------------------------------------------------------------------------------
@@ -156,7 +164,8 @@ def _start(config: Any, overrides: Sequence[str], chosen: Path | None) -> tuple[
         if folder.config.exists():
             raise configuration.ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
         configuration.save(scaled, folder.config)
-        run_folder.write_atomically(folder.overrides, "".join(f"{override}\n" for override in overrides))
+        typed = without_secrets(overrides)
+        run_folder.write_atomically(folder.overrides, "".join(f"{override}\n" for override in typed))
         return folder
 
     return _train(make, scaled, note)
@@ -188,8 +197,8 @@ def _resume(cfg: Any, overrides: Sequence[str]) -> tuple[RunFolder, int]:
 
 
 def _train(make: Callable[[contextlib.ExitStack], RunFolder], config: Any, note: str) -> tuple[RunFolder, int]:
-    """Make the folder and hold it, once for all processes, and train there."""
-    from lockstep import launch, workers
+    """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended."""
+    from lockstep import launch, notification, workers
     from lockstep.environment import outer_world
 
     num_workers = workers.found(config).world_size
@@ -210,8 +219,13 @@ def _train(make: Callable[[contextlib.ExitStack], RunFolder], config: Any, note:
             if not config.silent:
                 plural = "s" if num_workers > 1 else ""
                 print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
-            return folder, launch.run_workers(job, num_workers)
-        return folder, launch.run_here(job, world)
+            code = launch.run_workers(job, num_workers)
+        else:
+            code = launch.run_here(job, world)
+    # the run is free by now: what is told of its end may go on with it
+    if (world is None or world.rank == 0) and code != launch.EXIT_INTERRUPTED:
+        notification.send(config, folder, code)
+    return folder, code
 
 
 @contextlib.contextmanager
@@ -240,7 +254,7 @@ def _command() -> int:
         sys.path.insert(0, str(TRAIN.parent))  # as for a script: modules beside train.py are targets, too
         runpy.run_path(str(TRAIN), run_name="__main__")
         return 0
-    arguments = _parser().parse_args()
+    arguments = _parser().parse_args(_joined(sys.argv[1:]))
     try:
         return arguments.function(arguments)
     except (FileNotFoundError, ValueError) as error:
@@ -263,7 +277,7 @@ def _parser() -> argparse.ArgumentParser:
         found.set_defaults(function=function)
         return found
 
-    command("status", _status, "show what a run is doing")
+    _add_watching_commands(commands)
     command("stop", _stop, "ask a run to stop in good order, with a checkpoint").add_argument(
         "--reason", default="lockstep stop", help="kept in the status of the run"
     )
@@ -291,6 +305,50 @@ def _benchmark(arguments: argparse.Namespace) -> int:
     return run(arguments.overrides)
 
 
+def _add_watching_commands(commands: Any) -> None:
+    text = "what a run is doing, and what can be done next"
+    status = commands.add_parser("status", help=text, description=text)
+    status.add_argument("run", nargs="?", default="latest", help="run folder, default: latest")
+    status.set_defaults(function=_status)
+    runs = commands.add_parser(
+        "runs",
+        help="all runs below a folder; also removes some",
+        description="All runs below a folder, the newest first; tab-separated and whole in a pipe.",
+        epilog=PRUNING,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
+    order = "smallest first, -COLUMN: largest first; default: -started"
+    runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"a head of the table; {order}")
+    runs.add_argument("--reverse", action="store_true", help="turn the order around")
+    runs.add_argument(
+        "--filter", metavar="TEXT", default="", help="each word must occur in name, state, device or overrides"
+    )
+    runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
+    what = runs.add_mutually_exclusive_group()
+    what.add_argument("--watch", action="store_true", help="anew every two seconds until Ctrl-C")
+    what.add_argument("--prune", action="store_true", help="remove runs, after asking: see below")
+    runs.add_argument("--yes", action="store_true", help="remove without asking")
+    runs.set_defaults(function=_runs)
+    text = "settings in which runs differ, and their results, side by side"
+    compare = commands.add_parser("compare", help=text, description=text)
+    compare.add_argument("runs", nargs="+", metavar="run", help="two or more run folders")
+    compare.set_defaults(function=_compare)
+    for found in (status, what, compare):
+        found.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """`--sort -best` as one word: argparse takes the minus for an option."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1] == "--sort" and not word.startswith("--"):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
 def _add_data_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     text = (
@@ -307,20 +365,30 @@ def _add_data_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    folder = run_folder.find(arguments.run)
-    status = folder.read_status()
-    if not status:
-        print(f"{shown(folder.path)}: no status yet")
-        return 0
-    rows = [(name, value) for name, value in status.items() if value not in (None, "", {}) and name != "metrics"]
-    rows += list(status.get("metrics", {}).items())
-    wide = max(len(name) for name, _ in rows)
-    print(shown(folder.path))
-    for name, value in rows:
-        if name in ("started", "updated"):
-            value = datetime.fromtimestamp(value).isoformat(" ", "seconds")
-        print(f"  {name:<{wide}}  {value}")
-    return 0
+    from lockstep.watching import status
+
+    return status.show(run_folder.find(arguments.run), is_json=arguments.json)
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from lockstep.watching import pruning, table
+    from lockstep.watching.selection import selection
+
+    chosen = selection(arguments.folder, arguments.filter, arguments.state)
+    if arguments.prune:
+        return pruning.prune(chosen, is_sure=arguments.yes)
+    if arguments.yes:
+        raise ValueError("--yes is for --prune: add it, or leave --yes out.")
+    order = {"sort": arguments.sort, "is_reversed": arguments.reverse}
+    return table.watch(chosen, **order) if arguments.watch else table.show(chosen, **order, is_json=arguments.json)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from lockstep.watching import comparison
+
+    if len(arguments.runs) < 2:
+        raise ValueError(f"compare {arguments.runs[0]} with what? Name two or more runs.")
+    return comparison.show([run_folder.find(name) for name in arguments.runs], is_json=arguments.json)
 
 
 def _stop(arguments: argparse.Namespace) -> int:
@@ -383,11 +451,6 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
         job = launch.Job(task, scratch, options)
         num_workers = workers.found(config).world_size
         return launch.run_workers(job, num_workers) if num_workers > 1 else launch.run_here(job, None)
-
-
-def shown(path: Path) -> str:
-    """A path as a person types it: relative to the current folder where it lies below it."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 if __name__ == "__main__":

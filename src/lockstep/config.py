@@ -6,6 +6,7 @@ text of a `_target_` does not tell its parameters.
 
 import hashlib
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -358,7 +359,7 @@ def _cure(target: str, error: signatures.Missing) -> str:
 def _conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     found: list[str] = []
-    for rule in (_batch_rules, _data_rules, _optimizer_rules, _callback_rules, workers.faults):
+    for rule in (_batch_rules, _data_rules, _optimizer_rules, _callback_rules, _notify_rules, workers.faults):
         try:
             found += rule(config)
         except AttributeError:
@@ -412,6 +413,16 @@ def _callback_rules(config: Config) -> Iterator[str]:
             yield f"{key}.train_time_interval is not looked at: use {key}.every_n_train_steps"
 
 
+def _notify_rules(config: Config) -> Iterator[str]:
+    command = config.notify.command
+    if command is None:
+        return
+    try:
+        shlex.split(command)
+    except ValueError as error:
+        yield f"notify.command={command} is no command line: {error}, close the quotes"
+
+
 def learning_rate(config: Config) -> float | None:
     """optimizer.lr, where the optimizer has one."""
     value = config.optimizer.arguments().get("lr")
@@ -439,8 +450,9 @@ def to_tree(config: Config) -> dict[str, Any]:
 
 
 def fingerprint(config: Config) -> str:
-    """Equal for equal configurations: ranks compare it before the first step."""
-    return hashlib.sha256(json.dumps(to_tree(config), sort_keys=True).encode()).hexdigest()[:16]
+    """Equal for equal trainings: ranks compare it before the first step. Who hears of the end is not part of it."""
+    tree = {key: value for key, value in to_tree(config).items() if key != "notify"}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def save(config: Config, path: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 import socket
 import stat
 import time
@@ -28,6 +29,7 @@ LIVE_STATES = ("starting", "training", "validating", "testing", "stopping")
 ENDED_STATES = ("stopped", "finished", "failed")
 SILENT_S = 600.0  # longer than any step: between two steps a status is written every second
 MAX_BYTES = 16 * 2**20  # of a file of plain values
+BENCHMARK = "results.json"  # beside the run folders of a benchmark
 
 
 @contextlib.contextmanager
@@ -55,7 +57,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Replace `path` by plain values."""
-    write_atomically(path, _json(value) + "\n")
+    write_atomically(path, to_json(value) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -74,9 +76,8 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
 
     Raises ValueError for those, for a longer file, and for what is no UTF-8; OSError as `open` does.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    with open(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
+    with open(path, "rb", opener=_no_link) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path} is no plain file.")
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -84,7 +85,12 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     return content.decode()
 
 
-def _json(value: dict[str, Any]) -> str:
+def _no_link(path: str, flags: int) -> int:
+    """For `open`: what stands there itself, at once, also where it is a link or a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
+
+
+def to_json(value: Any) -> str:
     """JSON of plain values; what is not a finite number becomes null, which every reader knows."""
 
     def finite(item: Any) -> Any:
@@ -200,7 +206,7 @@ class RunFolder:
         if status.get("host") == socket.gethostname():
             return not self.is_locked()
         updated = status.get("updated")
-        return not isinstance(updated, int | float) or time.time() - updated > SILENT_S
+        return not (isinstance(updated, int | float) and updated >= time.time() - SILENT_S)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json: the result of a finished run."""
@@ -276,13 +282,18 @@ class RunFolder:
 
     # -- one trainer at a time ---------------------------------------------------------------------------------------
 
+    @property
+    def lock_file(self) -> Path:
+        """Held by the process that trains the run; there since the first training."""
+        return self.path / ".lock"
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for this process; the kernel lets go when the process ends, however it ends.
 
         Raises BlockingIOError while another process holds it.
         """
-        with open(self.path / ".lock", "ab") as file:
+        with open(self.lock_file, "ab", opener=_no_link) as file:
             for attempt in range(20):  # `is_locked` of a reader holds it for an instant
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -297,8 +308,7 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether a live process on this machine trains the run."""
         try:
-            number = os.open(self.path / ".lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-            with open(number, "rb") as file:
+            with open(self.lock_file, "rb", opener=_no_link) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -306,11 +316,25 @@ class RunFolder:
             return True
         return False
 
+    def remove(self) -> None:
+        """Remove the run and all in its folder, links themselves only. Hold the lock.
+
+        The configuration and the lock go last: what an interrupted removal leaves is still a run.
+        """
+        for entry in list(os.scandir(self.path)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            elif entry.name not in (self.config.name, self.lock_file.name):
+                os.unlink(entry.path)
+        self.config.unlink()
+        self.lock_file.unlink()
+        self.path.rmdir()
+
 
 def create(root: Path, name: str, now: datetime) -> RunFolder:
     """Make the folder of a run, which `latest` then names."""
     path = create_path(root, name, now)
-    _link_latest(root, path)
+    link_latest(root, path)
     return RunFolder(path)
 
 
@@ -329,7 +353,8 @@ def create_path(root: Path, name: str, now: datetime) -> Path:
     raise FileExistsError(f"{day / stem} and 9,998 numbered folders beside it exist: give the run another name.")
 
 
-def _link_latest(root: Path, path: Path) -> None:
+def link_latest(root: Path, path: Path) -> None:
+    """Let `root/latest` name the run at `path` below `root`, in one step."""
     temporary = root / f".latest.{os.getpid()}.{secrets.token_hex(4)}"
     temporary.symlink_to(path.relative_to(root))
     os.replace(temporary, root / "latest")
@@ -346,3 +371,8 @@ def find(name: str) -> RunFolder:
     newest = sorted(Path("outputs").glob("**/config.yaml"), key=lambda p: p.stat().st_mtime, reverse=True)[:3]
     known = ", ".join(str(p.parent) for p in newest) or "none below outputs/"
     raise FileNotFoundError(f"{name} is no run folder: it has no config.yaml. Newest runs: {known}.")
+
+
+def shown(path: Path) -> str:
+    """A path as a person types it: relative to the current folder where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

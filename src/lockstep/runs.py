@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.run_folder import ENDED_STATES, LIVE_STATES, RunFolder
+from lockstep.run_folder import ENDED_STATES, LIVE_STATES, RunFolder, shown
 
 DEPTH = 6  # folders below the root that are searched
 MOST = 5000
@@ -23,6 +23,7 @@ NUMBERS = (
     "workers", "train_images", "pid", "started", "updated", "epoch", "max_epochs", "step", "total_steps", "percent",
     "elapsed_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
 )  # fmt: skip
+TESTS = ("test_loss", "test_accuracy", "test_flip_accuracy")
 TEXTS = ("reason", "name", "device", "precision", "host", "monitor")
 
 
@@ -47,13 +48,21 @@ def scan(root: Path) -> dict[str, Found]:
         except OSError:  # gone, or not for us to read
             continue
         if any(entry.name == "config.yaml" and entry.is_file(follow_symlinks=False) for entry in listed):
-            name = os.path.relpath(path, root)
-            key = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-            found[key] = Found(key, name, RunFolder(path))
+            run = _found(RunFolder(path), os.path.relpath(path, root))
+            found[run.id] = run
         if depth < DEPTH:
             folders = (e for e in listed if not e.name.startswith(".") and e.is_dir(follow_symlinks=False))
             waiting += [(Path(entry.path), depth + 1) for entry in folders]
     return found
+
+
+def _found(folder: RunFolder, name: str) -> Found:
+    return Found(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder)
+
+
+def look_at(folder: RunFolder) -> dict[str, Any]:
+    """What one run says of itself; `run` is its path as a person types it."""
+    return look(_found(folder, shown(folder.path)))
 
 
 def look(found: Found) -> dict[str, Any]:
@@ -167,9 +176,18 @@ def read_rows(found: Found) -> list[dict[str, float]]:
         for name, text in row.items():
             try:
                 value = json.loads(text) if text else None
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, RecursionError):
                 continue
             if isinstance(name, str) and _is_number(value):
                 numbers[name[:80]] = value
         rows.append(numbers)
     return rows
+
+
+def read_tests(folder: RunFolder) -> dict[str, float]:
+    """What the test of a finished run measured, by its name in summary.json; empty for others."""
+    try:
+        summary = folder.read_summary()
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {name: summary[name] for name in TESTS if _is_number(summary.get(name))}

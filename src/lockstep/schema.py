@@ -22,6 +22,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Path = Annotated[str, Field(min_length=1), "a path"]
 Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
+Command = Annotated[str, Field(pattern=r"\S"), "a command line"]
+Url = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+([/?#]\S*)?$"), "an http(s) URL, no user in it"]
 Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"]
 
 
@@ -83,6 +85,14 @@ class Trainer(Section):
     limit_test_batches: Positive | None = Field(description="only so many test batches")
     overfit_batches: Count = Field(description="train, validate and test on the first so many global batches; 0 = off")
     profiler: Literal["simple", "advanced", "pytorch"] | None = Field(description="Lightning's profiler")
+
+
+class Notify(Section):
+    """What hears of the end of a run, with JSON on its standard input or as a POST."""
+
+    command: Command | None = Field(description="run without a shell; LOCKSTEP_RUN, _STATE and _REASON are set")
+    url: Url | None = Field(description="gets a POST; whatever stands in it is kept in config.yaml")
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(description="seconds each of the two may take")
 
 
 class ExecutionEnvironment(Section):
@@ -324,6 +334,7 @@ class Config(Section):
     flip_test: bool = Field(description="also test with logits averaged over image and mirror image, reported apart")
     augment: Augment
     silent: bool = Field(description="say nothing on the terminal but what went wrong")
+    notify: Notify
     resume: Path | None = Field(description="run folder to go on with")
     data: DataSection
     model: ModelSection

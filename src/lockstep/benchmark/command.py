@@ -22,14 +22,13 @@ from lockstep import environment, overrides, run_folder
 from lockstep.benchmark import child, results
 from lockstep.benchmark.environments import Place, places
 from lockstep.launch import EXIT_INTERRUPTED, Job
-from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, RunFolder, read_json, write_json
+from lockstep.run_folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, RunFolder, read_json, shown, write_json
 from lockstep.schema import BenchmarkConfig
 from lockstep.signals import SignalFlag
 from lockstep.terminal import duration, show_table, terminal
 
 POLL_S = 0.25
 START_S = 15.0  # a guess of what starting an environment takes, for the time left
-RESULTS = "results.json"
 BEST = "best.ckpt"
 
 
@@ -195,7 +194,7 @@ class Benchmark:
         """Write results.json; after every environment, so that nothing measured is lost."""
         facts = (read_json(self._path / r["name"] / "environment.json") for r in self._records)
         write_json(
-            self._path / RESULTS,
+            self._path / BENCHMARK,
             {
                 "command": self._command,
                 "date": self._started.isoformat(" ", "seconds"),
@@ -216,8 +215,8 @@ class Benchmark:
         self._out.print(Text(results.table(self._records, width)), soft_wrap=True)
         for line in [*results.notes(self._records), "", *results.words(self._records), ""]:
             self._out.print(Text(results.printable(line)))
-        files = report.write(self._path, read_json(self._path / RESULTS))
-        rows = [("report", shown(path)) for path in files] + [("numbers", shown(self._path / RESULTS))]
+        files = report.write(self._path, read_json(self._path / BENCHMARK))
+        rows = [("report", shown(path)) for path in files] + [("numbers", shown(self._path / BENCHMARK))]
         if kept is not None:
             test = f", test {kept['test_accuracy']:.4f}" if kept.get("test_accuracy") is not None else ""
             text = f"{shown(self._path / BEST)}, of {kept['environment']}: val {kept['val_accuracy']:.4f}{test}"
@@ -278,8 +277,3 @@ def _failure(folder: RunFolder) -> str:
         if lines:
             return lines[-1]
     return f"it ended without a word, see {folder.path}"
-
-
-def shown(path: Path) -> str:
-    """A path as a person types it: relative to the current folder where it lies below it."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

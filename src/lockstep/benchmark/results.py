@@ -9,6 +9,7 @@ from lockstep.benchmark.environments import Place
 from lockstep.benchmark.scaling import Spread, Terms, spread
 from lockstep.config import learning_rate
 from lockstep.run_folder import RunFolder, read_json
+from lockstep.terminal import printable
 
 Record = dict[str, Any]
 
@@ -197,11 +198,6 @@ def notes(records: Sequence[Record]) -> list[str]:
         found.append("* no whole epoch in the budget: extrapolated from the images per second of its steps")
     found += [f"{r['name']}: {r['state']}: {r['reason']}" for r in records if r["state"] != "measured"]
     return [printable(note) for note in found]
-
-
-def printable(text: str) -> str:
-    """A text without characters that move the cursor or hide."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def table(records: Sequence[Record], width: int) -> str:

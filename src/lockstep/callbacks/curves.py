@@ -59,7 +59,9 @@ class Curves(L.Callback):
         folder = RunFolder(Path(trainer.default_root_dir))
         writer.add_custom_scalars(LAYOUT)
         environment = json.loads(folder.environment.read_text())
-        writer.add_text("config", _code(folder.config.read_text()))
+        tree = yaml.safe_load(folder.config.read_text())
+        tree.pop("notify", None)  # may hold a token
+        writer.add_text("config", _code(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)))
         writer.add_text("command", _code(shlex.join(["python", "train.py", *folder.read_overrides()])))
         writer.add_text("commit", str(environment["commit"]))
         writer.add_text("environment", _code(folder.environment.read_text()))

@@ -1,0 +1,98 @@
+"""`lockstep status`: one run, with what can be done next."""
+
+import shlex
+import time
+from typing import Any
+
+from rich.text import Text
+
+from lockstep.run_folder import LIVE_STATES, RunFolder, shown, to_json
+from lockstep.runs import look_at
+from lockstep.terminal import duration, printable, show_table, terminal
+from lockstep.watching import cells
+
+BAR = 32
+
+
+def show(folder: RunFolder, *, is_json: bool) -> int:
+    """Print what a run says of itself. Returns the exit code."""
+    facts = look_at(folder)
+    if is_json:
+        del facts["id"]
+        print(to_json(facts | {"path": str(folder.path)}))
+        return 0
+    rows = _progress(facts, has_bar=terminal().is_terminal) + _place(facts, folder) + [_next(facts, folder)]
+    show_table(printable(facts.get("name", folder.path.name)), [row for row in rows if row[1]])
+    return 0
+
+
+def _progress(facts: dict[str, Any], *, has_bar: bool) -> list[tuple[str, str | Text]]:
+    state, is_live = facts["state"], facts["state"] in LIVE_STATES
+    steps = f", step {facts['step']:,}" if "step" in facts else ""
+    steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
+    since = max(0.0, time.time() - facts["updated"]) if is_live and "updated" in facts else 0.0
+    used = f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}" if "elapsed_s" in facts else ""
+    left = f", about {duration(facts['remaining_s'])} left" if is_live and "remaining_s" in facts else ""
+    speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
+    speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
+    rows: list[tuple[str, str | Text]] = [
+        ("state", Text(state, style=cells.STYLES[state])),
+        ("reason", printable(facts.get("reason", "")) or _silence(facts)),
+        ("progress", _bar(facts["percent"], has_bar=has_bar) if "percent" in facts else ""),
+        ("epoch", f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}" if "epoch" in facts else ""),
+        ("time", used + left),
+        ("speed", ", ".join(speed)),
+        ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),
+        ("best", printable(cells.best(facts)) if "best" in facts else ""),
+    ]
+    return rows + [(printable(name), cells.number(value)) for name, value in facts["metrics"].items()]
+
+
+def _bar(percent: float, *, has_bar: bool) -> Text:
+    """How far it is; only the number in a log."""
+    if not has_bar:
+        return Text(f"{percent:.1f} %")
+    done = round(BAR * min(max(percent, 0), 100) / 100)
+    return Text.assemble(("━" * done, "cyan"), ("─" * (BAR - done), "dim"), f"  {percent:.1f} %")
+
+
+def _silence(facts: dict[str, Any]) -> str:
+    if facts["state"] != "no signal":
+        return ""
+    updated, host = facts.get("updated"), printable(facts.get("host", "its machine"))
+    ago = f" for {duration(time.time() - updated)}" if updated else ""
+    return f"its process is gone, or {host} has said nothing{ago}"
+
+
+def _place(facts: dict[str, Any], folder: RunFolder) -> list[tuple[str, str | Text]]:
+    device = printable(facts.get("device", ""))
+    process = f"pid {facts['pid']}" if "pid" in facts else ""
+    process += f" on {printable(facts['host'])}" if process and "host" in facts else ""
+    updated = facts.get("updated")
+    ago = f", {duration(max(0.0, time.time() - updated))} ago" if updated else ""
+    return [
+        ("workers", f"{facts['workers']} x {device}" if facts.get("workers", 1) > 1 else device),
+        ("precision", printable(facts.get("precision", ""))),
+        ("process", process),
+        ("started", cells.moment(facts["started"]) if "started" in facts else ""),
+        ("updated", f"{cells.moment(updated)}{ago}" if updated else ""),
+        ("failure", printable(shown(folder.failure)) if folder.failure.is_file() else ""),
+        ("run folder", printable(shown(folder.path))),
+    ]
+
+
+def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
+    """What a person does next, and the command for it."""
+    run, state = shlex.quote(shown(folder.path)), facts["state"]
+    resume = f"python train.py resume={run}"
+    if state == "stopping":
+        return "then go on", resume
+    if state in LIVE_STATES:
+        return "stop", f"lockstep stop {run}"
+    if state == "finished":
+        return "evaluate", f"lockstep eval {run}"
+    if state == "not started":
+        return "start", resume
+    if state == "broken":
+        return "look", f"cat {run}/status.json"
+    return ("go on" if folder.last_checkpoint.exists() else "try again"), resume
