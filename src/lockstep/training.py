@@ -3,7 +3,6 @@
 import functools
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -21,7 +20,7 @@ from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.data.module import ImageData
 from lockstep.environment import World
 from lockstep.models.classifier import Classifier
-from lockstep.run_folder import EXIT_STOPPED, RunFolder, write_atomically
+from lockstep.run_folder import EXIT_STOPPED, RunFolder, shown, write_atomically
 from lockstep.session import Session
 from lockstep.signals import SignalFlag
 from lockstep.terminal import duration, show_table
@@ -197,13 +196,13 @@ def _show_header(here: Session, data: ImageData, module: Classifier, *, is_resum
             ("workers", f"{count} x {_device_name(here)}" if count > 1 else _device_name(here)),
             ("batch", batch),
             ("precision", f"{here.precision} ({here.precision_reason})"),
-            ("run folder", _relative(here.folder.path)),
+            ("run folder", shown(here.folder.path)),
         ],
     )
 
 
 def _show_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
-    run = _relative(folder.path)
+    run = shown(folder.path)
     rows = [
         ("test accuracy", f"{summary['test_accuracy']:.4f} on {summary['test_images']:,} images"),
         ("test loss", f"{summary['test_loss']:.4f}"),
@@ -211,17 +210,15 @@ def _show_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
     if summary["test_flip_accuracy"] is not None:
         rows.append(("with mirror images", f"{summary['test_flip_accuracy']:.4f} test accuracy"))
     if summary["best_checkpoint"]:
-        rows.append(("best", f"{summary['monitor']} {summary['best']:.4f}, {_relative(folder.best_checkpoint)}"))
+        rows.append(("best", f"{summary['monitor']} {summary['best']:.4f}, {shown(folder.best_checkpoint)}"))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
     epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
+    if folder.pictures.exists():
+        rows.append(("pictures", shown(folder.pictures)))
     rows += [
         ("training", f"{duration(summary['training_s'])}{epoch}{speed}"),
-        ("curves", f"tensorboard --logdir {run}"),
+        ("watch", f"lockstep board --logdir {run}"),
         ("evaluate", f"lockstep eval {run}"),
         ("predict", f"lockstep predict {run} FOLDER --output predictions.csv"),
     ]
     show_table(f"Finished {summary['epochs']} epochs", rows)
-
-
-def _relative(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
