@@ -13,7 +13,7 @@ import lightning as L
 import torch
 import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.plugins.hparams import api_pb2
+from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
 from torch import Tensor, nn
 from torch.utils.tensorboard.summary import hparams
@@ -78,12 +78,12 @@ class Curves(L.Callback):
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Mark the run as finished; its results are the newest points of its curves."""
-        self._end_session(trainer, api_pb2.STATUS_SUCCESS)
+        self._end_session(trainer, STATUS_SUCCESS)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Mark the run as failed, unless it was stopped to go on later."""
         if not isinstance(exception, Stopped):
-            self._end_session(trainer, api_pb2.STATUS_FAILURE)
+            self._end_session(trainer, STATUS_FAILURE)
 
     def _end_session(self, trainer: L.Trainer, status: int) -> None:
         writer = _writer(trainer)
