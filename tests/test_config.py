@@ -275,8 +275,8 @@ def test_all_faults_come_at_once_and_none_twice() -> None:
 def test_a_wrong_line_in_a_yaml_file_is_found_like_one_on_the_command_line(conf: Path) -> None:
     with (conf / "trainer" / "default.yaml").open("a") as file:
         file.write("max_epoch: 3\n")
-    with (conf / "callbacks" / "default.yaml").open("a") as file:
-        file.write("  duraton: 3\n")
+    callbacks = conf / "callbacks" / "default.yaml"
+    callbacks.write_text(callbacks.read_text().replace("timer:\n", "timer:\n  duraton: 3\n"))
     found = faults("seed=x", conf=conf)
     assert sorted(found) == [
         "seed=x must be int >= 0",
