@@ -15,7 +15,7 @@ PACKAGE = Path(lockstep.__file__).parent
 LAYERS = (
     ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal", "drawing"),
     ("data", "models", "checkpoint_io", "workers", "runs"),
-    ("callbacks", "config"),
+    ("callbacks", "config", "board"),
     ("session", "overrides"),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),
@@ -23,7 +23,7 @@ LAYERS = (
     ("cli",),
 )
 KNOW_HYDRA = {"cli", "config", "overrides", "help"}
-STARTS_AT_ONCE = ("cli", "run_folder", "runs", "config", "terminal", "benchmark.command")
+STARTS_AT_ONCE = ("cli", "run_folder", "runs", "config", "terminal", "benchmark.command", "board.command")
 
 
 def sources() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""The commands: `python train.py` (also `lockstep train`), and `lockstep` benchmark, status, stop, eval, predict."""
+"""The commands: `python train.py` (also `lockstep train`), `lockstep` benchmark, board, status, stop, eval, predict."""
 
 import argparse
 import atexit
@@ -265,8 +265,19 @@ def _parser() -> argparse.ArgumentParser:
         found.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
         found.add_argument("--devices", type=int, metavar="N", help="number of workers; default: as many as trained it")
         found.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
+    board = commands.add_parser("board", help="show all runs in a browser", description="TensorBoard on all runs.")
+    board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
+    board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine alone")
+    board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next one that is free")
+    board.set_defaults(function=_board)
     _add_data_commands(commands.add_parser("data", help="prepare images", description="Prepare images."))
     return parser
+
+
+def _board(arguments: argparse.Namespace) -> int:
+    from lockstep.board.command import run
+
+    return run(Path(arguments.logdir), arguments.host, arguments.port)
 
 
 def _benchmark(arguments: argparse.Namespace) -> int:
