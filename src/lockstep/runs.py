@@ -147,8 +147,9 @@ def resume_command(found: Found) -> str | None:
         return None
     path = folder.path.relative_to(Path.cwd()) if folder.path.is_relative_to(Path.cwd()) else folder.path
     text = str(path)
-    if "/" not in text or re.search(r"[^a-zA-Z0-9_/.+-]", text):  # Hydra's quotes: a backslash counts only in front of one
-        text = '"' + re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text) + '"'
+    if "/" not in text or re.search(r"[^a-zA-Z0-9_/.+-]", text):
+        # Hydra's quotes, in which a backslash counts only in front of one
+        text = '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
     return f"python train.py {shlex.quote(f'resume={text}')}"
 
 

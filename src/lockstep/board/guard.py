@@ -64,7 +64,7 @@ class Guard:
             raise Refusal(403, f"Stop is off under the host name {name!r}: --training_hosts {name} allows it.")
         origin = request.headers.get("Origin")
         is_same_site = request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"
-        if not is_same_site or (origin is not None and urlsplit(origin).netloc.lower() != host.lower()):
+        if not is_same_site or (origin is not None and origin.partition("//")[2].lower() != host.lower()):
             raise Refusal(403, "A page of another site asked.")
 
 

@@ -57,9 +57,9 @@ export class Chart {
     this.y = (y) => EDGE.top + (1 - (y - low) / (high - low)) * tall;
     this.mark = draw('g', {class: 'cursor'});
     this.svg.replaceChildren(
-      ...ticks(low, high, 4).flatMap((y) => [
+      ...evenly(ticks(low, high, 4)).flatMap(([y, text]) => [
         draw('line', {class: 'grid', x1: EDGE.left, x2: width - EDGE.right, y1: this.y(y), y2: this.y(y)}),
-        draw('text', {x: EDGE.left - 8, y: this.y(y) + 4, 'text-anchor': 'end'}, number(y)),
+        draw('text', {x: EDGE.left - 8, y: this.y(y) + 4, 'text-anchor': 'end'}, text),
       ]),
       ...whole(ticks(first, last, wide / 90)).map((x) =>
         draw('text', {x: this.x(x), y: HEIGHT - 6, 'text-anchor': 'middle'}, count(x))),
@@ -128,6 +128,14 @@ export class Chart {
 const least = (values) => values.reduce((a, b) => Math.min(a, b));
 const most = (values) => values.reduce((a, b) => Math.max(a, b));
 const whole = (values) => values.filter(Number.isInteger);
+
+/** Values with their texts, all with as many places as the one that needs most: 0.5, 1.0, 1.5. */
+function evenly(values) {
+  const texts = values.map((value) => number(value));
+  if (texts.some((text) => text.includes('e'))) return values.map((value, place) => [value, texts[place]]);
+  const places = most(texts.map((text) => (text.split('.')[1] ?? '').length));
+  return values.map((value) => [value, value.toFixed(places)]);
+}
 
 /** A range with room around it; a single value stands in the middle. */
 function padded(low, high) {

@@ -74,16 +74,16 @@ export function setCommand(command, text) {
 // -- numbers as texts --------------------------------------------------------------------------------------------------
 
 const COUNT = new Intl.NumberFormat('en-US', {maximumFractionDigits: 0});
-const DAY = new Intl.DateTimeFormat(undefined, {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit'});
-const MOMENT = new Intl.DateTimeFormat(undefined, {dateStyle: 'medium', timeStyle: 'medium'});
+const DAY = new Intl.DateTimeFormat('en-GB', {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit'});
+const MOMENT = new Intl.DateTimeFormat('en-GB', {dateStyle: 'medium', timeStyle: 'medium'});
 
 export const count = (value) => (Number.isFinite(value) ? COUNT.format(value) : '–');
 export const number = (value, digits = 4) => (Number.isFinite(value) ? String(+value.toPrecision(digits)) : '–');
-export const day = (seconds) => (isTime(seconds) ? DAY.format(seconds * 1000) : '–');
-export const moment = (seconds) => (isTime(seconds) ? MOMENT.format(seconds * 1000) : '–');
+export const day = (time) => (isTime(time) ? DAY.format(time * 1000) : '–');
+export const moment = (time) => (isTime(time) ? MOMENT.format(time * 1000) : '–');
 export const of = (done, all) => (Number.isFinite(all) ? `${count(done)} / ${count(all)}` : count(done));
 
-const isTime = (seconds) => Number.isFinite(seconds) && Math.abs(seconds) < 8.64e12; // the days a Date knows
+const isTime = (time) => Number.isFinite(time) && Math.abs(time) < 8.64e12; // the days a Date knows
 
 /** A loss or an accuracy, always with four places, so that a column can be compared at a glance. */
 export function score(value) {
@@ -91,11 +91,17 @@ export function score(value) {
   return Math.abs(value) < 1000 ? value.toFixed(4) : value.toExponential(3);
 }
 
+/** Seconds without a unit, with three digits that count. */
+export function seconds(value) {
+  if (!Number.isFinite(value)) return '–';
+  return value < 100 ? value.toFixed(value < 10 ? 2 : 1) : count(value);
+}
+
 /** Seconds as 7.3 s, 4:05 or 1:02:03. */
-export function duration(seconds) {
-  if (!Number.isFinite(seconds)) return '–';
-  if (seconds < 60) return `${Math.max(0, seconds).toFixed(1)} s`;
-  const whole = Math.round(seconds);
+export function duration(time) {
+  if (!Number.isFinite(time)) return '–';
+  if (time < 60) return `${Math.max(0, time).toFixed(1)} s`;
+  const whole = Math.round(time);
   const two = (part) => String(part).padStart(2, '0');
   const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;

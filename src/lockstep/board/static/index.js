@@ -145,7 +145,7 @@ class Page {
   lose(error) {
     this.isLost = true;
     this.element.classList.add('lost');
-    const since = this.answered ? ` What you see is from ${this.answered.toLocaleTimeString()}.` : '';
+    const since = this.answered ? ` What you see is from ${this.answered.toLocaleTimeString('en-GB')}.` : '';
     setText(this.alarm, `TensorBoard does not answer.${since} Trying again.`);
     this.alarm.title = error.message;
     this.alarm.hidden = false;
@@ -216,6 +216,15 @@ function followTheme() {
   set();
 }
 
+/** Write in the fonts of TensorBoard, which the page around the frame has and serves. */
+function borrowFonts(sheet) {
+  try {
+    const rules = [...window.parent.document.styleSheets].flatMap((each) => [...each.cssRules]);
+    for (const rule of rules) if (rule.cssText.startsWith('@font-face')) sheet.insertRule(rule.cssText);
+  } catch { // a page of another site: the fonts of the system do
+  }
+}
+
 export async function render() {
   document.documentElement.lang = 'en';
   document.title = 'Training';
@@ -225,6 +234,7 @@ export async function render() {
     document.head.append(style);
   });
   followTheme();
+  if (window.parent !== window && style.sheet) borrowFonts(style.sheet);
   const page = new Page();
   document.body.append(page.element);
   let isBusy = false;

@@ -1,5 +1,5 @@
 // The table of runs. A row belongs to a run for good: a refresh changes only what has changed, and the focus stays.
-import {count, day, duration, make, makeProgress, makeState, moment, number, of, score, setProgress, setState, setText}
+import {count, day, duration, make, makeProgress, makeState, moment, of, score, seconds, setProgress, setState, setText}
   from './elements.js';
 import {StopButton} from './stop.js';
 
@@ -16,7 +16,7 @@ const COLUMNS = [
   {name: 'Step', value: (run) => run.step, text: (run) => of(run.step, run.total_steps), isDown: true},
   {name: 'Time left', value: (run) => timeLeft(run), text: (run) => duration(timeLeft(run))},
   {name: 'Images/s', value: (run) => run.images_per_s, text: (run) => count(run.images_per_s), isDown: true},
-  {name: 's/epoch', value: (run) => run.epoch_s, text: (run) => number(run.epoch_s, 3)},
+  {name: 's/epoch', value: (run) => run.epoch_s, text: (run) => seconds(run.epoch_s)},
   {name: 'Workers', value: (run) => run.workers, text: (run) => count(run.workers), isDown: true},
   {name: 'Device', value: (run) => run.device, text: (run) => run.device ?? '–', isWord: true},
   {name: 'Best', value: (run) => run.best, text: (run) => score(run.best), title: (run) => run.monitor, isDown: true},
