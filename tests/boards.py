@@ -1,10 +1,12 @@
 """Made-up run folders, and TensorBoard with the Training tab on them."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from typing import Any
 from tensorboard import program
 from tensorboard.backend import application
 from tensorboard.plugins.core import core_plugin
+from werkzeug.serving import make_server
 from werkzeug.test import Client
 
 from lockstep.board.plugin import NAME, TrainingLoader
@@ -56,6 +59,21 @@ def board(root: Path | str, *flags: str) -> Client:
     found = program.TensorBoard(plugins=[core_plugin.CorePluginLoader(), TrainingLoader()])
     found.configure(("", f"--logdir={root}", *flags))
     return Client(application.TensorBoardWSGIApp(found.flags, found.plugin_loaders))
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serve a web application from a thread of this process, at the address it yields."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for each request
+    server = make_server("localhost", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://localhost:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class Board:

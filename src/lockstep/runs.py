@@ -107,8 +107,10 @@ class Watched:
         """The runs by their ids, searched for anew when that was long ago or `is_fresh` asks for it."""
         with self._lock:
             if is_fresh or time.monotonic() >= self._next_scan:
+                started = time.monotonic()
                 self._found = scan(self.root)
-                self._next_scan = time.monotonic() + self._scan_every_s
+                ended = time.monotonic()
+                self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))  # 2 % of the time at most
                 self._ended = {key: kept for key, kept in self._ended.items() if key in self._found}
             return self._found
 

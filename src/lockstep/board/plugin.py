@@ -8,9 +8,8 @@ import argparse
 import json
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
@@ -20,10 +19,13 @@ from lockstep import runs
 from lockstep.board.guard import Guard, Refusal
 from lockstep.run_folder import LIVE_STATES, read_text
 
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
 NAME = "lockstep_training"  # also the fragment of the tab's address
 STATIC = Path(__file__).parent / "static"
 TYPES = {".js": "text/javascript", ".css": "text/css"}
-SCAN_EVERY_S = 4.0
+SCAN_EVERY_S = 1.5
 MAX_CONFIG_BYTES = 256 * 2**10
 MAX_ROWS = 2000
 
@@ -47,9 +49,11 @@ class TrainingLoader(base_plugin.TBLoader):
             help="Host names, with commas between them, under which Stop works beside localhost.",
         )
 
-    def load(self, context: base_plugin.TBContext) -> "TrainingPlugin | None":
+    def load(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, context: base_plugin.TBContext
+    ) -> "TrainingPlugin | None":
         """The tab, where TensorBoard shows one folder of this machine."""
-        if not context.logdir or "://" in context.logdir:
+        if not context.logdir or "://" in context.logdir or context.flags is None:
             return None
         return TrainingPlugin(Path(context.logdir).expanduser().resolve(), Guard(context.flags))
 
@@ -64,9 +68,9 @@ class TrainingPlugin(base_plugin.TBPlugin):
         self._guard = guard
         self._watched = runs.Watched(root, scan_every_s=SCAN_EVERY_S)
 
-    def get_plugin_apps(self) -> dict[str, Any]:
+    def get_plugin_apps(self) -> "dict[str, WSGIApplication]":
         """WSGI applications by their addresses. None but /stop changes anything."""
-        files = {f"/{path.name}": partial(_serve_file, path) for path in STATIC.iterdir() if path.suffix in TYPES}
+        files = {f"/{path.name}": _file(path) for path in STATIC.iterdir() if path.suffix in TYPES}
         return files | {
             "/runs": _application("GET", self._list),
             "/run": _application("GET", self._show),
@@ -133,7 +137,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return found
 
 
-def _application(method: str, answer: Callable[[Request], dict[str, Any]]) -> Any:
+def _application(method: str, answer: Callable[[Request], dict[str, Any]]) -> "WSGIApplication":
     """A WSGI application that answers one method with JSON, and a refusal with its reason."""
 
     def respond(request: Request) -> Response:
@@ -148,6 +152,6 @@ def _application(method: str, answer: Callable[[Request], dict[str, Any]]) -> An
     return Request.application(respond)
 
 
-@Request.application
-def _serve_file(path: Path, request: Request) -> Response:
-    return http_util.Respond(request, path.read_bytes(), TYPES[path.suffix])
+def _file(path: Path) -> "WSGIApplication":
+    """A WSGI application that answers with a file of ours."""
+    return Request.application(lambda request: http_util.Respond(request, path.read_bytes(), TYPES[path.suffix]))

@@ -148,7 +148,8 @@ export function ticks(low, high, wanted) {
   if (high === low) return [low];
   const rough = (high - low) / Math.max(wanted, 1);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough) ?? 10 * power;
+  const sizes = [1, 2, 5, 10].map((factor) => factor * power);
+  const step = sizes.reduce((a, b) => (Math.abs(Math.log(b / rough)) < Math.abs(Math.log(a / rough)) ? b : a));
   const values = [];
   for (let place = Math.ceil(low / step); place * step <= high; place += 1) values.push(+(place * step).toPrecision(12));
   return values;

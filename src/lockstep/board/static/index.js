@@ -198,7 +198,7 @@ const option = (value, text) => make('option', {value, textContent: text});
 const textOf = (run) => [run.run, run.state, run.device ?? '', ...run.overrides].join(' ').toLowerCase();
 
 /** The frame is not seen: another window is in front, or another tab of TensorBoard. */
-const isHidden = () => document.hidden || window.innerWidth === 0;
+const isHidden = () => document.hidden || window.frameElement?.getClientRects().length === 0;
 
 /** Be dark where TensorBoard is; the page around the frame says so, or else the system. */
 function followTheme() {
@@ -245,7 +245,7 @@ export async function render() {
     isBusy = false;
   };
   document.addEventListener('visibilitychange', poll);
-  window.addEventListener('resize', poll); // a frame that was hidden gets its size back
+  new IntersectionObserver(poll).observe(page.element); // the frame is shown again
   setInterval(poll, POLL_MS);
   await poll();
 }
