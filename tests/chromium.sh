@@ -8,7 +8,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
   exit 3
 fi
 export DEBIAN_FRONTEND=noninteractive
-if ! { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } > /dev/null; then
+if ! { timeout 120 apt-get -qq update && timeout 300 apt-get -qq install -y --no-install-recommends chromium; } > /dev/null; then
   echo "chromium.sh: apt-get cannot install chromium here: the browser tests are skipped." >&2
   exit 3
 fi

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -460,6 +461,18 @@ def test_the_plugin_brings_nothing_that_tensorboard_does_not_bring() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ())
     assert done.stdout == "['lockstep']\n"
+
+
+def test_the_search_for_a_browser_says_why_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "id").chmod(0o755)
+    script = [shutil.which("bash") or "bash", str(ROOT / "tests" / "chromium.sh")]
+    done = subprocess.run(script, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "no chromium, chromium-browser or google-chrome here" in done.stderr
+    (tmp_path / "google-chrome").symlink_to(tmp_path / "id")
+    done = subprocess.run(script, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/google-chrome\n")
 
 
 def test_pages_of_other_sites_cannot_frame_the_board(client: Client) -> None:

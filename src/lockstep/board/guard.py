@@ -37,7 +37,7 @@ class Guard:
         if flags.training_control == "off":
             self._why_off = "Stop is off: TensorBoard was started with --training_control off."
         elif flags.training_control == "auto" and not is_local:
-            self._why_off = "Stop is off: others can reach this TensorBoard; --training_control on allows it anyway."
+            self._why_off = "Stop is off: others reach this TensorBoard. tensorboard --training_control on allows it."
 
     def token(self, request: Request) -> str:
         """The secret of this process, for pages of its own. Raises Refusal for others."""
@@ -61,7 +61,9 @@ class Guard:
         host = request.headers.get("Host", "")
         name = _host_name(host)
         if name not in self._hosts:
-            raise Refusal(403, f"Stop is off under the host name {name!r}: --training_hosts {name} allows it.")
+            raise Refusal(
+                403, f"Stop is off under the host name {name!r}. tensorboard --training_hosts NAME allows it."
+            )
         origin = request.headers.get("Origin")
         is_same_site = request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"
         if not is_same_site or (origin is not None and origin.partition("//")[2].lower() != host.lower()):

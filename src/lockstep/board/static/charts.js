@@ -1,7 +1,7 @@
 // Lines over epochs or steps, drawn anew at every change and at every width. The values are read by pointer or arrow keys.
 import {count, draw, make, number, setText} from './elements.js';
 
-const HEIGHT = 210;
+const HEIGHT = 260; // as in style.css
 const EDGE = {left: 52, right: 14, top: 10, bottom: 24};
 const DOTS = 40; // a line of fewer points shows them
 
@@ -57,7 +57,7 @@ export class Chart {
     this.y = (y) => EDGE.top + (1 - (y - low) / (high - low)) * tall;
     this.mark = draw('g', {class: 'cursor'});
     this.svg.replaceChildren(
-      ...evenly(ticks(low, high, 4)).flatMap(([y, text]) => [
+      ...evenly(ticks(low, high, 5)).flatMap(([y, text]) => [
         draw('line', {class: 'grid', x1: EDGE.left, x2: width - EDGE.right, y1: this.y(y), y2: this.y(y)}),
         draw('text', {x: EDGE.left - 8, y: this.y(y) + 4, 'text-anchor': 'end'}, text),
       ]),

@@ -66,7 +66,7 @@ export class Details {
       this.changedAt = performance.now();
       await this.load(run);
     }
-    await this.loadCurves(run);
+    this.loadCurves(run).catch(() => {}); // whether TensorBoard answers is told by the list
   }
 
   write(run) {
@@ -114,7 +114,8 @@ export class Details {
     if (!this.curves || !isDue) return;
     this.curvesAt = now;
     const query = new URLSearchParams({run: this.curves, tag: 'train_step/loss'});
-    const answer = await fetch(`../scalars/scalars?${query}`, {cache: 'no-store'});
+    const signal = AbortSignal.timeout(CURVES_EVERY_MS);
+    const answer = await fetch(`../scalars/scalars?${query}`, {cache: 'no-store', signal});
     const values = answer.ok ? await answer.json() : []; // 404: none are logged, or not yet
     if (this.run?.id !== run.id) return;
     const found = values.filter(([, step, value]) => Number.isFinite(step) && Number.isFinite(value));

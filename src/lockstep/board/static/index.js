@@ -51,13 +51,11 @@ class Control {
     try {
       const answer = await request('stop', {method: 'POST', headers, body: JSON.stringify({run: run.id})});
       this.say(JSON.parse(answer).message);
-      this.refresh();
-      return true;
     } catch (error) {
       this.say(error.message);
       this.isLoaded = false; // perhaps it is another TensorBoard by now
-      return false;
     }
+    await this.refresh();
   }
 }
 

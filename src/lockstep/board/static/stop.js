@@ -7,14 +7,14 @@ const CALM_MS = 300; // a double click is one press
 export const LIVE = new Set(['starting', 'training', 'validating', 'testing', 'stopping']);
 
 /**
- * A Stop button of one run at a time. `control` has `reason`, why nothing can be stopped, `ask(run)`, which resolves to
- * whether the run was asked, and `say`, which tells a person what happened.
+ * A Stop button of one run at a time. `control` has `reason`, why nothing can be stopped, `ask(run)`, which resolves
+ * when the run was asked and looked at again, and `say`, which tells a person what happened.
  */
 export class StopButton {
   constructor(control) {
     this.control = control;
     this.run = null;
-    this.asked = null; // the id of the run that was asked, before its folder says so
+    this.asked = null; // the id of the run that is being asked
     this.element = make('button', {type: 'button', className: 'stop'});
     this.element.onclick = (event) => {
       event.stopPropagation(); // a press on the row would choose its run
@@ -30,7 +30,6 @@ export class StopButton {
   show(run) {
     if (this.run?.id !== run.id) this.disarm();
     this.run = run;
-    if (!LIVE.has(run.state)) this.asked = null;
     const isStopping = run.state === 'stopping' || this.asked === run.id;
     const {element, control} = this;
     element.hidden = !LIVE.has(run.state);
@@ -57,10 +56,9 @@ export class StopButton {
     this.disarm();
     this.asked = run.id;
     this.show(run);
-    if (!(await control.ask(run))) {
-      this.asked = null;
-      this.show(this.run);
-    }
+    await control.ask(run); // until its state is known anew
+    this.asked = null;
+    this.show(this.run);
   }
 
   disarm() {

@@ -40,7 +40,7 @@ export class RunTable {
     this.heads = COLUMNS.map((column) => this.head(column));
     this.caption = make('caption', {className: 'unseen'});
     this.body = make('tbody');
-    const last = make('th', {scope: 'col'}, make('span', {className: 'unseen', textContent: 'Stop'}));
+    const last = make('th', {scope: 'col', className: 'action'}, make('span', {className: 'unseen', textContent: 'Stop'}));
     const table = make('table', {}, this.caption, make('thead', {}, make('tr', {}, ...this.heads, last)), this.body);
     this.element = make('div', {className: 'runs', tabIndex: 0, role: 'region', 'aria-label': 'Runs'}, table);
     this.body.onclick = (event) => {
@@ -52,7 +52,8 @@ export class RunTable {
 
   head(column) {
     const mark = make('span', {className: 'mark', 'aria-hidden': 'true'});
-    const button = make('button', {type: 'button', title: column.hint ?? ''}, column.name, mark);
+    const label = make('span', {className: 'label'}, column.name, mark);
+    const button = make('button', {type: 'button', title: column.hint ?? ''}, label);
     button.onclick = () => {
       const isSame = this.sort.column === column;
       this.sort = {column, isDown: isSame ? !this.sort.isDown : Boolean(column.isDown)};
