@@ -1,5 +1,6 @@
 """The Training tab answers what is in the folders, changes nothing but STOP, and that for its own page alone."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from werkzeug.test import Client
 
+from lockstep import runs
 from lockstep.board import command, guard, plugin
 from lockstep.run_folder import RunFolder
 from tests.boards import BASE, board, running, save_checkpoint, told, without_rights, write_rows, write_run
@@ -221,8 +223,18 @@ def test_a_killed_run_is_not_stopped(tmp_path: Path) -> None:
     assert not folder.stop_flag.exists()
 
 
+def test_a_run_without_a_status_is_stopped_too(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "early", None)
+    client = board(tmp_path)
+    with folder.lock():
+        assert listed(client)["early"]["state"] == "starting"
+        assert stop(client, id_of(client, "early")).status_code == 200
+        assert listed(client)["early"]["state"] == "stopping"
+    assert folder.stop_flag.exists()
+
+
 def test_stop_searches_anew(client: Client, live: RunFolder) -> None:
-    ids = {name: plugin.runs.hashlib.sha256(name.encode()).hexdigest()[:16] for name in ("live", "late", "linked")}
+    ids = {name: hashlib.sha256(name.encode()).hexdigest()[:16] for name in ("live", "late", "linked")}
     assert id_of(client) == ids["live"]
     late = write_run(live.path.parent / "late")
     assert stop(client, ids["late"]).status_code == 200
@@ -333,10 +345,10 @@ def test_a_pipe_is_not_waited_for(client: Client, live: RunFolder) -> None:
 
 
 def test_rows_are_thinned_and_the_last_is_kept(client: Client, live: RunFolder) -> None:
-    write_rows(live, 4999)
+    write_rows(live, 5000)
     rows = told(client.get(f"{BASE}/run?id={id_of(client)}"))["rows"]
     assert 1000 < len(rows) <= plugin.MAX_ROWS
-    assert rows[-1]["epoch"] == 4999
+    assert rows[-1]["epoch"] == 5000
     assert {b["epoch"] - a["epoch"] for a, b in itertools.pairwise(rows)} == {3}
 
 
@@ -399,7 +411,10 @@ def test_a_name_that_is_no_text_can_be_told(tmp_path: Path) -> None:
     assert list(listed(board(tmp_path))) == ["\udcff"]
 
 
-def test_a_thousand_runs_are_listed_in_a_moment(tmp_path: Path, figure: Callable[[str], None]) -> None:
+def test_a_thousand_runs_are_listed_in_a_moment(
+    tmp_path: Path, figure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = []
     for number in range(1000):
         live = number % 100 == 0
         folder = write_run(tmp_path / f"{number // 100}" / f"{number}", "training" if live else "finished", step=number)
@@ -414,6 +429,10 @@ def test_a_thousand_runs_are_listed_in_a_moment(tmp_path: Path, figure: Callable
         return time.perf_counter() - started
 
     first, *others = (poll() for _ in range(6))
+    really_look = runs.look
+    monkeypatch.setattr(runs, "look", lambda found: looked_at.append(found.name) or really_look(found))
+    poll()
+    assert len(looked_at) == 10  # those that live
     figure(f"first look {1000 * first:.0f} ms, the next {1000 * min(others):.0f} to {1000 * max(others):.0f} ms")
     assert min(others) < 0.5
 
