@@ -5,8 +5,6 @@ import re
 import shlex
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ from werkzeug.wrappers import Request, Response
 from lockstep.board.plugin import NAME
 from lockstep.run_folder import EXIT_STOPPED
 from tests.boards import BASE, board, running, save_checkpoint, serving, write_rows, write_run
-from tests.harness import ROOT, SMALL, difference, environ, train_all, wait_until
+from tests.harness import SMALL, difference, train_all, wait_until
 from tests.harness import write_run as write_training
 from tests.test_stop import training
 
@@ -61,15 +59,17 @@ def page(chromium: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[str]:
-    """The address of the tab by itself, on the runs below tmp_path / runs."""
+def site(tmp_path: Path, page: Any) -> Iterator[str]:
+    """The address of the tab by itself, on the runs below tmp_path / runs; it polls more often than every 2 s."""
     (tmp_path / "runs").mkdir()
+    page.add_init_script("const usual = setInterval; window.setInterval = (work, ms) => usual(work, ms / 5);")
     with serving(board(tmp_path / "runs").application) as address:
         yield address + ENTRY
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    """Where runs are; made by `site`, or by the first run."""
     return tmp_path / "runs"
 
 
@@ -141,11 +141,10 @@ def test_a_live_run_is_watched_stopped_and_goes_on_exactly(tmp_path: Path, page:
         shown = tab.locator(".resume code").inner_text()
     assert shlex.split(shown)[:2] == ["python", "train.py"]
     shorter = f"trainer.max_epochs={status['epoch'] + 1}"
-    again = [sys.executable, str(ROOT / "train.py"), *shlex.split(shown)[2:], shorter]
-    done = subprocess.run(again, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
     alone = write_training(tmp_path / "alone", [*recipe, shorter])
-    train_all([alone], 1)
+    with training(tmp_path, *shlex.split(shown)[2:], shorter) as resumed:
+        train_all([alone], 1)  # meanwhile
+        assert resumed.exit_code(100) == 0, resumed.log.read_text()
     worst = difference(alone, folder)
     figure(f"stopped after step {status['step']}, difference to one uncut process {worst:.1e}")
     assert worst <= 1e-12
@@ -266,6 +265,7 @@ def test_curves_are_drawn_and_read_by_pointer_and_keys(root: Path, site: str, pa
     folder.update_status(epoch=11)
     expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile("at epoch 11$"))
     expect(chart.locator(".tip")).to_have_text("epoch 2 train 0.6 validation 0.55 ")
+    expect(chart.locator(".tip")).to_be_visible()
 
 
 def test_only_overrides_that_differ_are_in_the_table(root: Path, site: str, page: Any) -> None:
@@ -445,6 +445,7 @@ def test_a_refusal_is_told(root: Path, site: str, page: Any) -> None:
     page.goto(site)
     button = stop_button(page, "run")
     button.click()
+    page.route("**/runs", lambda route: route.abort())  # the page is not told of the end
     folder.update_status(state="finished")
     page.wait_for_timeout(350)
     button.click()
