@@ -26,7 +26,7 @@ from lockstep import runs
 from lockstep.board import command, guard, plugin
 from lockstep.run_folder import RunFolder
 from tests.boards import BASE, board, running, save_checkpoint, told, without_rights, write_rows, write_run
-from tests.harness import ROOT, environ
+from tests.harness import ROOT, environ, wait_until
 
 LOCAL = "http://localhost:6006"
 JSON = "application/json"
@@ -514,6 +514,15 @@ def test_the_board_says_where_it_is_and_ends_in_good_order(tmp_path: Path, numbe
         assert started.end(number) == 0
         assert started.output.read_text() == f"Training tab: {address}  (Ctrl-C ends it)\n"
         assert started.errors.read_text() in ("", "TensorBoard caught SIGTERM; exiting...\n")
+
+
+@pytest.mark.processes
+def test_ctrl_c_while_the_board_starts_is_no_fault(tmp_path: Path) -> None:
+    with running(tmp_path, "--logdir", ".") as started:
+        maps = Path(f"/proc/{started.process.pid}/maps")
+        wait_until(lambda: "grpc" in maps.read_text(), 30, "loads TensorBoard")
+        assert started.end() == 0
+        assert started.errors.read_text() == ""
 
 
 @pytest.mark.processes

@@ -275,9 +275,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _board(arguments: argparse.Namespace) -> int:
-    from lockstep.board.command import run
+    try:
+        from lockstep.board.command import run
 
-    return run(Path(arguments.logdir), arguments.host, arguments.port)
+        return run(Path(arguments.logdir), arguments.host, arguments.port)
+    except KeyboardInterrupt:  # the way to end it, also while it starts
+        return 0
 
 
 def _benchmark(arguments: argparse.Namespace) -> int:

@@ -1,12 +1,12 @@
 """`lockstep board`: TensorBoard on a folder of runs, open at the tab Training."""
 
 import argparse
+import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from tensorboard import default, program
-from tensorboard.data import server_ingester
 
 from lockstep.board.plugin import NAME, TrainingLoader
 
@@ -27,11 +27,10 @@ def run(logdir: Path, host: str | None, port: int | None) -> int:
         raise FileNotFoundError(f"{logdir} is not there: train something first, or name a folder of runs by --logdir.")
     others = [plugin for plugin in default.get_plugins() if plugin is not TrainingLoader]  # where it is installed
     board = program.TensorBoard(plugins=[*others, TrainingLoader], server_class=_listen)
-    board.configure(logdir=str(logdir), host=host, port=port, load_fast=_load_fast())
-    try:
-        return board.main()
-    except KeyboardInterrupt:
-        return 0
+    board.configure(logdir=str(logdir), host=host, port=port)
+    # a notice at every start, about how event files are read; `program` itself is a proxy that takes no assignment
+    vars(importlib.import_module("tensorboard.program"))["_DATA_SERVER_ADVISORY_MESSAGE"] = ""
+    return board.main()
 
 
 def _listen(app: Callable[..., Iterable[bytes]], flags: argparse.Namespace) -> Any:
@@ -51,12 +50,3 @@ def _unframed(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[byt
         return app(environ, start)
 
     return framed
-
-
-def _load_fast() -> str:
-    """Whether TensorBoard reads event files by its compiled server; said outright, it does so without a notice."""
-    try:
-        server_ingester.get_server_binary()
-    except server_ingester.NoDataServerError:
-        return "false"
-    return "true"
