@@ -1,11 +1,15 @@
 # make train: install, train the default.  make test: install, run the tests.  make check: lint, types and tests.
+# make board: watch the runs in outputs/ in a browser.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test check lint clean
+.PHONY: train board test check lint clean
 
 train: .venv/installed
 	$(BIN)/python train.py
+
+board: .venv/installed
+	$(BIN)/lockstep board
 
 test: .venv/installed
 	$(BIN)/python -m pytest

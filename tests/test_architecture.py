@@ -15,7 +15,7 @@ PACKAGE = Path(lockstep.__file__).parent
 LAYERS = (
     ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal", "drawing"),
     ("data", "models", "checkpoint_io", "workers", "runs", "sweep"),
-    ("callbacks", "config", "watching", "notification"),
+    ("callbacks", "config", "watching", "notification", "board"),
     ("session", "overrides"),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),
@@ -24,7 +24,7 @@ LAYERS = (
 )
 KNOW_HYDRA = {"cli", "config", "overrides", "help"}
 STARTS_AT_ONCE = (
-    *("cli", "run_folder", "runs", "config", "terminal", "benchmark.command", "notification"),
+    *("cli", "run_folder", "runs", "config", "terminal", "benchmark.command", "board.command", "notification"),
     *("watching.status", "watching.table", "watching.comparison", "watching.pruning"),
 )
 

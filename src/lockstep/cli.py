@@ -290,8 +290,22 @@ def _parser() -> argparse.ArgumentParser:
         found.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
         found.add_argument("--devices", type=int, metavar="N", help="number of workers; default: as many as trained it")
         found.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
+    board = commands.add_parser("board", help="show all runs in a browser", description="TensorBoard on all runs.")
+    board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
+    board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine alone")
+    board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next one that is free")
+    board.set_defaults(function=_board)
     _add_data_commands(commands.add_parser("data", help="prepare images", description="Prepare images."))
     return parser
+
+
+def _board(arguments: argparse.Namespace) -> int:
+    try:
+        from lockstep.board.command import run
+
+        return run(Path(arguments.logdir), arguments.host, arguments.port)
+    except KeyboardInterrupt:  # the way to end it, also while it starts
+        return 0
 
 
 def _benchmark(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,8 @@ import csv
 import hashlib
 import json
 import os
+import re
+import shlex
 import threading
 import time
 from collections.abc import Mapping
@@ -76,7 +78,7 @@ def look(found: Found) -> dict[str, Any]:
         status = folder.read_status()
         if not status:
             return facts | {"state": _state_before_status(folder)}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, OverflowError) as error:  # the last: an integer beyond all floats
         reason = f"status.json cannot be read: {type(error).__name__}"
         return facts | {"state": "broken", "reason": reason}
     if status.get("state") not in STATES:
@@ -114,8 +116,10 @@ class Watched:
         """The runs by their ids, searched for anew when that was long ago or `is_fresh` asks for it."""
         with self._lock:
             if is_fresh or time.monotonic() >= self._next_scan:
+                started = time.monotonic()
                 self._found = scan(self.root)
-                self._next_scan = time.monotonic() + self._scan_every_s
+                ended = time.monotonic()
+                self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))  # 2 % of the time at most
                 self._ended = {key: kept for key, kept in self._ended.items() if key in self._found}
             return self._found
 
@@ -147,6 +151,19 @@ def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
     return {key: " ".join(each for each in overrides if each not in common) for key, overrides in typed.items()}
 
 
+def resume_command(found: Found) -> str | None:
+    """What goes on with a run, typed in the current folder; None for one that is live, through, or saved nothing."""
+    folder = found.folder
+    if look(found)["state"] not in ("stopped", "failed", "no signal") or not folder.last_checkpoint.is_file():
+        return None
+    path = folder.path.relative_to(Path.cwd()) if folder.path.is_relative_to(Path.cwd()) else folder.path
+    text = str(path)
+    if "/" not in text or re.search(r"[^a-zA-Z0-9_/.+-]", text):
+        # Hydra's quotes, in which a backslash counts only in front of one
+        text = '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
+    return f"python train.py {shlex.quote(f'resume={text}')}"
+
+
 def _overrides(folder: RunFolder) -> list[str]:
     try:
         return [line[:300] for line in folder.read_overrides()[:100]]
@@ -156,7 +173,7 @@ def _overrides(folder: RunFolder) -> list[str]:
 
 def _state_before_status(folder: RunFolder) -> str:
     if folder.is_locked():
-        return "starting"
+        return "stopping" if folder.stop_flag.is_file() else "starting"
     return "failed" if folder.failure.exists() else "not started"
 
 

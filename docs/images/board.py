@@ -1,0 +1,77 @@
+"""Pictures of the Training tab: `python docs/images/board.py FOLDER`, a few minutes on two cores.
+
+Trains a sweep of 20 small networks below FOLDER/outputs unless there are runs already, and one more by two processes
+while the pictures are taken. Needs playwright and Chromium (tests/chromium.sh).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+TRAIN = str(Path(__file__).parents[2] / "train.py")
+SWEEP = ("-m", "optimizer.lr=0.05,0.1,0.2,0.4", "seed=0,1,2,3,4", "model.width=4", "trainer.max_epochs=6")
+LIVE = ("model.width=8", "trainer.max_epochs=40", "trainer.devices=2", "strategy=cpu")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+
+
+def main(folder: Path) -> None:
+    """Train, and take three pictures into `folder`: light, dark and the sweep."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "outputs").exists():
+        subprocess.run([sys.executable, TRAIN, *SWEEP], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    live = subprocess.Popen([sys.executable, TRAIN, *LIVE], cwd=folder, stdout=subprocess.DEVNULL)
+    board = subprocess.Popen(
+        [sys.executable, "-m", "lockstep.cli", "board"], cwd=folder, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert board.stdout is not None
+        address = next(word for word in board.stdout.readline().split() if word.startswith("http"))
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+            take(browser.new_page(viewport={"width": 1440, "height": 1000}), address, folder)
+            browser.close()
+    finally:
+        for process in (board, live):
+            process.terminate()
+            process.wait()
+
+
+def take(page: Any, address: str, folder: Path) -> None:
+    """The tab with a run that has done some epochs."""
+    page.goto(address)
+    tab = page.frame_locator("iframe")
+    tab.locator("dt", has_text="val/accuracy").wait_for(timeout=120_000)
+    tab.get_by_role("heading", name="Loss of a step").wait_for(timeout=60_000)
+    page.wait_for_timeout(10_000)
+    chart = tab.locator("figure", has_text="Accuracy").get_by_role("img")
+    page.screenshot(path=folder / "board_light.png")
+    page.evaluate("document.body.classList.add('dark-mode')")
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_timeout(500)
+    page.screenshot(path=folder / "board_dark.png")
+    page.evaluate("document.body.classList.remove('dark-mode')")
+    tab.get_by_label("Filter runs").fill("sweep")
+    tab.get_by_role("button", name="Best").click()
+    tab.locator("tbody tr").first.click()
+    page.wait_for_timeout(3000)
+    page.screenshot(path=folder / "board_sweep.png")
+
+
+def chromium() -> str:
+    """The path of a browser. Raises FileNotFoundError where there is none."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        raise FileNotFoundError("There is no chromium here: tests/chromium.sh installs one.")
+    return found
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main(Path(sys.argv[1]).resolve())

@@ -1,0 +1,1 @@
+"""A tab for TensorBoard, and the command that shows it."""

@@ -1,0 +1,159 @@
+"""The tab "Training" of TensorBoard: lists the runs, shows one, and asks it to stop.
+
+Every `tensorboard` command imports this module, so it needs nothing that TensorBoard does not need itself. A page
+names a run by its id, never by a path; whatever else it sends is not looked at.
+"""
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensorboard.backend import http_util
+from tensorboard.plugins import base_plugin
+from werkzeug.wrappers import Request, Response
+
+from lockstep import runs
+from lockstep.board.guard import Guard, Refusal
+from lockstep.run_folder import LIVE_STATES, read_text
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+NAME = "lockstep_training"  # also the fragment of the tab's address
+STATIC = Path(__file__).parent / "static"
+TYPES = {".js": "text/javascript", ".css": "text/css"}
+SCAN_EVERY_S = 1.5
+MAX_CONFIG_BYTES = 256 * 2**10
+MAX_ROWS = 2000
+SECRETS = re.compile(r"^notify:.*\n(?:[ \t#-].*\n|\n)*", re.MULTILINE)  # its URL may hold a token
+
+
+class TrainingLoader(base_plugin.TBLoader):
+    """What TensorBoard finds by the entry point."""
+
+    def define_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Add ours to the flags of TensorBoard."""
+        group = parser.add_argument_group("Training tab of Lockstep")
+        group.add_argument(
+            "--training_control",
+            choices=("auto", "on", "off"),
+            default="auto",
+            help="May the Training tab stop runs? auto, the default: only while nobody else can reach TensorBoard.",
+        )
+        group.add_argument(
+            "--training_hosts",
+            default="",
+            metavar="NAMES",
+            help="Host names, with commas between them, under which Stop works beside localhost.",
+        )
+
+    def load(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, context: base_plugin.TBContext
+    ) -> "TrainingPlugin | None":
+        """The tab, where TensorBoard shows one folder of this machine."""
+        if not context.logdir or "://" in context.logdir or context.flags is None:
+            return None
+        return TrainingPlugin(Path(context.logdir).expanduser().resolve(), Guard(context.flags))
+
+
+class TrainingPlugin(base_plugin.TBPlugin):
+    """The addresses of the tab, each below /data/plugin/lockstep_training/."""
+
+    plugin_name = NAME
+
+    def __init__(self, root: Path, guard: Guard) -> None:
+        self._root = root
+        self._guard = guard
+        self._watched = runs.Watched(root, scan_every_s=SCAN_EVERY_S)
+
+    def get_plugin_apps(self) -> "dict[str, WSGIApplication]":
+        """WSGI applications by their addresses. None but /stop changes anything."""
+        files = {f"/{path.name}": _file(path) for path in STATIC.iterdir() if path.suffix in TYPES}
+        return files | {
+            "/runs": _application("GET", self._list),
+            "/run": _application("GET", self._show),
+            "/config": _application("GET", self._show_config),
+            "/control": _application("GET", self._offer_control),
+            "/stop": _application("POST", self._stop),
+        }
+
+    def is_active(self) -> bool:
+        """Always: where there are no runs, the tab says how to start one."""
+        return True
+
+    def frontend_metadata(self) -> base_plugin.FrontendMetadata:
+        """How TensorBoard shows the tab. It keeps itself up to date."""
+        return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Training", disable_reload=True)
+
+    def _list(self, request: Request) -> dict[str, Any]:
+        return {"runs": self._watched.look(), "folder": self._root.name}
+
+    def _show(self, request: Request) -> dict[str, Any]:
+        """What is too much to be told of every run: its rows, the command to go on, the name of its curves."""
+        found = self._find(request.args.get("id"))
+        rows = runs.read_rows(found)
+        every = -(-len(rows) // MAX_ROWS) or 1
+        return {
+            "rows": rows[::-every][::-1],  # the last one is among them
+            "resume": runs.resume_command(found),
+            "curves": os.path.relpath(found.folder.tensorboard, self._root),
+        }
+
+    def _show_config(self, request: Request) -> dict[str, Any]:
+        found = self._find(request.args.get("id"))
+        try:
+            return {"text": SECRETS.sub("", read_text(found.folder.config, MAX_CONFIG_BYTES))}
+        except (OSError, ValueError) as error:
+            raise Refusal(404, f"config.yaml cannot be shown: {type(error).__name__}.") from error
+
+    def _offer_control(self, request: Request) -> dict[str, Any]:
+        try:
+            return {"token": self._guard.token(request), "reason": ""}
+        except Refusal as refusal:
+            return {"token": None, "reason": refusal.reason}
+
+    def _stop(self, request: Request) -> dict[str, Any]:
+        self._guard.admit(request)
+        try:
+            key = json.loads(request.get_data())["run"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Refusal(400, 'Expected {"run": id}.') from error
+        found = self._find(key, is_fresh=True)
+        state = runs.look(found)["state"]
+        if state not in LIVE_STATES:
+            raise Refusal(409, f"{found.name} is not running: {state}.")
+        try:
+            found.folder.request_stop("Training tab of TensorBoard")
+        except OSError as error:
+            raise Refusal(403, f"{found.name} cannot be stopped from here: {error.strerror}.") from error
+        return {"message": f"Asked {found.name} to stop; it saves a checkpoint first."}
+
+    def _find(self, key: Any, *, is_fresh: bool = False) -> runs.Found:
+        found = self._watched.found(is_fresh=is_fresh).get(key) if isinstance(key, str) else None
+        if found is None:
+            raise Refusal(404, "There is no such run any more.")
+        return found
+
+
+def _application(method: str, answer: Callable[[Request], dict[str, Any]]) -> "WSGIApplication":
+    """A WSGI application that answers one method with JSON, and a refusal with its reason."""
+
+    def respond(request: Request) -> Response:
+        try:
+            if request.method != method:
+                raise Refusal(405, f"{method} only.", {"Allow": method})
+            return http_util.Respond(request, json.dumps(answer(request)), "application/json")
+        except Refusal as no:
+            body = {"message": no.reason}
+            return http_util.Respond(request, body, "application/json", code=no.code, headers=list(no.headers.items()))
+
+    return Request.application(respond)
+
+
+def _file(path: Path) -> "WSGIApplication":
+    """A WSGI application that answers with a file of ours."""
+    return Request.application(lambda request: http_util.Respond(request, path.read_bytes(), TYPES[path.suffix]))

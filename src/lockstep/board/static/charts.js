@@ -1,0 +1,156 @@
+// Lines over epochs or steps, drawn anew at every change and at every width. The values are read by pointer or arrow keys.
+import {count, draw, make, number, setText} from './elements.js';
+
+const HEIGHT = 260; // as in style.css
+const EDGE = {left: 52, right: 14, top: 10, bottom: 24};
+const DOTS = 40; // a line of fewer points shows them
+
+export class Chart {
+  /** `unit` is what the x axis counts: epoch or step. */
+  constructor(title, unit) {
+    this.title = title;
+    this.unit = unit;
+    this.lines = [];
+    this.cursor = null; // a value of x
+    this.legend = make('ul', {className: 'legend'});
+    this.svg = draw('svg', {tabindex: 0, role: 'img', height: HEIGHT});
+    this.tip = make('div', {className: 'tip', hidden: true});
+    this.spoken = make('div', {className: 'unseen', role: 'status'});
+    this.plot = make('div', {className: 'plot'}, this.svg, this.tip, this.spoken);
+    const head = make('figcaption', {}, make('h3', {textContent: title}), this.legend);
+    this.element = make('figure', {className: 'chart'}, head, this.plot);
+    this.svg.addEventListener('pointermove', (event) => this.point(event));
+    this.svg.addEventListener('pointerleave', () => this.moveTo(null));
+    this.svg.addEventListener('blur', () => this.moveTo(null));
+    this.svg.addEventListener('keydown', (event) => this.step(event));
+    new ResizeObserver(() => this.render()).observe(this.plot);
+  }
+
+  /** Show these lines: each has a name, a kind (its colour), and points [x, y] in the order of x. */
+  show(lines) {
+    this.lines = lines.filter((line) => line.points.length);
+    this.legend.replaceChildren(...this.lines.map((line) =>
+      make('li', {}, make('span', {className: `key ${line.kind}`}), `${line.name} ${number(line.points.at(-1)[1])}`)));
+    const ends = this.lines.map((line) => `${line.name} ${number(line.points.at(-1)[1])}`);
+    this.xs = [...new Set(this.lines.flatMap((line) => line.points.map(([x]) => x)))].sort((a, b) => a - b);
+    const last = this.xs.length ? ` at ${this.unit} ${count(this.xs.at(-1))}` : '';
+    this.svg.setAttribute('aria-label', `${this.title}: ${ends.join(', ') || 'no values yet'}${last}`);
+    this.render();
+  }
+
+  render() {
+    const width = this.plot.clientWidth;
+    if (!width) return; // not on screen
+    this.svg.setAttribute('width', width);
+    this.svg.setAttribute('viewBox', `0 0 ${width} ${HEIGHT}`);
+    if (!this.lines.length) {
+      const middle = {x: width / 2, y: HEIGHT / 2, 'text-anchor': 'middle'};
+      this.svg.replaceChildren(draw('text', middle, 'No values yet'));
+      return;
+    }
+    const ys = this.lines.flatMap((line) => line.points.map(([, y]) => y));
+    const [low, high] = padded(least(ys), most(ys));
+    const [first, last] = [this.xs[0], this.xs.at(-1)];
+    const wide = width - EDGE.left - EDGE.right;
+    const tall = HEIGHT - EDGE.top - EDGE.bottom;
+    this.x = (x) => EDGE.left + (last > first ? (x - first) / (last - first) : 0.5) * wide;
+    this.y = (y) => EDGE.top + (1 - (y - low) / (high - low)) * tall;
+    this.mark = draw('g', {class: 'cursor'});
+    this.svg.replaceChildren(
+      ...evenly(ticks(low, high, 5)).flatMap(([y, text]) => [
+        draw('line', {class: 'grid', x1: EDGE.left, x2: width - EDGE.right, y1: this.y(y), y2: this.y(y)}),
+        draw('text', {x: EDGE.left - 8, y: this.y(y) + 4, 'text-anchor': 'end'}, text),
+      ]),
+      ...whole(ticks(first, last, wide / 90)).map((x) =>
+        draw('text', {x: this.x(x), y: HEIGHT - 6, 'text-anchor': 'middle'}, count(x))),
+      draw('text', {class: 'unit', x: 2, y: HEIGHT - 6}, this.unit),
+      ...this.lines.map((line) => this.line(line)),
+      this.mark,
+    );
+    this.moveTo(this.cursor);
+  }
+
+  line({kind, points}) {
+    const places = points.map(([x, y]) => `${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`);
+    const group = draw('g', {class: kind});
+    group.append(draw('path', {d: `M${places.join('L')}`}));
+    if (points.length <= DOTS) group.append(...points.map(([x, y]) => this.dot(x, y, 2.5)));
+    return group;
+  }
+
+  dot(x, y, r) {
+    return draw('circle', {cx: this.x(x), cy: this.y(y), r});
+  }
+
+  // -- reading values --------------------------------------------------------------------------------------------------
+
+  point(event) {
+    if (!this.lines.length) return;
+    const place = event.clientX - this.svg.getBoundingClientRect().left;
+    let nearest = this.xs[0];
+    for (const x of this.xs) if (Math.abs(this.x(x) - place) < Math.abs(this.x(nearest) - place)) nearest = x;
+    this.moveTo(nearest);
+  }
+
+  step(event) {
+    const place = this.cursor === null ? this.xs?.length - 1 : this.xs.indexOf(this.cursor);
+    const moves = {ArrowLeft: place - (this.cursor !== null), ArrowRight: place + (this.cursor !== null), Home: 0,
+      End: this.xs?.length - 1};
+    if (event.key === 'Escape') this.moveTo(null);
+    if (!(event.key in moves) || !this.lines.length) return;
+    event.preventDefault();
+    this.moveTo(this.xs[Math.min(Math.max(moves[event.key], 0), this.xs.length - 1)]);
+    setText(this.spoken, this.tip.textContent);
+  }
+
+  /** Put the cursor at a value of x, or nowhere. */
+  moveTo(x) {
+    this.cursor = this.lines.length && this.xs.includes(x) ? x : null;
+    this.mark?.replaceChildren();
+    this.tip.hidden = this.cursor === null;
+    if (this.cursor === null) return;
+    const found = this.lines.map((line) => [line, line.points.find((point) => point[0] === x)]).filter(([, at]) => at);
+    this.mark.append(draw('line', {x1: this.x(x), x2: this.x(x), y1: EDGE.top, y2: HEIGHT - EDGE.bottom}));
+    for (const [line, [, y]] of found) {
+      const dot = this.dot(x, y, 4);
+      dot.setAttribute('class', line.kind);
+      this.mark.append(dot);
+    }
+    this.tip.replaceChildren(make('b', {textContent: `${this.unit} ${count(x)} `}), ...found.map(([line, [, y]]) =>
+      make('span', {}, make('span', {className: `key ${line.kind}`}), `${line.name} ${number(y, 5)} `)));
+    const isRight = this.x(x) > this.plot.clientWidth / 2;
+    this.tip.style.left = isRight ? '' : `${this.x(x) + 10}px`;
+    this.tip.style.right = isRight ? `${this.plot.clientWidth - this.x(x) + 10}px` : '';
+  }
+}
+
+// not Math.min(...values), which takes only so many of them
+const least = (values) => values.reduce((a, b) => Math.min(a, b));
+const most = (values) => values.reduce((a, b) => Math.max(a, b));
+const whole = (values) => values.filter(Number.isInteger);
+
+/** Values with their texts, all with as many places as the one that needs most: 0.5, 1.0, 1.5. */
+function evenly(values) {
+  const texts = values.map((value) => number(value));
+  if (texts.some((text) => text.includes('e'))) return values.map((value, place) => [value, texts[place]]);
+  const places = most(texts.map((text) => (text.split('.')[1] ?? '').length));
+  return values.map((value) => [value, value.toFixed(places)]);
+}
+
+/** A range with room around it; a single value stands in the middle. */
+function padded(low, high) {
+  const room = (high - low) * 0.05 || Math.abs(low) * 0.05 || 1;
+  return [low - room, high + room];
+}
+
+/** Round values in a range, about `wanted` of them: steps of 1, 2 or 5 times a power of ten. */
+export function ticks(low, high, wanted) {
+  if (high === low) return [low];
+  const rough = (high - low) / Math.max(wanted, 1);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const sizes = [1, 2, 5, 10].map((factor) => factor * power);
+  const step = sizes.reduce((a, b) => (Math.abs(Math.log(b / rough)) < Math.abs(Math.log(a / rough)) ? b : a));
+  const values = [];
+  for (let place = Math.ceil(low / step); place * step <= high; place += 1) values.push(+(place * step).toPrecision(12));
+  return values;
+}

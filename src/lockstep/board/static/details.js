@@ -1,0 +1,154 @@
+// One run: what it says of itself, how to go on with it, its curves, and what it was asked to be.
+import {Chart} from './charts.js';
+import {count, duration, make, makeCommand, makeProgress, makeState, moment, number, of, score, setCommand, setProgress,
+  setState, setText} from './elements.js';
+import {LIVE, StopButton} from './stop.js';
+import {timeLeft} from './table.js';
+
+const CURVES_EVERY_MS = 8000; // TensorBoard itself looks for new events every 5 s
+const CURVES_AFTER_END_MS = 30000;
+
+const FIELDS = [
+  ['Status', (run) => run.state],
+  ['Reason', (run) => run.reason],
+  ['Started', (run) => moment(run.started)],
+  ['Elapsed', (run) => duration(run.elapsed_s)],
+  ['Time left', (run) => (LIVE.has(run.state) ? duration(timeLeft(run)) : '')],
+  ['Epoch', (run) => of(run.epoch, run.max_epochs)],
+  ['Iteration', (run) => of(run.step, run.total_steps)],
+  ['Learning rate', (run) => number(run.learning_rate)],
+  ['Images/s', (run) => count(run.images_per_s)],
+  ['Workers', (run) => count(run.workers)],
+  ['Device', (run) => run.device],
+  ['Precision', (run) => run.precision],
+  ['Host', (run) => run.host],
+  ['Best', (run) => (run.monitor && Number.isFinite(run.best) ? `${score(run.best)} ${run.monitor}` : score(run.best))],
+];
+
+export class Details {
+  /** `get(path)` resolves to what the plugin answers, `control` is what a Stop button wants. */
+  constructor(control, get) {
+    this.get = get;
+    this.run = null;
+    this.state = makeState();
+    this.name = make('h2');
+    this.stop = new StopButton(control);
+    this.progress = makeProgress();
+    this.command = makeCommand(control.say);
+    this.resume = make('div', {className: 'resume'}, make('span', {textContent: 'Go on with it:'}), this.command);
+    this.fields = make('dl');
+    this.charts = {loss: new Chart('Loss', 'epoch'), accuracy: new Chart('Accuracy', 'epoch'),
+      steps: new Chart('Loss of a step', 'step')};
+    this.overrides = make('ul', {className: 'overrides'});
+    this.config = make('pre', {tabIndex: 0});
+    this.configFold = make('details', {}, make('summary', {textContent: 'config.yaml, as resolved'}), this.config);
+    this.configFold.ontoggle = () => this.loadConfig();
+    const charts = Object.values(this.charts).map((chart) => chart.element);
+    this.element = make('section', {className: 'details', 'aria-label': 'The chosen run', hidden: true},
+      make('header', {}, this.state, this.name, this.progress, this.stop.element), this.resume,
+      make('div', {className: 'facts'}, this.fields, make('div', {className: 'charts'}, ...charts)),
+      make('h3', {textContent: 'Hyperparameters'}), this.overrides, this.configFold);
+  }
+
+  /** Show a run as it is now, or nothing. What the list does not tell is asked for when the run has changed. */
+  async show(run) {
+    this.element.hidden = !run;
+    if (!run) {
+      this.run = null;
+      return;
+    }
+    const isOther = this.run?.id !== run.id;
+    const isChanged = isOther || this.run.updated !== run.updated || this.run.state !== run.state;
+    this.run = run;
+    this.write(run);
+    if (isOther) this.forget();
+    if (isChanged) {
+      this.changedAt = performance.now();
+      await this.load(run);
+    }
+    this.loadCurves(run).catch(() => {}); // whether TensorBoard answers is told by the list
+  }
+
+  write(run) {
+    setState(this.state, run.state);
+    setText(this.name, run.run);
+    setProgress(this.progress, run.percent, run.state);
+    this.stop.show(run);
+    const scores = Object.entries(run.metrics).map(([name, value]) => [name, score(value)]);
+    const rows = FIELDS.map(([name, text]) => [name, text(run) || '–']).filter(([, text]) => text !== '–');
+    setPairs(this.fields, [...rows, ...scores]);
+    setItems(this.overrides, run.overrides.length ? run.overrides : ['nothing was typed: all defaults']);
+    this.overrides.classList.toggle('faint', !run.overrides.length);
+  }
+
+  /** Another run was chosen: what is shown of the last one goes. */
+  forget() {
+    this.curves = null;
+    this.curvesAt = -Infinity;
+    this.resume.hidden = true;
+    this.configFold.open = false;
+    this.config.textContent = '';
+    for (const chart of Object.values(this.charts)) chart.show([]);
+    this.charts.steps.element.hidden = true;
+  }
+
+  async load(run) {
+    const told = await this.get(`run?id=${run.id}`);
+    if (this.run?.id !== run.id) return; // another one was chosen meanwhile
+    this.curves = told.curves;
+    this.resume.hidden = !told.resume;
+    if (told.resume) setCommand(this.command, told.resume);
+    for (const name of ['loss', 'accuracy']) {
+      this.charts[name].show([
+        {name: 'train', kind: 'train', points: points(told.rows, `train/${name}`)},
+        {name: 'validation', kind: 'validation', points: points(told.rows, `val/${name}`)},
+      ]);
+    }
+  }
+
+  /** Ask TensorBoard's own plugin for the loss of single steps, as long as there may be new ones. */
+  async loadCurves(run) {
+    const now = performance.now();
+    const mayGrow = LIVE.has(run.state) || now - this.changedAt < CURVES_AFTER_END_MS;
+    const isDue = this.curvesAt === -Infinity || (mayGrow && now - this.curvesAt > CURVES_EVERY_MS);
+    if (!this.curves || !isDue) return;
+    this.curvesAt = now;
+    const query = new URLSearchParams({run: this.curves, tag: 'train_step/loss'});
+    const signal = AbortSignal.timeout(CURVES_EVERY_MS);
+    const answer = await fetch(`../scalars/scalars?${query}`, {cache: 'no-store', signal});
+    const values = answer.ok ? await answer.json() : []; // 404: none are logged, or not yet
+    if (this.run?.id !== run.id) return;
+    const found = values.filter(([, step, value]) => Number.isFinite(step) && Number.isFinite(value));
+    this.charts.steps.element.hidden = !found.length;
+    this.charts.steps.show([{name: 'train', kind: 'train',
+      points: found.map(([, step, value]) => [step, value]).sort(([a], [b]) => a - b)}]);
+  }
+
+  async loadConfig() {
+    if (!this.configFold.open || this.config.textContent || !this.run) return;
+    const {id} = this.run;
+    let text;
+    try {
+      ({text} = await this.get(`config?id=${id}`));
+    } catch (error) {
+      text = error.message;
+    }
+    if (this.run?.id === id) this.config.textContent = text;
+  }
+}
+
+const points = (rows, name) =>
+  rows.filter((row) => Number.isFinite(row.epoch) && Number.isFinite(row[name])).map((row) => [row.epoch, row[name]]);
+
+/** Change the texts of a list of pairs, and its length where that has changed. */
+function setPairs(list, pairs) {
+  while (list.children.length > 2 * pairs.length) list.lastChild.remove();
+  while (list.children.length < 2 * pairs.length) list.append(make('dt'), make('dd'));
+  pairs.flat().forEach((text, place) => setText(list.children[place], text));
+}
+
+function setItems(list, texts) {
+  while (list.children.length > texts.length) list.lastChild.remove();
+  while (list.children.length < texts.length) list.append(make('li', {}, make('code')));
+  texts.forEach((text, place) => setText(list.children[place].firstChild, text));
+}

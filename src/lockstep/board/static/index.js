@@ -1,0 +1,249 @@
+// The tab Training: TensorBoard loads this module into a frame of its own and calls `render`.
+import {make, makeCommand, setCommand, setText} from './elements.js';
+import {Details} from './details.js';
+import {LIVE} from './stop.js';
+import {RunTable} from './table.js';
+
+const POLL_MS = 2000;
+const PATIENCE_MS = 10000;
+
+// -- what the server answers -------------------------------------------------------------------------------------------
+
+/** The answer of the plugin as text; an error with its reason where it is a refusal. */
+async function request(path, options = {}) {
+  const answer = await fetch(`./${path}`, {cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS), ...options});
+  const text = await answer.text();
+  if (!answer.ok) throw new Error(reasonIn(text) ?? `TensorBoard answered ${answer.status}`);
+  return text;
+}
+
+const get = async (path) => JSON.parse(await request(path));
+
+function reasonIn(text) {
+  try {
+    return JSON.parse(text).message;
+  } catch {
+    return undefined;
+  }
+}
+
+/** What may be done with runs, and the one thing that can be: ask one to stop. */
+class Control {
+  constructor(say, refresh) {
+    this.say = say;
+    this.refresh = refresh;
+    this.isLoaded = false;
+    this.token = null;
+    this.reason = 'Stop is not ready yet.';
+  }
+
+  /** Ask for the token of this TensorBoard; another one has another. */
+  async load() {
+    const {token, reason} = await get('control');
+    this.token = token;
+    this.isLoaded = true;
+    this.reason = isFramedByStranger()
+      ? 'Stop is off inside a page of another site: open TensorBoard in a window of its own.' : reason;
+  }
+
+  async ask(run) {
+    const headers = {'Content-Type': 'application/json', 'X-Lockstep-Token': this.token};
+    try {
+      const answer = await request('stop', {method: 'POST', headers, body: JSON.stringify({run: run.id})});
+      this.say(JSON.parse(answer).message);
+    } catch (error) {
+      this.say(error.message);
+      this.isLoaded = false; // perhaps it is another TensorBoard by now
+    }
+    await this.refresh();
+  }
+}
+
+function isFramedByStranger() {
+  try {
+    return window.top.location.origin !== window.location.origin;
+  } catch {
+    return true; // only a page of another origin refuses the question
+  }
+}
+
+// -- the page ----------------------------------------------------------------------------------------------------------
+
+class Page {
+  constructor() {
+    this.runs = [];
+    this.seen = null; // the last answer, as text
+    this.chosen = null;
+    this.isLost = false;
+    const say = (text) => this.say(text);
+    this.control = new Control(say, () => this.refresh());
+    this.table = new RunTable(this.control, (id) => this.choose(id));
+    this.details = new Details(this.control, get);
+    this.message = make('p', {className: 'message', role: 'status'});
+    this.alarm = make('p', {className: 'alarm', role: 'alert', hidden: true});
+    this.note = make('p', {className: 'note', hidden: true});
+    this.counts = make('p', {className: 'counts'});
+    this.filter = make('input', {type: 'search', id: 'filter', placeholder: 'Filter runs', spellcheck: false,
+      autocomplete: 'off', title: 'Words of the name, state, device or overrides of a run', oninput: () => this.draw()});
+    this.state = make('select', {id: 'state', onchange: () => this.draw()}, option('', 'All states'));
+    this.command = makeCommand(say);
+    setCommand(this.command, 'python train.py');
+    this.folder = make('code');
+    this.empty = make('div', {className: 'empty', hidden: true}, make('h2', {textContent: 'No runs yet'}),
+      make('p', {}, 'Nothing is trained in ', this.folder, ' so far. Start a run; it appears here by itself:'), this.command);
+    this.nothing = make('p', {className: 'nothing', textContent: 'No run matches the filter.', hidden: true});
+    this.tools = make('div', {className: 'tools'}, make('label', {className: 'unseen', htmlFor: 'filter'}, 'Filter runs'),
+      this.filter, make('label', {className: 'unseen', htmlFor: 'state'}, 'State'), this.state, this.counts, this.message);
+    this.element = make('main', {}, make('h1', {className: 'unseen', textContent: 'Training'}), this.alarm, this.note,
+      this.tools, this.table.element, this.nothing, this.empty, this.details.element);
+  }
+
+  /** Tell a person what has just happened; gone after a while. */
+  say(text) {
+    setText(this.message, text);
+    clearTimeout(this.silence);
+    this.silence = setTimeout(() => setText(this.message, ''), 12000);
+  }
+
+  choose(id) {
+    this.chosen = id;
+    this.table.mark(id);
+    this.showDetails();
+  }
+
+  async refresh() {
+    try {
+      if (this.isLost || !this.control.isLoaded) await this.loadControl();
+      const text = await request('runs');
+      this.isLost = false;
+      this.answered = new Date();
+      this.alarm.hidden = true;
+      this.element.classList.remove('lost');
+      if (text !== this.seen) {
+        this.seen = text;
+        const told = JSON.parse(text);
+        this.runs = told.runs;
+        setText(this.folder, `${told.folder}/`);
+        this.draw();
+      }
+    } catch (error) {
+      this.lose(error);
+    }
+    await this.showDetails();
+  }
+
+  async loadControl() {
+    const before = this.control.reason;
+    await this.control.load();
+    if (this.control.reason !== before) this.table.refreshButtons();
+    setText(this.note, this.control.reason);
+  }
+
+  /** TensorBoard does not answer: say so, and since when what is seen is old. */
+  lose(error) {
+    this.isLost = true;
+    this.element.classList.add('lost');
+    const since = this.answered ? ` What you see is from ${this.answered.toLocaleTimeString('en-GB')}.` : '';
+    setText(this.alarm, `TensorBoard does not answer.${since} Trying again.`);
+    this.alarm.title = error.message;
+    this.alarm.hidden = false;
+  }
+
+  draw() {
+    this.offerStates();
+    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const shown = this.runs.filter((run) => this.isWanted(run.state) && words.every((word) => textOf(run).includes(word)));
+    const num_live = this.runs.filter((run) => LIVE.has(run.state)).length;
+    const part = shown.length < this.runs.length ? `${shown.length} of ` : '';
+    setText(this.counts, `${part}${this.runs.length} ${this.runs.length === 1 ? 'run' : 'runs'}, ${num_live} live`);
+    setText(this.table.caption, `${this.counts.textContent}, with their states and progress`);
+    this.note.hidden = !num_live || !this.control.reason;
+    this.empty.hidden = this.runs.length > 0;
+    this.tools.hidden = this.runs.length === 0;
+    this.nothing.hidden = shown.length > 0 || this.runs.length === 0;
+    this.table.element.hidden = shown.length === 0;
+    if (!this.runs.some((run) => run.id === this.chosen)) {
+      this.chosen = (this.runs.find((run) => LIVE.has(run.state)) ?? this.runs[0])?.id ?? null;
+      this.table.mark(this.chosen);
+    }
+    this.table.show(shown);
+  }
+
+  isWanted(state) {
+    return !this.state.value || state === this.state.value || (this.state.value === 'live' && LIVE.has(state));
+  }
+
+  /** Offer the states there are; a list that a person has opened changes only when they do. */
+  offerStates() {
+    const states = [...new Set(this.runs.map((run) => run.state)), this.state.value].filter(Boolean);
+    const offered = ['', 'live', ...[...new Set(states)].filter((state) => state !== 'live').sort()];
+    if (offered.join() === [...this.state.options].map((each) => each.value).join()) return;
+    const {value} = this.state;
+    this.state.replaceChildren(...offered.map((state) => option(state, state || 'All states')));
+    this.state.value = value;
+  }
+
+  async showDetails() {
+    try {
+      await this.details.show(this.runs.find((run) => run.id === this.chosen) ?? null);
+    } catch (error) {
+      if (!this.isLost) this.say(error.message);
+    }
+  }
+}
+
+const option = (value, text) => make('option', {value, textContent: text});
+const textOf = (run) => [run.run, run.state, run.device ?? '', ...run.overrides].join(' ').toLowerCase();
+
+/** The frame is not seen: another window is in front, or another tab of TensorBoard. */
+const isHidden = () => document.hidden || window.frameElement?.getClientRects().length === 0;
+
+/** Be dark where TensorBoard is; the page around the frame says so, or else the system. */
+function followTheme() {
+  let dark = () => window.matchMedia('(prefers-color-scheme: dark)').matches;
+  const set = () => document.documentElement.classList.toggle('dark', dark());
+  try {
+    if (window.parent !== window) {
+      const {body} = window.parent.document;
+      dark = () => body.classList.contains('dark-mode');
+      new MutationObserver(set).observe(body, {attributes: true, attributeFilter: ['class']});
+    }
+  } catch { // a page of another site: the system decides
+  }
+  window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', set);
+  set();
+}
+
+/** Write in the fonts of TensorBoard, which the page around the frame has and serves. */
+function borrowFonts(sheet) {
+  try {
+    const rules = [...window.parent.document.styleSheets].flatMap((each) => [...each.cssRules]);
+    for (const rule of rules) if (rule.cssText.startsWith('@font-face')) sheet.insertRule(rule.cssText);
+  } catch { // a page of another site: the fonts of the system do
+  }
+}
+
+export async function render() {
+  document.documentElement.lang = 'en';
+  document.title = 'Training';
+  const style = make('link', {rel: 'stylesheet', href: './style.css'});
+  await new Promise((done) => {
+    style.onload = style.onerror = done;
+    document.head.append(style);
+  });
+  followTheme();
+  if (window.parent !== window && style.sheet) borrowFonts(style.sheet);
+  const page = new Page();
+  document.body.append(page.element);
+  let isBusy = false;
+  const poll = async () => {
+    if (isBusy || isHidden()) return;
+    isBusy = true;
+    await page.refresh();
+    isBusy = false;
+  };
+  document.addEventListener('visibilitychange', poll);
+  new IntersectionObserver(poll).observe(page.element); // the frame is shown again
+  setInterval(poll, POLL_MS);
+  await poll();
+}

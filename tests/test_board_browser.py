@@ -1,0 +1,593 @@
+"""The Training tab in a real browser: what a person sees and does there, and what a hostile page cannot do."""
+
+import json
+import re
+import shlex
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from werkzeug.wrappers import Request, Response
+
+from lockstep.board.plugin import NAME
+from lockstep.run_folder import EXIT_STOPPED
+from tests.boards import BASE, board, running, save_checkpoint, serving, write_rows, write_run
+from tests.harness import SMALL, difference, train_all, wait_until
+from tests.harness import write_run as write_training
+from tests.test_stop import training
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = sync_api.expect
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(CHROMIUM is None, reason="no browser here; tests/chromium.sh says why"),
+]
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+ENTRY = f"/data/plugin_entry.html?name={NAME}"
+ROWS = "tbody tr"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """An empty page. The test fails where a script of ours does."""
+    context = chromium.new_context(viewport={"width": 1440, "height": 900})
+    faults: list[str] = []
+    found = context.new_page()
+    found.set_default_timeout(10_000)
+    found.on("pageerror", lambda error: faults.append(str(error)))
+    yield found
+    context.close()
+    assert faults == []
+
+
+@pytest.fixture
+def site(tmp_path: Path, page: Any) -> Iterator[str]:
+    """The address of the tab by itself, on the runs below tmp_path / runs; it polls more often than every 2 s."""
+    (tmp_path / "runs").mkdir()
+    page.add_init_script("const usual = setInterval; window.setInterval = (work, ms) => usual(work, ms / 5);")
+    with serving(board(tmp_path / "runs").application) as address:
+        yield address + ENTRY
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where runs are; made by `site`, or by the first run."""
+    return tmp_path / "runs"
+
+
+def row(page: Any, name: str) -> Any:
+    return page.locator(ROWS).filter(has=page.get_by_role("rowheader", name=name, exact=True))
+
+
+def names(page: Any) -> list[str]:
+    return page.locator("tbody th").all_inner_texts()
+
+
+def number_in(cell: Any) -> int:
+    """The first number of a cell as `1,234 / 9,500`."""
+    return int(cell.inner_text().split()[0].replace(",", ""))
+
+
+def width(bar: Any) -> float:
+    """How far a progress bar is filled, in percent."""
+    return float(bar.evaluate("bar => parseFloat(bar.style.width)"))
+
+
+# -- a whole training --------------------------------------------------------------------------------------------------
+
+
+def test_a_live_run_is_watched_stopped_and_goes_on_exactly(tmp_path: Path, page: Any, figure: Any) -> None:
+    """Two processes; stopped by two clicks in the tab; resumed by the command the tab shows."""
+    (tmp_path / "outputs").mkdir()
+    recipe = [*SMALL, "data.train_size=301", "trainer.log_every_n_steps=5", "scheduler=constant"]
+    with (
+        training(tmp_path, *recipe, "trainer.max_epochs=500", "trainer.devices=2") as run,
+        running(tmp_path) as started,
+    ):
+        page.goto(started.address())
+        tab = page.frame_locator("iframe")
+        pill, bar, step = (tab.locator(f"{ROWS} {place}") for place in (".state", ".bar > span", "td:nth-child(6)"))
+        expect(pill).to_have_text(re.compile("training|validating"), timeout=60_000)
+        expect(step).to_have_text(re.compile(r"^[1-9]\d* / 9,500$"))
+        before = number_in(step), width(bar)
+        expect(step).not_to_have_text(step.inner_text(), timeout=20_000)
+        assert number_in(step) > before[0]
+        assert width(bar) > before[1]
+        folder = run.folder
+        button = tab.locator(ROWS).get_by_role("button", name=re.compile("^Stop"))
+        button.evaluate("button => button.addEventListener('click', () => { button.pressed = Date.now(); })")
+        button.click()
+        expect(button).to_have_text("Stop now?")
+        page.wait_for_timeout(350)  # a double click would be one press
+        assert not folder.stop_flag.exists()
+        watch = threading.Thread(target=lambda: wait_until(folder.stop_flag.exists, 20) or written.append(time.time()))
+        written: list[float] = []
+        watch.start()
+        button.click()
+        watch.join()
+        assert run.exit_code() == EXIT_STOPPED
+        ended = time.time()
+        expect(pill).to_have_text("stopped")
+        seen = time.time()
+        pressed = tab.locator(ROWS).locator("button.stop").evaluate("button => button.pressed") / 1000
+        status = folder.read_status()
+        (asked,) = written
+        figure(
+            f"click to STOP {1000 * (asked - pressed):.0f} ms, STOP to stopped {status['updated'] - asked:.2f} s, "
+            f"to the end of all processes {ended - asked:.2f} s, to be seen in the tab {seen - asked:.2f} s"
+        )
+        assert asked - pressed < 5
+        assert status["reason"] == "stop flag: Training tab of TensorBoard"
+        expect(tab.locator("dl")).to_contain_text("Training tab of TensorBoard")
+        expect(tab.get_by_role("heading", name="Loss of a step")).to_be_visible(timeout=30_000)
+        shown = tab.locator(".resume code").inner_text()
+    assert shlex.split(shown)[:2] == ["python", "train.py"]
+    shorter = f"trainer.max_epochs={status['epoch'] + 1}"
+    alone = write_training(tmp_path / "alone", [*recipe, shorter])
+    with training(tmp_path, *shlex.split(shown)[2:], shorter) as resumed:
+        train_all([alone], 1)  # meanwhile
+        assert resumed.exit_code(100) == 0, resumed.log.read_text()
+    worst = difference(alone, folder)
+    figure(f"stopped after step {status['step']}, difference to one uncut process {worst:.1e}")
+    assert worst <= 1e-12
+
+
+def test_the_tab_stays_with_tensorboard(tmp_path: Path, page: Any) -> None:
+    """It opens by its address, is dark when TensorBoard is, rests while another tab is shown, asks no other host."""
+    write_run(tmp_path / "outputs" / "live")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with running(tmp_path) as started:
+        page.goto(started.address())
+        tab = page.frame_locator("iframe")
+        expect(tab.locator("tbody th")).to_have_text("live")
+        html = tab.locator("html")
+        assert page.evaluate("document.body.classList.contains('dark-mode')") is False
+        expect(html).not_to_have_class(re.compile("dark"))
+        page.evaluate("document.body.classList.add('dark-mode')")
+        expect(html).to_have_class(re.compile("dark"))
+        page.evaluate("document.body.classList.remove('dark-mode')")
+        expect(html).not_to_have_class(re.compile("dark"))
+        frame = page.locator("iframe")
+        frame.evaluate("frame => { frame.style.display = 'none'; }")  # as TensorBoard does for another tab
+        page.wait_for_timeout(500)
+        asked.clear()
+        page.wait_for_timeout(3000)
+        assert [url for url in asked if "/runs" in url] == []
+        frame.evaluate("frame => { frame.style.display = ''; }")
+        wait_until(
+            lambda: page.wait_for_timeout(20) or any("/runs" in url for url in asked), 1.5, "polls again at once"
+        )
+        assert all(re.match(r"(http://localhost:\d+/|data:|blob:)", url) for url in asked)
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def test_every_end_of_a_run_is_shown_as_such(root: Path, site: str, page: Any) -> None:
+    numbers = {"percent": 50.0, "epoch": 5, "max_epochs": 10, "workers": 2, "device": "cpu", "best": 0.9871}
+    finished = write_run(root / "finished", "finished", **{**numbers, "percent": 100.0}, monitor="val/accuracy")
+    write_rows(finished, 10)
+    failed = write_run(root / "failed", "failed", reason="ValueError: no numbers", **numbers)
+    save_checkpoint(failed)
+    write_run(root / "killed", host=socket.gethostname(), **numbers)
+    save_checkpoint(write_run(root / "stopped", "stopped", reason="signal SIGTERM", **numbers))
+    write_run(root / "new", None)
+    broken = write_run(root / "broken", None)
+    (broken.path / "status.json").write_text("{garbage")
+    write_run(root / "live", remaining_s=75.0, images_per_s=1234.5, **numbers)
+    page.goto(site)
+    for name, state, percent in [
+        ("finished", "finished", "100 %"),
+        ("failed", "failed", "50 %"),
+        ("killed", "no signal", "50 %"),
+        ("stopped", "stopped", "50 %"),
+        ("new", "not started", "–"),
+        ("broken", "broken", "–"),
+        ("live", "training", "50 %"),
+    ]:
+        expect(row(page, name).locator(".state")).to_have_text(state)
+        expect(row(page, name).locator(".percent")).to_have_text(percent)
+        assert row(page, name).get_by_role("button", name=re.compile("^Stop")).is_visible() == (name == "live")
+    cells = row(page, "live").locator("td").all_inner_texts()
+    assert cells[2:-2] == ["", "5 / 10", "–", "1:15", "1,235", "–", "2", "cpu", "0.9871"]
+    for name, reason, command in [
+        ("failed", "ValueError: no numbers", f"python train.py resume={failed.path}"),
+        ("stopped", "signal SIGTERM", f"python train.py resume={root / 'stopped'}"),
+        ("broken", "status.json cannot be read", None),
+    ]:
+        row(page, name).click()
+        expect(page.locator(".details h2")).to_have_text(name)
+        expect(page.locator("dl")).to_contain_text(reason)
+        if command is None:
+            expect(page.locator(".resume")).to_be_hidden()
+        else:
+            expect(page.locator(".resume code")).to_have_text(command)
+
+
+def test_a_run_tells_its_fields_hyperparameters_and_configuration(root: Path, site: str, page: Any) -> None:
+    folder = write_run(
+        root / "run", "training", epoch=3, max_epochs=10, step=30, total_steps=100, learning_rate=0.05, elapsed_s=61.0,
+        remaining_s=3725.0, precision="bf16", host="elsewhere", metrics={"val/accuracy": 0.98},
+    )  # fmt: skip
+    folder.overrides.write_text("optimizer.lr=0.1\nmodel.width=8\n")
+    folder.config.write_text("optimizer:\n  lr: 0.1\n")
+    page.goto(site)
+    for pair in [
+        "Statustraining", "Elapsed1:01", "Time left1:02:05", "Epoch3 / 10", "Iteration30 / 100", "Learning rate0.05",
+        "Precisionbf16", "Hostelsewhere", "val/accuracy0.9800",
+    ]:  # fmt: skip
+        expect(page.locator("dl")).to_contain_text(pair)
+    expect(page.locator("ul.overrides li")).to_have_text(["optimizer.lr=0.1", "model.width=8"])
+    page.get_by_text("config.yaml, as resolved").click()
+    expect(page.locator("pre")).to_have_text("optimizer:\n  lr: 0.1\n")
+
+
+def test_curves_are_drawn_and_read_by_pointer_and_keys(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run", "training", epoch=10)
+    write_rows(folder, 10)
+    page.goto(site)
+    chart = page.locator("figure", has_text="Accuracy")
+    drawing = chart.get_by_role("img", name="Accuracy: train 0.92, validation 0.91 at epoch 10")
+    expect(drawing).to_be_visible()
+    expect(chart.locator("path")).to_have_count(2)
+    expect(chart.locator("li")).to_have_text(["train 0.92", "validation 0.91"])
+    box = drawing.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 15, box["y"] + 60)
+    expect(chart.locator(".tip")).to_have_text("epoch 10 train 0.92 validation 0.91 ")
+    page.mouse.move(0, 0)
+    expect(chart.locator(".tip")).to_be_hidden()
+    drawing.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(chart.get_by_role("status")).to_have_text("epoch 2 train 0.6 validation 0.55 ")
+    ticks = chart.locator("text").all_text_contents()
+    assert ticks == ["0.2", "0.4", "0.6", "0.8", "2", "4", "6", "8", "10", "epoch"]
+    write_rows(folder, 11)  # the curve grows, and what is read stays
+    folder.update_status(epoch=11)
+    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile("at epoch 11$"))
+    expect(chart.locator(".tip")).to_have_text("epoch 2 train 0.6 validation 0.55 ")
+    expect(chart.locator(".tip")).to_be_visible()
+
+
+def test_only_overrides_that_differ_are_in_the_table(root: Path, site: str, page: Any) -> None:
+    for number in range(3):
+        folder = write_run(root / str(number), "finished")
+        folder.overrides.write_text(f"model.width=8\nseed={number}\n")
+    write_run(root / "other", "finished")
+    page.goto(site)
+    expect(row(page, "0").locator(".overrides")).to_have_text("model.width=8 seed=0")
+    page.get_by_label("Filter runs").fill("width")
+    expect(row(page, "0").locator(".overrides")).to_have_text("seed=0")
+    assert sorted(names(page)) == ["0", "1", "2"]
+
+
+def test_runs_are_sorted_and_filtered_by_pointer_and_keys(root: Path, site: str, page: Any) -> None:
+    for name, best, state in [("run10", 0.5, "finished"), ("run9", 0.7, "failed"), ("run2", None, "training")]:
+        write_run(root / name, state, device="gpu" if name == "run9" else "cpu", **({"best": best} if best else {}))
+    page.goto(site)
+    head = page.locator("thead th", has_text="Run")
+    expect(page.locator("thead th[aria-sort]")).to_have_text(re.compile("Started"))
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    assert names(page) == ["run2", "run9", "run10"]  # numbers in names are numbers
+    page.keyboard.press("Enter")  # the button still has the focus
+    expect(head).to_have_attribute("aria-sort", "descending")
+    assert names(page) == ["run10", "run9", "run2"]
+    best = page.locator("thead th", has_text="Best").get_by_role("button")
+    best.focus()
+    page.keyboard.press("Space")
+    assert names(page) == ["run9", "run10", "run2"]
+    page.keyboard.press("Space")
+    assert names(page) == ["run10", "run9", "run2"]  # what is not known comes last
+    expect(page.locator("thead th[aria-sort]")).to_have_count(1)
+    box = page.get_by_label("Filter runs")
+    for words, left in [("GPU", ["run9"]), ("cpu fin", ["run10"]), ("failed", ["run9"]), ("nothing", [])]:
+        box.fill(words)
+        assert names(page) == left
+    expect(page.get_by_text("No run matches the filter.")).to_be_visible()
+    box.fill("")
+    page.get_by_label("State").select_option("live")
+    assert names(page) == ["run2"]
+    expect(page.locator(".counts")).to_have_text("1 of 3 runs, 1 live")
+    page.get_by_label("State").select_option("failed")
+    assert names(page) == ["run9"]
+
+
+def test_a_refresh_touches_what_has_changed_and_keeps_the_focus(root: Path, site: str, page: Any) -> None:
+    folders = [write_run(root / f"run{number}", step=number, started=1e9 + number) for number in range(4)]
+    page.goto(site)
+    page.locator("thead th", has_text="Step").get_by_role("button").click()
+    assert names(page) == ["run3", "run2", "run1", "run0"]
+    row(page, "run0").get_by_role("button", name="run0", exact=True).focus()
+    page.evaluate(
+        "window.touched = new Set(); new MutationObserver((all) => all.forEach((one) => window.touched.add("
+        "one.target.closest?.('tr')?.dataset.id ?? one.target.nodeName)))"
+        ".observe(document.querySelector('tbody'),"
+        "{subtree: true, childList: true, characterData: true, attributes: true})"
+    )
+    folders[1].update_status(step=2.5)
+    expect(row(page, "run1")).to_contain_text("3")
+    assert page.evaluate("window.touched.size") == 2  # the row, and its place in the table
+    folders[0].update_status(step=10)
+    expect(page.locator("tbody th").first).to_have_text("run0")
+    assert page.evaluate("document.activeElement.textContent") == "run0"
+    write_run(root / "run9", step=99)
+    shutil.rmtree(folders[2].path)
+    expect(page.locator("tbody th")).to_have_text(["run9", "run0", "run3", "run1"])
+    assert page.evaluate("document.activeElement.textContent") == "run0"
+
+
+def test_a_silent_tensorboard_is_noticed_and_its_return_too(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run", step=1)
+    page.goto(site)
+    expect(row(page, "run")).to_contain_text("1")
+    page.route("**/runs", lambda route: route.abort())
+    alarm = page.get_by_role("alert")
+    expect(alarm).to_have_text(re.compile("TensorBoard does not answer. What you see is from .*. Trying again."))
+    folder.update_status(step=2)
+    page.unroute("**/runs")
+    expect(alarm).to_be_hidden()
+    expect(row(page, "run")).to_contain_text("2")
+
+
+def test_an_empty_folder_says_how_to_begin(root: Path, site: str, page: Any) -> None:
+    page.goto(site)
+    expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
+    expect(page.locator(".empty")).to_contain_text("runs/")
+    expect(page.locator("table")).to_be_hidden()
+    write_run(root / "first")
+    expect(row(page, "first")).to_be_visible()
+    expect(page.locator(".empty")).to_be_hidden()
+
+
+def test_the_command_is_copied(root: Path, site: str, page: Any) -> None:
+    save_checkpoint(write_run(root / "a run", "stopped"))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(site)
+    page.get_by_role("button", name=re.compile("^Copy python train.py")).locator("visible=true").click()
+    expect(page.locator(".message")).to_have_text("The command is copied.")
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert shlex.split(text)[2] == f'resume="{root}/a run"'
+
+
+def test_a_thousand_runs_stay_fluent(root: Path, site: str, page: Any, figure: Callable[[str], None]) -> None:
+    page.goto(site)
+    page.wait_for_selector("main")
+    times = page.evaluate(
+        """async () => {
+          const {RunTable} = await import('./table.js');
+          const made = (id, step) => ({id: `x${id}`, run: `2026-11-21/19-05-07_sweep/${id}`, state: 'training', step,
+            percent: step / 10, epoch: 3, max_epochs: 9, metrics: {}, device: 'cpu', workers: 2, best: 0.9,
+            started: 1e9, images_per_s: 1000, epoch_s: 1.5, remaining_s: 90,
+            overrides: ['model.width=8', `optimizer.lr=${id}`]});
+          const table = new RunTable({reason: '', say() {}, ask() {}}, () => {});
+          document.querySelector('main').prepend(table.element);
+          const runs = [...Array(1000).keys()].map((id) => made(id, 1));
+          const timed = (work) => {
+            const started = performance.now();
+            work();
+            table.element.getBoundingClientRect();  // the layout counts
+            return performance.now() - started;
+          };
+          const times = {first: timed(() => table.show(runs))};
+          times.same = timed(() => table.show(runs.map((run) => ({...run}))));
+          times.ten = timed(() => table.show(runs.map((run, id) => (id % 100 ? run : made(id, 2)))));
+          times.all = timed(() => table.show(runs.map((run, id) => made(id, 3))));
+          times.sorted = timed(() => table.heads[2].firstChild.click());
+          return times;
+        }"""
+    )
+    assert page.locator("tbody tr").count() == 1000
+    figure("1,000 rows: " + ", ".join(f"{name} {value:.0f} ms" for name, value in times.items()))
+    assert times["ten"] < 500
+
+
+# -- the button --------------------------------------------------------------------------------------------------------
+
+
+def stop_button(page: Any, name: str) -> Any:
+    return row(page, name).locator("button.stop")
+
+
+def test_one_press_a_late_press_or_a_double_click_stops_nothing(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run")
+    page.goto(site)
+    button = stop_button(page, "run")
+    button.dblclick()
+    expect(button).to_have_text("Stop now?")
+    expect(page.locator(".message")).to_have_text("Press again within 4 seconds to stop run.")
+    page.wait_for_timeout(4100)
+    expect(button).to_have_text("Stop")
+    button.click()  # the first press again
+    expect(button).to_have_text("Stop now?")
+    assert not folder.stop_flag.exists()
+
+
+def test_the_button_is_pressed_by_keys_and_a_key_held_down_is_one_press(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run")
+    page.goto(site)
+    button = stop_button(page, "run")
+    button.focus()
+    for _ in range(6):  # a press, then repeats
+        page.keyboard.down("Enter")
+        page.wait_for_timeout(80)
+    page.keyboard.up("Enter")
+    assert not folder.stop_flag.exists()
+    expect(button).to_have_text("Stop now?")
+    page.keyboard.press("Enter")
+    expect(row(page, "run").locator(".state")).to_have_text("stopping…")
+    expect(button).to_be_disabled()
+    assert folder.stop_reason() == "Training tab of TensorBoard"
+    expect(page.locator(".message")).to_have_text("Asked run to stop; it saves a checkpoint first.")
+
+
+def test_a_refusal_is_told(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run")
+    page.goto(site)
+    button = stop_button(page, "run")
+    button.click()
+    page.route("**/runs", lambda route: route.abort())  # the page is not told of the end
+    folder.update_status(state="finished")
+    page.wait_for_timeout(350)
+    button.click()
+    expect(page.locator(".message")).to_have_text("run is not running: finished.")
+    assert not folder.stop_flag.exists()
+
+
+def test_where_stop_is_off_the_page_says_why(root: Path, page: Any) -> None:
+    write_run(root / "run")
+    with serving(board(root, "--training_control=off").application) as address:
+        page.goto(address + ENTRY)
+        expect(stop_button(page, "run")).to_be_disabled()
+        expect(page.locator(".note")).to_have_text(re.compile("--training_control off"))
+
+
+# -- hostile content and hostile pages ---------------------------------------------------------------------------------
+
+
+def test_hostile_text_is_shown_and_never_run(root: Path, site: str, page: Any) -> None:
+    def attack(name: str) -> str:
+        return f"<img src=x onerror=hacked='{name}'><script>hacked='{name}'<\\script>"  # a folder may hold no slash
+
+    texts = {name: attack(name) for name in ("reason", "device", "precision", "host", "monitor", "name")}
+    folder = write_run(
+        root / attack("run"), "stopped", **texts, best=0.5, metrics={attack("metric"): 1.0}, learning_rate=1.0
+    )
+    save_checkpoint(folder)
+    folder.overrides.write_text(attack("override") + "\n" + "javascript:window.hacked='override'\n")
+    folder.config.write_text(attack("config"))
+    folder.write_metrics([{"epoch": 1, "train/loss": 1, attack("column"): attack("value")}])
+    (write_run(root / "broken", None).path / "status.json").write_text(attack("status"))
+    page.goto(site)
+    row(page, attack("run")).click()
+    expect(page.locator(".details h2")).to_have_text(attack("run"))
+    for name in ("reason", "device", "precision", "host", "monitor", "metric"):
+        expect(page.locator("dl")).to_contain_text(attack(name))
+    expect(page.locator("ul.overrides li").first).to_have_text(attack("override"))
+    page.get_by_text("config.yaml, as resolved").click()
+    expect(page.locator("pre")).to_have_text(attack("config"))
+    expect(page.locator(".resume code")).to_contain_text("onerror")
+    page.get_by_label("Filter runs").fill(attack("run"))
+    expect(page.locator(ROWS)).to_have_count(1)
+    assert page.locator("main").locator("img, script, iframe, a, object, embed").count() == 0
+    assert page.evaluate("window.hacked ?? null") is None
+
+
+ATTACKS = """
+const results = {};
+const attempt = async (name, work) => {
+  try { results[name] = await work(); } catch (error) { results[name] = `refused: ${error.name}`; }
+};
+const url = (path) => `TARGET/data/plugin/NAME/${path}`;
+const body = JSON.stringify({run: 'ID'});
+const post = (options) => fetch(url('stop'), {method: 'POST', body, ...options}).then((answer) => answer.status);
+await attempt('plain', () => post({}));
+await attempt('no-cors', () => post({mode: 'no-cors'}));
+await attempt('no-cors json', () => post({mode: 'no-cors', headers: {'Content-Type': 'application/json'}}));
+await attempt('json', () => post({headers: {'Content-Type': 'application/json'}}));
+await attempt('token', () => post({headers: {'Content-Type': 'application/json', 'X-Lockstep-Token': 'guess'}}));
+await attempt('read', () => fetch(url('control')).then((answer) => answer.text()));
+await attempt('read runs', () => fetch(url('runs')).then((answer) => answer.text()));
+await attempt('beacon', () => navigator.sendBeacon(url('stop'), new Blob([body], {type: 'text/plain'})));
+await attempt('get', () => new Promise((done) => {
+  const image = new Image();
+  image.onload = image.onerror = () => done('asked');
+  image.src = url('stop?run=ID');
+}));
+for (const enctype of ['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data']) {
+  await attempt(`form ${enctype}`, () => new Promise((done) => {
+    const frame = document.createElement('iframe');
+    frame.name = enctype;
+    document.body.append(frame);
+    const form = document.createElement('form');
+    Object.assign(form, {method: 'POST', action: url('stop'), enctype, target: enctype});
+    const field = document.createElement('input');
+    Object.assign(field, {name: '{"run": "ID", "x": "', value: '"}'});
+    form.append(field);
+    document.body.append(form);
+    frame.onload = () => done('sent');
+    form.submit();
+  }));
+}
+return results;
+"""
+
+
+def test_a_page_of_another_site_stops_nothing(root: Path, page: Any) -> None:
+    folder = write_run(root / "run")
+    seen: list[tuple[str, int]] = []
+    client = board(root)
+    key = json.loads(client.get(f"{BASE}/runs").get_data())["runs"][0]["id"]
+
+    def watched(environ: dict[str, Any], start_response: Any) -> Any:
+        def start(status: str, *rest: Any) -> Any:
+            if environ["PATH_INFO"].endswith("/stop"):
+                seen.append((environ["REQUEST_METHOD"], int(status.split()[0])))
+            return start_response(status, *rest)
+
+        return client.application(environ, start)
+
+    @Request.application
+    def hostile(request: Request) -> Response:
+        return Response("<!doctype html><body>Look, kittens!", mimetype="text/html")
+
+    with serving(watched) as target, serving(hostile) as attacker:
+        page.goto(attacker)
+        code = ATTACKS.replace("TARGET", target).replace("NAME", NAME).replace("ID", key)
+        results = page.evaluate(f"async () => {{ {code} }}")
+        assert not folder.stop_flag.exists()
+        for name in ("plain", "json", "token", "read", "read runs"):
+            assert results[name] == "refused: TypeError", results
+        wait_until(lambda: sum(method == "POST" for method, _ in seen) >= 6, 10, "the requests arrive")
+        assert {code for method, code in seen if method == "POST"} <= {403, 415}
+        assert {code for method, code in seen if method != "POST"} == {405}
+
+
+def test_under_a_foreign_frame_the_button_is_off(root: Path, tmp_path: Path, page: Any) -> None:
+    """A page could lay its own buttons over ours. `lockstep board` is not shown in such a frame at all."""
+    folder = write_run(root / "run")
+
+    def page_with(address: str) -> Any:
+        @Request.application
+        def hostile(request: Request) -> Response:
+            return Response(f'<!doctype html><iframe src="{address}" width=1400 height=800>', mimetype="text/html")
+
+        return hostile
+
+    with serving(board(root).application) as target, serving(page_with(target + ENTRY)) as attacker:
+        page.goto(attacker)
+        frame = page.frame_locator("iframe")
+        button = frame.locator("button.stop").first
+        expect(button).to_be_disabled()
+        expect(frame.locator(".note")).to_have_text(re.compile("inside a page of another site"))
+        for _ in range(2):
+            button.click(force=True)
+            page.wait_for_timeout(350)
+        assert not folder.stop_flag.exists()
+    with running(tmp_path, "--logdir", "runs") as started:
+        address = started.address().partition("#")[0].rstrip("/") + ENTRY
+        with serving(page_with(address)) as attacker:
+            page.goto(attacker)
+            page.wait_for_timeout(1000)
+            assert [found.url for found in page.frames if found.url.startswith(address)] == []
+            page.goto(address)
+            expect(stop_button(page, "run")).to_be_enabled()
