@@ -320,7 +320,7 @@ def test_only_known_fields_of_the_right_type_are_told(tmp_path: Path) -> None:
     "content",
     [
         b"garbage", b"", b"[]", b"\xff\xfe", b"{" * 100_000, b"[" * 100_000, b'{"state": "new"}', b'{"state": ["x"]}',
-        b'{"state": {}}', b'{"state": null}', b'{"state": "training", "updated": 1' + b"0" * 400 + b"}",
+        b'{"state": {}}', b'{"state": null}',
     ],
     ids=lambda content: str(content[:30]),
 )  # fmt: skip

@@ -78,7 +78,7 @@ def look(found: Found) -> dict[str, Any]:
         status = folder.read_status()
         if not status:
             return facts | {"state": _state_before_status(folder)}
-    except (OSError, ValueError, RecursionError, OverflowError) as error:  # the last: an integer beyond all floats
+    except (OSError, ValueError, RecursionError) as error:
         reason = f"status.json cannot be read: {type(error).__name__}"
         return facts | {"state": "broken", "reason": reason}
     if status.get("state") not in STATES:
