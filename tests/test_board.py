@@ -336,6 +336,14 @@ def test_a_broken_run_is_shown_as_such_beside_the_others(client: Client, live: R
     assert told(client.get(f"{BASE}/run?id={found['broken']['id']}"))["resume"] is None
 
 
+def test_a_number_beyond_all_floats_hides_no_other_run(client: Client, live: RunFolder) -> None:
+    odd = write_run(live.path.parent / "odd", None)
+    (odd.path / "status.json").write_text('{"state": "training", "updated": 1' + "0" * 400 + "}")
+    found = listed(client)
+    assert found["live"]["state"] == "training"
+    assert "updated" not in found["odd"]
+
+
 def test_a_pipe_is_not_waited_for(client: Client, live: RunFolder) -> None:
     for name in ("status.json", "metrics.csv", "overrides.txt"):
         (live.path / name).unlink(missing_ok=True)
