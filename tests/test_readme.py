@@ -14,6 +14,7 @@ from PIL import Image
 from lockstep.run_folder import EXIT_STOPPED
 from tests.harness import ROOT, environ, wait_until
 from tests.test_stop import training
+from tests.test_watching import on_terminal
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 BIN = Path(sys.executable).parent
@@ -55,7 +56,7 @@ def images(folder: Path, count: int) -> None:
 
 
 def test_every_command_is_known_here() -> None:
-    known = ("make ", "python train.py", "lockstep ", "tensorboard ", "torchrun ", "srun ", "python -m benchmarks")
+    known = ("make ", "python train.py", "lockstep ", "torchrun ", "srun ", "python -m benchmarks")
     assert [command for command in COMMANDS if not command.startswith(known)] == []
     assert len(COMMANDS) > 15
 
@@ -83,7 +84,7 @@ def test_images_are_prepared(tmp_path: Path) -> None:
     assert "Up to date" in run(tmp_path, *words)
 
 
-def test_stop_and_go_on_then_use_the_network(tmp_path: Path) -> None:
+def test_stop_watch_and_go_on_then_use_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = [*SMALL, "global_batch_size=16", "trainer.max_epochs=2000"]
     with training(tmp_path, *long) as started:
         started.wait_for_step(3)
@@ -92,6 +93,16 @@ def test_stop_and_go_on_then_use_the_network(tmp_path: Path) -> None:
         assert started.exit_code() == EXIT_STOPPED
     (status,) = commands("lockstep status")
     assert "stopped" in run(tmp_path, *status)
+    (compare,) = commands("lockstep compare")
+    assert "results" in run(tmp_path, *compare[:-1], str(started.folder.path))
+    watch, prune = commands("lockstep runs")
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        with on_terminal(100, *watch[1:]) as shown:
+            shown.wait_for("stopped")
+            shown.type("\x03")  # Ctrl-C
+            assert shown.end() == 0
+    assert "Nothing to remove" in run(tmp_path, *prune)
     epochs = int(started.folder.read_status()["epoch"])
     for number, words in enumerate(commands("python train.py resume")):
         assert "Finished" in run(tmp_path, *words, f"trainer.max_epochs={epochs + 1 + number}")
@@ -112,14 +123,14 @@ def test_a_benchmark_reports(tmp_path: Path) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def test_tensorboard_starts_on_the_outputs(tmp_path: Path) -> None:
-    (words,) = commands("tensorboard")
+def test_the_board_starts_on_the_outputs(tmp_path: Path) -> None:
+    (words,) = commands("lockstep board")
     (tmp_path / "outputs").mkdir()
     log = tmp_path / "log"
     with open(log, "wb") as file:
-        process = subprocess.Popen([BIN / words[0], *words[1:], "--port=0"], cwd=tmp_path, stdout=file, stderr=file)
+        process = subprocess.Popen([BIN / words[0], *words[1:]], cwd=tmp_path, env=environ(), stdout=file, stderr=file)
     try:
-        wait_until(lambda: "http://" in log.read_text(), 60, "address of TensorBoard")
+        wait_until(lambda: "Training tab: http://" in log.read_text(), 60, "address of the tab")
     finally:
         process.kill()
         process.wait()
