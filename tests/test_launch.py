@@ -30,26 +30,25 @@ def latest(cwd: Path) -> RunFolder:
 
 
 def test_a_sweep_of_rates_and_workers_has_one_tree_and_one_result_for_each_rate(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", *SMALL, "trainer.max_epochs=1", "optimizer.lr=0.1,0.2", "trainer.devices=1,2,3")
+    done = run(tmp_path, "-m", *SMALL, "trainer.max_epochs=1", "optimizer.lr=0.1,0.2", "trainer.devices=1,3")
     assert done.returncode == 0, done.stdout + done.stderr
     (tree,) = tmp_path.glob("outputs/*/*_sweep")
-    folders = [RunFolder(tree / str(job)) for job in range(6)]
-    assert sorted(path.name for path in tree.iterdir() if path.is_dir()) == [str(job) for job in range(6)]
-    assert [folder.read_summary()["workers"] for folder in folders] == [1, 2, 3, 1, 2, 3]
-    for first in (0, 3):
-        for other in (first + 1, first + 2):
-            assert difference(folders[first], folders[other]) <= 1e-12
-    assert difference(folders[0], folders[3]) > 1e-4
+    folders = [RunFolder(tree / str(job)) for job in range(4)]
+    assert sorted(path.name for path in tree.iterdir() if path.is_dir()) == [str(job) for job in range(4)]
+    assert [folder.read_summary()["workers"] for folder in folders] == [1, 3, 1, 3]
+    assert difference(folders[0], folders[1]) <= 1e-12
+    assert difference(folders[2], folders[3]) <= 1e-12
+    assert difference(folders[0], folders[2]) > 1e-4
     lines = done.stdout.splitlines()
     begun = [line for line in lines if line.startswith("Job ")]
-    assert [line.partition(":")[0] for line in begun] == [f"Job {job} ({job + 1} of 6)" for job in range(6)]
-    assert begun[4].endswith("optimizer.lr=0.2 trainer.devices=2")
-    table = lines[lines.index("Sweep: 6 jobs") + 2 :]
+    assert [line.partition(":")[0] for line in begun] == [f"Job {job} ({job + 1} of 4)" for job in range(4)]
+    assert begun[3].endswith("optimizer.lr=0.2 trainer.devices=3")
+    table = lines[lines.index("Sweep: 4 jobs") + 2 :]
     assert [line.split()[:4] for line in table] == [
         [str(job), f"optimizer.lr={rate}", f"trainer.devices={count}", "finished"]
-        for job, (rate, count) in enumerate((rate, count) for rate in (0.1, 0.2) for count in (1, 2, 3))
+        for job, (rate, count) in enumerate((rate, count) for rate in (0.1, 0.2) for count in (1, 3))
     ]
-    assert f"{folders[5].read_summary()['test_accuracy']:.4f}" in table[5].split()
+    assert f"{folders[3].read_summary()['test_accuracy']:.4f}" in table[3].split()
 
 
 def test_a_failing_job_does_not_end_a_sweep_but_its_exit_code(tmp_path: Path) -> None:
@@ -67,12 +66,6 @@ def test_a_failing_job_does_not_end_a_sweep_but_its_exit_code(tmp_path: Path) ->
 def test_a_silent_run_says_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, *SMALL, "trainer.max_epochs=1", "trainer.devices=2", "silent=true")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    wrong = run(
-        tmp_path, *_own_network("model._target_=tests.networks.BecomesNan"), "silent=true", PYTHONPATH=str(ROOT)
-    )
-    assert wrong.returncode == 1
-    assert wrong.stdout == ""
-    assert "The loss is not finite" in wrong.stderr
 
 
 def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:
@@ -107,9 +100,9 @@ def test_the_traceback_of_the_first_failing_rank_is_shown_last_and_kept(tmp_path
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path, num_workers: int) -> None:
-    overrides = _own_network("model._target_=tests.networks.BecomesNan")
+    overrides = [*_own_network("model._target_=tests.networks.BecomesNan"), "silent=true"]
     done = run(tmp_path, *overrides, f"trainer.devices={num_workers}", PYTHONPATH=str(ROOT))
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout) == (1, "")
     folder = latest(tmp_path)
     # 70 samples in batches of 16 are 5 steps an epoch: the 30th step is the last of epoch 6
     assert "The loss is not finite in optimizer step 30 (epoch 6, micro-batch 5)" in done.stderr

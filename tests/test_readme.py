@@ -18,7 +18,10 @@ from tests.test_watching import on_terminal
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 BIN = Path(sys.executable).parent
-SMALL = ("data=synthetic", "data.train_size=70", "model.width=2", "eval_batch_size=64")
+SMALL = (
+    *("data=synthetic", "data.train_size=70", "model.width=2", "eval_batch_size=64"),
+    *("callbacks.pictures=null", "callbacks.curves=null"),
+)
 COMMANDS = [
     line.partition(" # ")[0].strip()
     for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
