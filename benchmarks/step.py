@@ -76,9 +76,9 @@ def resnet18(num_rounds: int = 5) -> list[Row]:
     ]
 
 
-def watching(num_rounds: int = 7) -> list[Row]:
+def watching(num_rounds: int = 31) -> list[Row]:
     """What all that is watched costs: curves, pictures, the live status and the terminal, against a silent run."""
-    task = TINY._replace(log_every_n_steps=20)
+    task = TINY._replace(num_steps=1000, log_every_n_steps=20)  # many short rounds: what is looked for is small
     callbacks = lockstep_tree(task)["callbacks"]
     off = {"logger": {}, "silent": True, "callbacks": {**callbacks, "curves": None, "pictures": None}}
     with threads(1):

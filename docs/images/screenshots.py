@@ -1,26 +1,34 @@
-"""Pictures of the Training tab: `python docs/images/board.py FOLDER`, a few minutes on two cores.
+"""What a person sees, as pictures: `python docs/images/screenshots.py FOLDER`, a few minutes on two cores.
 
-Trains a sweep of 20 small networks below FOLDER/outputs unless there are runs already, and one more by two processes
-while the pictures are taken. Needs playwright and Chromium (tests/chromium.sh).
+The Training tab light, dark and with a sweep, the hyperparameters of that sweep, and the terminal at 80 and 140 columns
+(in tmux); the pictures of the network are in the run folders. Trains a sweep of 20 small networks below FOLDER/outputs
+unless there are runs already, and one more by two processes while the tab is looked at. Needs tmux, playwright and
+Chromium (tests/chromium.sh).
 """
 
+import io
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import sync_playwright
+from rich.console import Console
+from rich.text import Text
 
 TRAIN = str(Path(__file__).parents[2] / "train.py")
 SWEEP = ("-m", "optimizer.lr=0.05,0.1,0.2,0.4", "seed=0,1,2,3,4", "model.width=4", "trainer.max_epochs=6")
+SHORT = ("model.width=8", "trainer.max_epochs=4", "strategy=cpu")
 LIVE = ("model.width=8", "trainer.max_epochs=40", "trainer.devices=2", "strategy=cpu")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 
 
 def main(folder: Path) -> None:
-    """Train, and take three pictures into `folder`: light, dark and the sweep."""
+    """Train, and take the pictures into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "outputs").exists():
         subprocess.run([sys.executable, TRAIN, *SWEEP], cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -33,7 +41,14 @@ def main(folder: Path) -> None:
         address = next(word for word in board.stdout.readline().split() if word.startswith("http"))
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
-            take(browser.new_page(viewport={"width": 1440, "height": 1000}), address, folder)
+            page = browser.new_page(viewport={"width": 1440, "height": 1000})
+            take(page, address, folder)
+            page.goto(address.partition("#")[0] + "#hparams")
+            page.wait_for_timeout(8000)
+            page.screenshot(path=folder / "hparams.png")
+            for columns in (80, 140):
+                page.set_content(terminal(folder, columns))
+                page.locator("svg").screenshot(path=folder / f"terminal_{columns}.png")
             browser.close()
     finally:
         for process in (board, live):
@@ -62,6 +77,25 @@ def take(page: Any, address: str, folder: Path) -> None:
     tab.locator("tbody tr").first.click()
     page.wait_for_timeout(3000)
     page.screenshot(path=folder / "board_sweep.png")
+
+
+def terminal(folder: Path, columns: int) -> str:
+    """A training on a terminal of so many columns, as an SVG."""
+    tmux = ["tmux", "-L", f"lockstep{columns}"]
+    command = shlex.join([sys.executable, TRAIN, *SHORT])
+    size = ["-x", str(columns), "-y", "34"]
+    subprocess.run([*tmux, "new-session", "-d", *size, "-c", str(folder), f"{command}; sleep 1000"], check=True)
+    try:
+        text = ""
+        while "predict " not in text:
+            time.sleep(1)
+            capture = subprocess.run([*tmux, "capture-pane", "-p", "-e"], check=True, capture_output=True, text=True)
+            text = capture.stdout
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=True)
+    drawn = Console(record=True, width=columns, file=io.StringIO(), legacy_windows=False, force_terminal=True)
+    drawn.print(Text.from_ansi(text.rstrip()), soft_wrap=True)
+    return drawn.export_svg(title="python train.py " + " ".join(SHORT))
 
 
 def chromium() -> str:
