@@ -13,6 +13,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout  # pyright: igno
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.util import tensor_util
 
+from lockstep import drawing, launch
 from lockstep.callbacks.curves import settings
 from lockstep.run_folder import RunFolder
 from tests.harness import SMALL, WATCHED, train_all, write_run
@@ -153,3 +154,18 @@ def test_without_a_logger_pictures_are_still_in_the_folder(runs: dict[int, RunFo
     folder = RunFolder(runs[1].path.parent / "no logger")
     assert {path.name for path in folder.pictures.iterdir()} == {f"test_{name}.png" for name in PICTURES}
     assert not folder.tensorboard.exists()
+
+
+def test_a_picture_that_cannot_be_drawn_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError("no space left")
+
+    folder = write_run(tmp_path / "run", [*SMALL, *WATCHED, "logger=none", "trainer.max_epochs=1"])
+    folder.pictures.mkdir()
+    (folder.pictures / "test_worst_mistakes.png").write_text("of an earlier session")
+    monkeypatch.setattr(drawing, "class_accuracy", fail)
+    with pytest.warns(UserWarning, match="pictures of the test split are not complete: OSError"):
+        assert launch.run_here(launch.Job("train", str(folder.path), {"command": ""}), None) == 0
+    assert folder.read_status()["state"] == "finished"
+    assert "test_accuracy" in folder.read_summary()
+    assert [path.name for path in folder.pictures.iterdir()] == ["test_confusion_matrix.png"]

@@ -1,6 +1,7 @@
 """What the network gets right and wrong, as pictures in the run folder and in TensorBoard."""
 
 import io
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lockstep.data.module import ImageData
+from lockstep.data.pixels import Pixels
 from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import Findings, Outcomes
 from lockstep.run_folder import RunFolder, atomic_file
@@ -96,7 +98,10 @@ class Pictures(L.Callback):
         findings, self._outcomes = self._outcomes.findings(), None
         if trainer.is_global_zero:
             assert isinstance(pl_module, Classifier)
-            self._show(trainer, pl_module, split, findings)
+            try:
+                self._show(trainer, pl_module, split, findings)
+            except Exception as error:  # the border: a training that is through must not be lost for a picture
+                warnings.warn(f"The pictures of the {split} split are not complete: {error!r}", stacklevel=1)
 
     def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: Findings) -> None:
         from lockstep.drawing import style  # matplotlib takes 0.2 s to import, which the first step need not wait for
@@ -104,6 +109,8 @@ class Pictures(L.Callback):
         folder = RunFolder(Path(trainer.default_root_dir)).pictures
         folder.mkdir(exist_ok=True)
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        for path in folder.glob(f"{split}_*.png"):  # a network without mistakes has no picture of them
+            path.unlink()
         with style():
             for name, figure in _figures(trainer, module, split, findings, self._num_images):
                 content = io.BytesIO()
@@ -122,6 +129,9 @@ def _figures(
     """One after the other, so that one is in memory at a time."""
     from lockstep import drawing
 
+    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(data, ImageData)
+    images = data.splits.val if split == "val" else data.splits.test
     names = module.image_format.class_names
     what = f"{split}, step {module.global_step:,}"
     counts = findings.confusion
@@ -140,23 +150,20 @@ def _figures(
         ("worst_mistakes", worst, f"The most confident mistakes ({what})"),
     ):
         if len(rows):
-            yield name, _grid(trainer, findings, rows, names, title)
+            yield name, _grid(images.pixels, findings, rows, names, title)
 
 
-def _grid(trainer: L.Trainer, findings: Findings, rows: Any, names: tuple[str, ...], title: str) -> "Figure":
+def _grid(pixels: Pixels, findings: Findings, rows: Any, names: tuple[str, ...], title: str) -> "Figure":
     from lockstep import drawing
 
-    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-    assert isinstance(data, ImageData)
-    images = data.splits.val if "(val" in title else data.splits.test
-    pixels = images.pixels[torch.from_numpy(findings.indices[rows])].numpy()
+    shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()
     captions, is_right = [], []
     for row in rows:
         true, predicted = names[findings.labels[row]], names[findings.predictions[row]]
         is_right.append(findings.labels[row] == findings.predictions[row])
         said = f"{drawing.short(predicted)} {findings.probabilities[row]:.2f}"
         captions.append(said if is_right[-1] else f"{said}\nis {drawing.short(true)}")
-    return drawing.image_grid(pixels, captions, is_right, title)
+    return drawing.image_grid(shown, captions, is_right, title)
 
 
 def _add_curves(writer: Any, split: str, findings: Findings, module: Classifier) -> None:
