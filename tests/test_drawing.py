@@ -61,8 +61,15 @@ def test_a_matrix_holds_its_counts_and_of_many_classes_the_least_accurate() -> N
 def test_classes_are_sorted_by_accuracy_and_an_empty_one_says_so() -> None:
     counts = np.array([[9, 1, 0], [0, 0, 0], [5, 0, 5]])
     figure = drawing.class_accuracy(counts, ["cat", "dog", "owl"], "title")
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["dog", "owl", "cat"]
-    assert words(figure) == ["no samples", "50.0 %  of 10", "90.0 %  of 10"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["owl", "cat", "dog"]
+    assert words(figure) == ["50.0 %  of 10", "90.0 %  of 10", "no samples"]
+
+
+def test_a_curve_is_drawn_for_every_class_that_occurs() -> None:
+    positives = np.zeros((3, 101), dtype=np.int64)
+    positives[[0, 2], 60] = 4
+    figure = drawing.precision_recall(positives, np.ones_like(positives), ["cat", "dog", "owl"], "title")
+    assert {str(line.get_label()).split()[0] for line in figure.axes[0].lines} == {"cat", "owl"}
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep import launch
@@ -53,9 +54,10 @@ def test_a_sweep_of_rates_and_workers_has_one_tree_and_one_result_for_each_rate(
 
 def test_a_failing_job_does_not_end_a_sweep_but_its_exit_code(tmp_path: Path) -> None:
     target = "model._target_=tests.networks.BecomesNan,tests.networks.Plain"
-    done = run(tmp_path, "-m", *_own_network(target), PYTHONPATH=str(ROOT))
+    done = run(tmp_path, "-m", *_own_network(target), "notify.command=cat", PYTHONPATH=str(ROOT))
     assert done.returncode == 1
     (tree,) = tmp_path.glob("outputs/*/*_sweep")
+    assert [path.name for path in tree.iterdir() if path.is_file()] == []  # Hydra's would hold what notify may
     assert RunFolder(tree / "0").read_status()["state"] == "failed"
     assert RunFolder(tree / "1").read_status()["state"] == "finished"
     assert done.stderr.strip().endswith(f"1 of the jobs failed: {tree / '0'}")
@@ -64,7 +66,13 @@ def test_a_failing_job_does_not_end_a_sweep_but_its_exit_code(tmp_path: Path) ->
 
 
 def test_a_silent_run_says_nothing(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, "trainer.max_epochs=1", "trainer.devices=2", "silent=true")
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (16, 16), (20 * number, 0, 0)).save(tmp_path / "images" / name / f"{number}.png")
+    kept = [override for override in SMALL if not override.startswith("data")]
+    folder = ["data=image_folder", "data.root=images", "data.image_size=16"]
+    done = run(tmp_path, *kept, *folder, "trainer.max_epochs=1", "trainer.devices=2", "silent=true")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -7,16 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.util import tensor_util
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
 
 from lockstep import drawing, launch
+from lockstep.callbacks import curves
 from lockstep.callbacks.curves import settings
+from lockstep.models.classifier import Classifier
 from lockstep.run_folder import RunFolder
 from tests.harness import SMALL, WATCHED, train_all, write_run
+from tests.modules import classifier
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 PICTURES = {"class_accuracy", "confusion_matrix", "precision_recall", "predictions", "worst_mistakes"}
@@ -169,3 +175,41 @@ def test_a_picture_that_cannot_be_drawn_costs_no_training(tmp_path: Path, monkey
     assert folder.read_status()["state"] == "finished"
     assert "test_accuracy" in folder.read_summary()
     assert [path.name for path in folder.pictures.iterdir()] == ["test_confusion_matrix.png"]
+
+
+class Untraceable(nn.Linear):
+    """Fails in a trace, as networks do that look at their input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            raise RuntimeError("cannot be traced")
+        return super().forward(input)
+
+
+def test_a_network_that_cannot_be_drawn_is_trained_without_its_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SummaryWriter(tmp_path) as writer, pytest.warns(UserWarning, match="no graph.*: RuntimeError"):
+        curves._add_graph(writer, classifier(nn.Sequential(nn.Flatten(), Untraceable(9, 4))))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_compiled_network_with_dropout_is_drawn(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(9, 4))
+    with SummaryWriter(tmp_path) as writer:
+        curves._add_graph(writer, classifier(net, compile_mode="default"))
+    assert EventAccumulator(str(tmp_path)).Reload().Graph().node
+
+
+def test_a_failure_of_the_test_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = Classifier._evaluate
+
+    def fail(self: Classifier, split: str, batch: Any) -> Tensor | None:
+        if split == "test":
+            raise RuntimeError("out of memory")
+        return evaluate(self, split, batch)
+
+    folder = write_run(tmp_path / "run", [*SMALL, WATCHED[1], "trainer.max_epochs=1"])
+    monkeypatch.setattr(Classifier, "_evaluate", fail)
+    assert launch.run_here(launch.Job("train", str(folder.path), {"command": ""}), None) == 1
+    assert folder.failure.read_text().splitlines()[-1] == "RuntimeError: out of memory"

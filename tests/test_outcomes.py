@@ -91,6 +91,14 @@ def test_a_certain_network_is_counted_in_the_last_place() -> None:
     assert found.positives.sum() + found.negatives.sum() == 2
 
 
+def test_a_network_that_computes_no_numbers_is_counted_too() -> None:
+    outcomes = Outcomes(3, torch.device("cpu"))
+    outcomes.update(torch.tensor([[float("nan")] * 3, [1.0, 5.0, 2.0]]), torch.tensor([1, 1]), torch.tensor([0, 1]))
+    found = outcomes.findings()
+    assert found.confusion.sum() == 2
+    assert found.positives.sum() + found.negatives.sum() == 2 * 3
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("cuts", [[0, 64, 128], [0, 0, 128], [0, 100, 100, 128]])
 def test_any_split_over_ranks_finds_the_same(ranks: Ranks, cuts: list[int]) -> None:

@@ -1,12 +1,16 @@
 """A run cut after any step and resumed ends with the same bits, the same rows and the same curve."""
 
+import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep import launch
+from lockstep import cli, launch
 from lockstep.callbacks.stop import StopTogether
 from lockstep.run_folder import EXIT_STOPPED, RunFolder
 from tests.harness import SMALL, difference, write_run
@@ -56,3 +60,18 @@ def test_an_epoch_without_validation_shows_none(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*RECIPE, "trainer.max_epochs=3", "trainer.check_val_every_n_epoch=2"])
     assert train(folder) == 0
     assert [bool(row["val/loss"]) for row in folder.read_metrics()] == [False, True, False]
+
+
+def test_a_run_that_goes_on_shows_so_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path / "run", RECIPE)
+    folder.write_status(state="stopped", reason="time limit", step=3, host="another machine")
+    seen = []
+
+    def train(make: Callable[[contextlib.ExitStack], RunFolder], config: Any, note: str) -> tuple[RunFolder, int]:
+        with contextlib.ExitStack() as held:
+            seen.append(make(held).read_status())
+        return folder, 0
+
+    monkeypatch.setattr(cli, "_train", train)
+    cli._resume(OmegaConf.create({"resume": str(folder.path)}), [])
+    assert (seen[0]["state"], seen[0]["reason"], seen[0]["step"]) == ("starting", "", 3)

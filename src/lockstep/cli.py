@@ -7,6 +7,7 @@ import os
 import runpy
 import shlex
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep import run_folder
-from lockstep.environment import no_garbage_collection, without_secrets
+from lockstep.environment import no_garbage_collection, outer_world, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder, shown
 from lockstep.sweep import Sweep
 
@@ -65,11 +66,10 @@ def run(main: Callable[[], Any]) -> int:
     finally:
         if _sweep.done and not _sweep.is_silent:
             _sweep.show()
-    if _sweep.failed:
+    if _sweep.failed and _is_first():
         failed = ", ".join(str(folder.path) for folder in _sweep.failed)
         print(f"{len(_sweep.failed)} of the jobs failed: {failed}", file=sys.stderr)
-        return EXIT_FAILED
-    return 0
+    return EXIT_FAILED if _sweep.failed else 0
 
 
 def _num_jobs() -> int | None:
@@ -124,7 +124,9 @@ def train(cfg: Any) -> float:
     is_sweep = hydra.mode == RunMode.MULTIRUN
     chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
     if is_sweep:
-        _sweep.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent))
+        _sweep.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent) or not _is_first())
+        if cfg.notify.url or cfg.notify.command:  # Hydra's copy of the settings would keep what may be a token
+            (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
     try:
         if cfg.resume is not None:
             folder, code = _resume(cfg, overrides)
@@ -140,6 +142,12 @@ def train(cfg: Any) -> float:
     if code == EXIT_FAILED and is_sweep:
         return float("nan")
     raise SystemExit(code)
+
+
+def _is_first() -> bool:
+    """Whether this process speaks: rank 0, or the only one."""
+    world = outer_world(os.environ)
+    return world is None or world.rank == 0
 
 
 def _start(config: Any, overrides: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
@@ -190,6 +198,7 @@ def _resume(cfg: Any, overrides: Sequence[str]) -> tuple[RunFolder, int]:
     def make(held: contextlib.ExitStack) -> RunFolder:
         held.enter_context(_locked(folder))
         folder.forget_end()
+        folder.update_status(state="starting", reason="", host=socket.gethostname(), pid=os.getpid())
         configuration.save(config, folder.config)
         return folder
 
@@ -199,7 +208,6 @@ def _resume(cfg: Any, overrides: Sequence[str]) -> tuple[RunFolder, int]:
 def _train(make: Callable[[contextlib.ExitStack], RunFolder], config: Any, note: str) -> tuple[RunFolder, int]:
     """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended."""
     from lockstep import launch, notification, workers
-    from lockstep.environment import outer_world
 
     num_workers = workers.found(config).world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"

@@ -123,7 +123,7 @@ def precision_recall(
     fig = new_figure(4.4)
     ax = fig.subplots()
     scores = [average_precision(p, n) for p, n in zip(positives, negatives, strict=True)]
-    order = sorted(range(len(scores)), key=scores.__getitem__)
+    order = sorted(np.flatnonzero(positives.sum(1)).tolist(), key=scores.__getitem__)
     num_named = min(10, len(order))
     for place, number in enumerate(order[::-1]):
         rank = len(order) - 1 - place
@@ -163,8 +163,9 @@ def average_precision(positives: NDArray[np.int64], negatives: NDArray[np.int64]
 
 
 def _worst_classes(counts: NDArray[np.int64]) -> list[int]:
-    """Numbers of up to MOST_CLASSES classes, the least accurate first."""
-    accuracy = counts.diagonal() / np.maximum(counts.sum(1), 1)
+    """Numbers of up to MOST_CLASSES classes, the least accurate first, those without samples last."""
+    totals = counts.sum(1)
+    accuracy = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), 2.0)
     worst: list[int] = np.argsort(accuracy, kind="stable").tolist()
     return worst[:MOST_CLASSES]
 

@@ -277,7 +277,7 @@ class RunFolder:
 
     def forget_end(self) -> None:
         """Forget how the run ended: it goes on."""
-        for path in (self.stop_flag, self.failure, self.path / "summary.json"):
+        for path in (self.stop_flag, self.failure, self.path / "summary.json", *self.pictures.glob("test_*.png")):
             path.unlink(missing_ok=True)
 
     # -- one trainer at a time ---------------------------------------------------------------------------------------

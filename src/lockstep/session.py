@@ -270,7 +270,8 @@ def image_data(session: Session) -> ImageData:
     if is_download and session.local_rank > 0:
         gather_objects(None)  # the first process of a machine fetches the files alone
     # one voice: the first process of a machine tells of images that are decoded, also by another one
-    with contextlib.redirect_stdout(io.StringIO()) if session.local_rank else contextlib.nullcontext():
+    is_quiet = session.local_rank > 0 or config.silent
+    with contextlib.redirect_stdout(io.StringIO()) if is_quiet else contextlib.nullcontext():
         splits = readable(lambda: configuration.build(config.data))
     if is_download and session.local_rank == 0:
         gather_objects(None)

@@ -58,7 +58,7 @@ class Sweep:
         for overrides, folder, code in self.done:
             summary = folder.read_summary()
             table.add_row(
-                folder.path.name,
+                Text(folder.path.name),
                 Text(" ".join(each for each in overrides if each not in common)),
                 Text(STATES.get(code, "failed"), style="" if code in STATES else "red"),
                 _number(summary.get("best")),

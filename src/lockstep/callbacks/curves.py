@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import io
 import json
 import shlex
 import warnings
@@ -20,6 +21,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from lockstep.callbacks.stop import Stopped
 from lockstep.models.classifier import Classifier
+from lockstep.parallel.randomness import ExactDropout
 from lockstep.run_folder import RunFolder
 
 LAYOUT = {
@@ -74,7 +76,7 @@ class Curves(L.Callback):
             for info in content.experiment.hparam_infos:
                 info.differs = info.name in typed
         for summary in (experiment, start):
-            writer.file_writer.add_summary(summary)
+            writer._get_file_writer().add_summary(summary)
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Mark the run as finished; its results are the newest points of its curves."""
@@ -90,7 +92,7 @@ class Curves(L.Callback):
         if writer is not None and self._end is not None:
             with _content(self._end) as content:
                 content.session_end_info.status = status
-            writer.file_writer.add_summary(self._end)
+            writer._get_file_writer().add_summary(self._end)  # Lightning closes the file between fit and test
             writer.flush()
 
 
@@ -122,6 +124,9 @@ class _Forward(nn.Module):
     def __init__(self, module: Classifier) -> None:
         super().__init__()
         self.net = copy.deepcopy(module.net).cpu().eval()
+        for part in self.net.modules():
+            if isinstance(part, ExactDropout):  # beside a compiled network its forward is that of the original
+                part.__dict__.pop("forward", None)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits."""
@@ -129,11 +134,20 @@ class _Forward(nn.Module):
 
 
 def _add_graph(writer: Any, module: Classifier) -> None:
-    example = torch.zeros(1, *module.image_format.image_shape, dtype=next(module.net.parameters()).dtype)
-    with warnings.catch_warnings():
+    """Not every network can be traced, or copied: such a one is trained without its picture."""
+    fault = ""
+    # what the tracer says of a network is for those who want its trace, and it prints its errors besides raising them
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         # the writer knows no other way than torch.jit.trace, which is deprecated (torch 2.15, 2026-11-21)
         warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated", category=FutureWarning)
-        writer.add_graph(_Forward(module), example)
+        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # pyright: ignore[reportPrivateImportUsage]
+        try:
+            example = torch.zeros(1, *module.image_format.image_shape, dtype=next(module.net.parameters()).dtype)
+            writer.add_graph(_Forward(module), example)
+        except Exception as error:
+            fault = type(error).__name__
+    if fault:
+        warnings.warn(f"TensorBoard shows no graph, torch.jit cannot trace the network: {fault}", stacklevel=1)
 
 
 def _writer(trainer: L.Trainer) -> Any:

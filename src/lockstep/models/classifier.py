@@ -270,6 +270,7 @@ class Classifier(L.LightningModule):
         """
         logits = self._evaluate("test", batch)
         if "test_flip" in self.scores and logits is not None:
+            logits = logits.clone()  # a CUDA graph computes the next ones in their place
             mirrored = self(batch.pixels.flip(3))
             self._scores("test_flip").update((logits + mirrored) / 2, batch.labels)
         return logits

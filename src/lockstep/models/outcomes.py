@@ -52,13 +52,13 @@ class Outcomes:
 
     def update(self, logits: Tensor, labels: Tensor, indices: Tensor) -> None:
         """Take in logits (B, C), labels (B,) and the positions (B,) of the samples in the split."""
-        shares = logits.softmax(1)
+        shares = logits.softmax(1).nan_to_num(0.0)  # the metrics tell of a network that computes no numbers
         probabilities, predictions = shares.max(1)
         self._samples.append((indices, labels, predictions, probabilities))
         places = (shares * (NUM_THRESHOLDS - 1)).long() + self._offsets
-        self._all += torch.bincount(places.flatten(), minlength=len(self._all))
-        of_label = places.gather(1, labels[:, None]).flatten()
-        self._positives += torch.bincount(of_label, minlength=len(self._all))
+        of_label = places.gather(1, labels[:, None])
+        for counts, found in ((self._all, places), (self._positives, of_label)):  # bincount would wait for a GPU
+            counts.index_add_(0, found.flatten(), torch.ones_like(found).flatten())
 
     def findings(self) -> Findings:
         """Of all ranks. Every rank must call it."""
