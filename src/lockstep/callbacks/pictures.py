@@ -64,17 +64,7 @@ class Pictures(L.Callback):
         """Take in the logits of a batch."""
         self._update(outputs, batch)
 
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Take in the logits of a batch."""
-        self._update(outputs, batch)
+    on_test_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draw."""

@@ -101,17 +101,7 @@ class Record(L.Callback):
         """Show that the run is alive."""
         self._write(trainer, pl_module, self._state)
 
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Show that the run is alive."""
-        self._write(trainer, pl_module, self._state)
+    on_test_batch_end = on_validation_batch_end
 
     def stopping(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
         """Say that all ranks have agreed to stop, and save."""
