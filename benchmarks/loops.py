@@ -118,7 +118,7 @@ def lockstep(task: Task, **changes: Any) -> float:
         folder = RunFolder(Path(root))
         configuration.save(configuration.check_tree({**lockstep_tree(task), **changes}), folder.config)
         with contextlib.redirect_stdout(io.StringIO()):
-            code = launch.run_here(launch.Job("train", root, {"command": ""}), None)
+            code = launch.run_here(launch.Job("train", root, {"command": "", "has_test": True}), None)
         assert code == 0
         rows = list(csv.DictReader((folder.path / "metrics.csv").open()))
     return task.batch_size / float(rows[-1]["images_per_s"])

@@ -69,7 +69,7 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
 
 def train_all(folders: Sequence[RunFolder], num_workers: int) -> None:
     """Train every run with the same `num_workers` processes, one run after the other."""
-    jobs = [Job("train", str(folder.path), {"command": "none"}) for folder in folders]
+    jobs = [Job("train", str(folder.path), {"command": "none", "has_test": True}) for folder in folders]
     # a store for each run: process groups that come after each other in one store can wait for each other's keys
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
     work = [(job, store.port) for job, store in zip(jobs, stores, strict=True)]

@@ -19,10 +19,10 @@ LAYERS = (
     ("session", "overrides"),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),
-    ("benchmark",),
+    ("benchmark", "runner"),
     ("cli",),
 )
-KNOW_HYDRA = {"cli", "config", "overrides", "help"}
+KNOW_HYDRA = {"cli", "config", "overrides", "help", "runner"}
 STARTS_AT_ONCE = (
     *("cli", "run_folder", "runs", "config", "terminal", "benchmark.command", "board.command", "notification"),
     *("watching.status", "watching.table", "watching.comparison", "watching.pruning"),

@@ -89,7 +89,7 @@ def test_any_place_and_any_split_end_with_the_weights_of_one_process_that_has_al
 
 
 def train(folder: RunFolder) -> int:
-    return launch.run_here(launch.Job("train", str(folder.path), {"command": "none"}), None)
+    return launch.run_here(launch.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 @pytest.mark.processes

@@ -81,7 +81,7 @@ def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Pa
     before = dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        assert launch.run_workers(launch.Job("train", str(folder.path), {"command": ""}), 2) == 0
+        assert launch.run_workers(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), 2) == 0
     assert (dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]) == before
     assert folder.read_summary()["workers"] == 2
     assert folder.rank_log(1).exists()
@@ -122,7 +122,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path
 
 def test_torchrun_trains_the_same_weights_in_one_folder(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", SMALL)
-    assert launch.run_here(launch.Job("train", str(alone.path), {"command": ""}), None) == 0
+    assert launch.run_here(launch.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*torchrun, str(ROOT / "train.py"), *SMALL], cwd=tmp_path, env=environ(), capture_output=True, text=True

@@ -171,7 +171,7 @@ def test_a_picture_that_cannot_be_drawn_costs_no_training(tmp_path: Path, monkey
     (folder.pictures / "test_worst_mistakes.png").write_text("of an earlier session")
     monkeypatch.setattr(drawing, "class_accuracy", fail)
     with pytest.warns(UserWarning, match="pictures of the test split are not complete: OSError"):
-        assert launch.run_here(launch.Job("train", str(folder.path), {"command": ""}), None) == 0
+        assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     assert folder.read_status()["state"] == "finished"
     assert "test_accuracy" in folder.read_summary()
     assert [path.name for path in folder.pictures.iterdir()] == ["test_confusion_matrix.png"]
@@ -211,5 +211,5 @@ def test_a_failure_of_the_test_is_told_as_it_is(tmp_path: Path, monkeypatch: pyt
 
     folder = write_run(tmp_path / "run", [*SMALL, WATCHED[1], "trainer.max_epochs=1"])
     monkeypatch.setattr(Classifier, "_evaluate", fail)
-    assert launch.run_here(launch.Job("train", str(folder.path), {"command": ""}), None) == 1
+    assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 1
     assert folder.failure.read_text().splitlines()[-1] == "RuntimeError: out of memory"

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep import cli, launch, notification, overrides, run_folder
 from lockstep import config as configuration
+from lockstep import launch, notification, overrides, run_folder, runner
 from lockstep.config import ConfigError, composed
 from lockstep.environment import World, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
@@ -367,16 +367,16 @@ def test_one_process_tells_once_after_the_run_is_free(
     monkeypatch.setattr(launch, "run_here", lambda job, place: code)
     monkeypatch.setattr(launch, "run_workers", lambda job, count: code)
     monkeypatch.setattr("lockstep.environment.outer_world", lambda environ: world)
-    monkeypatch.setattr(cli, "outer_world", lambda environ: world)
+    monkeypatch.setattr(runner, "outer_world", lambda environ: world)
     session = SimpleNamespace(shared_folder=lambda make, config, place: make())
     monkeypatch.setitem(sys.modules, "lockstep.session", session)  # which imports torch
     config = configuration.checked(composed([f"trainer.devices={num_workers}", "strategy=ddp", "silent=true"]))
 
     def make(held: Any) -> RunFolder:
-        held.enter_context(cli._locked(folder))
+        held.enter_context(runner._locked(folder))
         return folder
 
-    assert cli._train(make, config, "") == (folder, code)
+    assert runner._train(make, config) == (folder, code)
     assert told == ([code] if is_told else [])
 
 

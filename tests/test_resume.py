@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep import cli, launch
+from lockstep import launch, runner
 from lockstep.callbacks.stop import StopTogether
 from lockstep.run_folder import EXIT_STOPPED, RunFolder
 from tests.harness import SMALL, difference, write_run
@@ -22,7 +22,7 @@ CURVES = "callbacks.curves={_target_:lockstep.callbacks.curves.Curves,graph:fals
 
 
 def train(folder: RunFolder) -> int:
-    return launch.run_here(launch.Job("train", str(folder.path), {"command": "none"}), None)
+    return launch.run_here(launch.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
@@ -67,11 +67,11 @@ def test_a_run_that_goes_on_shows_so_before_it_trains(tmp_path: Path, monkeypatc
     folder.write_status(state="stopped", reason="time limit", step=3, host="another machine")
     seen = []
 
-    def train(make: Callable[[contextlib.ExitStack], RunFolder], config: Any, note: str) -> tuple[RunFolder, int]:
+    def train(make: Callable[[contextlib.ExitStack], RunFolder], config: Any, **options: Any) -> tuple[RunFolder, int]:
         with contextlib.ExitStack() as held:
             seen.append(make(held).read_status())
         return folder, 0
 
-    monkeypatch.setattr(cli, "_train", train)
-    cli._resume(OmegaConf.create({"resume": str(folder.path)}), [])
+    monkeypatch.setattr(runner, "_train", train)
+    runner.resume(OmegaConf.create({"resume": str(folder.path)}), [])
     assert (seen[0]["state"], seen[0]["reason"], seen[0]["step"]) == ("starting", "", 3)

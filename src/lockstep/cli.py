@@ -1,23 +1,17 @@
 """The commands: `python train.py` (also `lockstep train`), and those of `lockstep`, which `lockstep --help` lists."""
 
 import argparse
-import atexit
-import contextlib
 import os
 import runpy
-import shlex
-import signal
-import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep import run_folder
-from lockstep.environment import no_garbage_collection, outer_world, without_secrets
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder, shown
+from lockstep.environment import leave, no_garbage_collection, outer_world
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, shown
 from lockstep.sweep import Sweep
 
 TRAIN = Path(__file__).parents[2] / "train.py"
@@ -32,21 +26,6 @@ that holds another one that stays, and a folder that no training has ever held.
 
 
 # -- python train.py ---------------------------------------------------------------------------------------------------
-
-
-def leave(command: Callable[[], int]) -> NoReturn:
-    """Do `command`, then what is registered for the exit, and exit with its code.
-
-    No more: freeing the modules of torch one by one takes over a second, and a crash there would change the code.
-    """
-    try:
-        code = command()
-        atexit._run_exitfuncs()
-        sys.stderr.flush()
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough, as in `| head`
-        code = 128 + signal.SIGPIPE
-    os._exit(code)
 
 
 def run(main: Callable[[], Any]) -> int:
@@ -118,6 +97,7 @@ def train(cfg: Any) -> float:
     from hydra.types import RunMode
 
     from lockstep import config as configuration
+    from lockstep import runner
 
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
@@ -129,9 +109,9 @@ def train(cfg: Any) -> float:
             (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
     try:
         if cfg.resume is not None:
-            folder, code = _resume(cfg, overrides)
+            folder, code = runner.resume(cfg, overrides)
         else:
-            folder, code = _start(configuration.checked(cfg), overrides, chosen)
+            folder, code = runner.start(configuration.checked(cfg), overrides, chosen)
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     if is_sweep:
@@ -148,104 +128,6 @@ def _is_first() -> bool:
     """Whether this process speaks: rank 0, or the only one."""
     world = outer_world(os.environ)
     return world is None or world.rank == 0
-
-
-def _start(config: Any, overrides: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
-    """A new run, in a folder of its own."""
-    from lockstep import config as configuration
-
-    scaled = configuration.scaled(config)
-    note = ""
-    if config.scale_with_workers:
-        note = (
-            f"scale_with_workers: global batch {config.global_batch_size} -> {scaled.global_batch_size}, "
-            f"learning rate {configuration.learning_rate(config):g} -> {configuration.learning_rate(scaled):g}"
-        )
-
-    def make(held: contextlib.ExitStack) -> RunFolder:
-        if chosen is None:
-            folder = run_folder.create(Path("outputs").resolve(), config.run_name, datetime.now())
-        else:
-            chosen.mkdir(parents=True, exist_ok=True)
-            folder = RunFolder(chosen.resolve())
-        held.enter_context(_locked(folder))
-        if folder.config.exists():
-            raise configuration.ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
-        configuration.save(scaled, folder.config)
-        typed = without_secrets(overrides)
-        run_folder.write_atomically(folder.overrides, "".join(f"{override}\n" for override in typed))
-        return folder
-
-    return _train(make, scaled, note)
-
-
-def _resume(cfg: Any, overrides: Sequence[str]) -> tuple[RunFolder, int]:
-    """Go on with a run in its own folder, from its saved configuration."""
-    from lockstep import config as configuration
-    from lockstep.overrides import resumed
-
-    try:
-        folder = run_folder.find(cfg.resume)
-    except FileNotFoundError as error:
-        raise configuration.ConfigError([f"resume={error}"]) from error
-    saved = configuration.load(folder.config)
-    config = resumed(saved, cfg, overrides)
-    if folder.read_summary() and config.trainer.max_epochs <= folder.read_summary()["epochs"]:
-        raise configuration.ConfigError(
-            [f"resume={cfg.resume} is finished: train longer with trainer.max_epochs above {config.trainer.max_epochs}"]
-        )
-
-    def make(held: contextlib.ExitStack) -> RunFolder:
-        held.enter_context(_locked(folder))
-        folder.forget_end()
-        folder.update_status(state="starting", reason="", host=socket.gethostname(), pid=os.getpid())
-        configuration.save(config, folder.config)
-        return folder
-
-    return _train(make, config, "")
-
-
-def _train(make: Callable[[contextlib.ExitStack], RunFolder], config: Any, note: str) -> tuple[RunFolder, int]:
-    """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended."""
-    from lockstep import launch, notification, workers
-
-    num_workers = workers.found(config).world_size
-    is_parallel = num_workers > 1 or config.strategy.name == "ddp"
-    world = outer_world(os.environ) if is_parallel else None
-    with contextlib.ExitStack() as held:
-        if world is not None:
-            from lockstep.session import shared_folder
-
-            folder = shared_folder(lambda: make(held), config, world)
-        else:
-            folder = make(held)
-        if note and not config.silent and (world is None or world.rank == 0):
-            print(note, flush=True)
-        run = shown(folder.path)
-        job = launch.Job("train", str(folder.path), {"command": f"python train.py resume={shlex.quote(run)}"})
-        if is_parallel and world is None:
-            if not config.silent:
-                plural = "s" if num_workers > 1 else ""
-                print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
-            code = launch.run_workers(job, num_workers)
-        else:
-            code = launch.run_here(job, world)
-    # the run is free by now: what is told of its end may go on with it
-    if (world is None or world.rank == 0) and code != launch.EXIT_INTERRUPTED:
-        notification.send(config, folder, code)
-    return folder, code
-
-
-@contextlib.contextmanager
-def _locked(folder: RunFolder) -> Iterator[None]:
-    from lockstep import config as configuration
-
-    try:
-        with folder.lock():
-            yield
-    except BlockingIOError as error:
-        message = f"{shown(folder.path)} is being trained by another process: stop it first, or wait for its end"
-        raise configuration.ConfigError([message]) from error
 
 
 # -- lockstep ----------------------------------------------------------------------------------------------------------

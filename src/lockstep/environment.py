@@ -1,17 +1,19 @@
 """What this process finds around it: GPUs, an outer launcher, versions and the commit. No torch until it is needed."""
 
+import atexit
 import contextlib
 import gc
 import os
 import platform
 import re
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard", "lockstep")
 
@@ -37,6 +39,21 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def leave(command: Callable[[], int]) -> NoReturn:
+    """Do `command`, then what is registered for the exit, and exit with its code.
+
+    No more: freeing the modules of torch one by one takes over a second, and a crash there would change the code.
+    """
+    try:
+        code = command()
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `| head`
+        code = 128 + signal.SIGPIPE
+    os._exit(code)
 
 
 def num_visible_gpus() -> int:

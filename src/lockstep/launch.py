@@ -44,6 +44,10 @@ def task_function(task: str) -> Callable[..., int]:
         from lockstep.training import train
 
         return train
+    if task == "test":
+        from lockstep.training import test
+
+        return test
     if task == "evaluate":
         from lockstep.evaluation import evaluate
 

@@ -26,10 +26,10 @@ from lockstep.signals import SignalFlag
 from lockstep.terminal import duration, show_table
 
 
-def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: str) -> int:
+def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: str, has_test: bool) -> int:
     """Train the run in `folder` from where its last checkpoint is, or from the start. Returns the exit code.
 
-    `command` is what goes on with the run after a stop.
+    `command` is what goes on with the run after a stop. Without `has_test` the test set is left alone.
     """
     config = configuration.load(folder.config)
     with session.opened(folder, config, place) as here:
@@ -77,8 +77,9 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
                     print(f"{reason}, nothing is lost. Go on with:\n  {command}", flush=True)
             return EXIT_STOPPED
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
-        best = folder.best_checkpoint if checkpoint is not None and folder.best_checkpoint.exists() else None
-        trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
+        if has_test:
+            best = folder.best_checkpoint if checkpoint is not None and folder.best_checkpoint.exists() else None
+            trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
         if here.rank == 0:
             summary = _summary(here, trainer, module, data, checkpoint, record, used)
             folder.write_summary(summary)
@@ -87,6 +88,27 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
                 _show_summary(folder, summary)
         record.end(trainer, module, "finished", "early stopping" if trainer.should_stop else "")
         return 0
+
+
+def test(folder: RunFolder, place: World | None, flag: SignalFlag) -> int:
+    """Measure a finished run that was trained without its test set, as `train` would have. Returns the exit code."""
+    config = configuration.load(folder.config)
+    with session.opened(folder, config, place) as here:
+        data = session.image_data(here)
+        module = session.classifier(here, session.image_format(data), total_steps=1)
+        callbacks = [configuration.build(section) for section in config.callbacks.values() if section is not None]
+        trainer = session.lightning_trainer(
+            here,
+            callbacks=[callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)],
+            logger=_loggers(here),
+            enable_checkpointing=False,
+        )
+        checkpoint = folder.best_checkpoint if folder.best_checkpoint.exists() else folder.last_checkpoint
+        trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+        if here.rank == 0:
+            folder.write_summary(folder.read_summary() | _tested(module))
+            folder.update_status(metrics=folder.read_status().get("metrics", {}) | module.metrics)
+    return 0
 
 
 def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
@@ -137,9 +159,7 @@ def _summary(
     value = score.item() if score is not None else module.metrics.get("val/accuracy")
     times = sorted(record.epoch_times_s)
     return {
-        "test_accuracy": module.metrics["test/accuracy"],
-        "test_loss": module.metrics["test/loss"],
-        "test_flip_accuracy": module.metrics.get("test_flip/accuracy"),
+        **_tested(module),
         "monitor": monitor or "val/accuracy",
         "best": value,
         "epochs": trainer.current_epoch,
@@ -156,6 +176,12 @@ def _summary(
         "test_images": len(data.splits.test.labels),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
+
+
+def _tested(module: Classifier) -> dict[str, float | None]:
+    """What the test measured, None where there was none."""
+    names = ("test/accuracy", "test/loss", "test_flip/accuracy")
+    return {name.replace("/", "_"): module.metrics.get(name) for name in names}
 
 
 # -- what a person sees ------------------------------------------------------------------------------------------------
@@ -203,10 +229,10 @@ def _show_header(here: Session, data: ImageData, module: Classifier, *, is_resum
 
 def _show_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
     run = shown(folder.path)
-    rows = [
-        ("test accuracy", f"{summary['test_accuracy']:.4f} on {summary['test_images']:,} images"),
-        ("test loss", f"{summary['test_loss']:.4f}"),
-    ]
+    rows: list[tuple[str, str]] = []
+    if summary["test_accuracy"] is not None:
+        rows.append(("test accuracy", f"{summary['test_accuracy']:.4f} on {summary['test_images']:,} images"))
+        rows.append(("test loss", f"{summary['test_loss']:.4f}"))
     if summary["test_flip_accuracy"] is not None:
         rows.append(("with mirror images", f"{summary['test_flip_accuracy']:.4f} test accuracy"))
     if summary["best_checkpoint"]:

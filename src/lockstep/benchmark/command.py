@@ -112,7 +112,7 @@ class Benchmark:
             return lambda used_s: max(0.0, then_s - used_s) + left_s
 
         command = f"python train.py resume={shown(folder.path)}"
-        train = Job("train", str(folder.path), {"command": command})
+        train = Job("train", str(folder.path), {"command": command, "has_test": True})
         probe_s = self._settings.probe_s + START_S
         code = self._do(train, place, head, left(self._settings.budget_s + START_S + probe_s))
         state, reason = "measured", ""

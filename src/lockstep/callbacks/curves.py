@@ -78,8 +78,8 @@ class Curves(L.Callback):
         for summary in (experiment, start):
             writer._get_file_writer().add_summary(summary)
 
-    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Mark the run as finished; its results are the newest points of its curves."""
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Mark the run as finished; its results are the newest points of its curves. A failed test changes that."""
         self._end_session(trainer, STATUS_SUCCESS)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

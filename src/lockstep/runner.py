@@ -1,0 +1,182 @@
+"""One run from outside its processes: its folder is made or found, held, trained in, and the outside told of the end.
+
+`python -m lockstep.runner FOLDER` trains a run that was prepared before, or goes on with it: a trial of a sweep, a job.
+"""
+
+import argparse
+import contextlib
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from lockstep import config as configuration
+from lockstep import launch, notification, overrides, run_folder, workers
+from lockstep.config import ConfigError
+from lockstep.environment import leave, outer_world, without_secrets
+from lockstep.run_folder import EXIT_CONFIG, RunFolder, shown
+from lockstep.schema import Config
+
+LOCKED_EVERY_S = 2.0
+
+
+def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
+    """A new run, in a folder of its own or in the chosen one. Returns the folder and the exit code."""
+    scaled = configuration.scaled(config)
+    note = ""
+    if config.scale_with_workers:
+        note = (
+            f"scale_with_workers: global batch {config.global_batch_size} -> {scaled.global_batch_size}, "
+            f"learning rate {configuration.learning_rate(config):g} -> {configuration.learning_rate(scaled):g}"
+        )
+
+    def make(held: contextlib.ExitStack) -> RunFolder:
+        if chosen is None:
+            folder = run_folder.create(Path("outputs").resolve(), config.run_name, datetime.now())
+        else:
+            chosen.mkdir(parents=True, exist_ok=True)
+            folder = RunFolder(chosen.resolve())
+        held.enter_context(_locked(folder))
+        if folder.config.exists():
+            raise ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
+        save(folder, scaled, typed)
+        return folder
+
+    return _train(make, scaled, note=note)
+
+
+def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
+    """Write what a run starts from: its configuration, and for people what was typed."""
+    configuration.save(config, folder.config)
+    text = "".join(f"{override}\n" for override in without_secrets(typed))
+    run_folder.write_atomically(folder.overrides, text)
+
+
+def resume(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, int]:
+    """Go on with a run in its own folder, from its saved configuration with what was typed on top."""
+    try:
+        folder = run_folder.find(cfg.resume)
+    except FileNotFoundError as error:
+        raise ConfigError([f"resume={error}"]) from error
+    saved = configuration.load(folder.config)
+    config = overrides.resumed(saved, cfg, typed)
+    if folder.read_summary() and config.trainer.max_epochs <= folder.read_summary()["epochs"]:
+        raise ConfigError(
+            [f"resume={cfg.resume} is finished: train longer with trainer.max_epochs above {config.trainer.max_epochs}"]
+        )
+
+    def make(held: contextlib.ExitStack) -> RunFolder:
+        held.enter_context(_locked(folder))
+        _begin_again(folder)
+        configuration.save(config, folder.config)
+        return folder
+
+    return _train(make, config)
+
+
+def go_on(folder: RunFolder, *, has_test: bool) -> int:
+    """Train a prepared run as its folder says, from its last checkpoint where there is one. Returns the exit code.
+
+    Waits while another process trains it: a job that was put back into the queue can meet its own last moments.
+    A run that is through stays as it is.
+    """
+    config = configuration.load(folder.config)
+    faults = workers.faults(config)
+    if faults:
+        raise ConfigError(faults)
+
+    def make(held: contextlib.ExitStack) -> RunFolder:
+        while True:
+            try:
+                held.enter_context(folder.lock())
+                break
+            except BlockingIOError:
+                time.sleep(LOCKED_EVERY_S)
+        _begin_again(folder)
+        return folder
+
+    return 0 if folder.read_summary() else _train(make, config, has_test=has_test)[1]
+
+
+def _begin_again(folder: RunFolder) -> None:
+    folder.forget_end()
+    folder.update_status(state="starting", reason="", host=socket.gethostname(), pid=os.getpid())
+
+
+def _train(
+    make: Callable[[contextlib.ExitStack], RunFolder], config: Config, *, note: str = "", has_test: bool = True
+) -> tuple[RunFolder, int]:
+    """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended."""
+    num_workers = workers.found(config).world_size
+    is_parallel = num_workers > 1 or config.strategy.name == "ddp"
+    world = outer_world(os.environ) if is_parallel else None
+    with contextlib.ExitStack() as held:
+        if world is not None:
+            from lockstep.session import shared_folder
+
+            folder = shared_folder(lambda: make(held), config, world)
+        else:
+            folder = make(held)
+        if note and not config.silent and (world is None or world.rank == 0):
+            print(note, flush=True)
+        run = shown(folder.path)
+        options = {"command": f"python train.py resume={shlex.quote(run)}", "has_test": has_test}
+        job = launch.Job("train", str(folder.path), options)
+        if is_parallel and world is None:
+            if not config.silent:
+                plural = "s" if num_workers > 1 else ""
+                print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
+            code = launch.run_workers(job, num_workers)
+        else:
+            code = launch.run_here(job, world)
+    # the run is free by now: what is told of its end may go on with it
+    if (world is None or world.rank == 0) and code != launch.EXIT_INTERRUPTED:
+        notification.send(config, folder, code)
+    return folder, code
+
+
+@contextlib.contextmanager
+def _locked(folder: RunFolder) -> Iterator[None]:
+    try:
+        with folder.lock():
+            yield
+    except BlockingIOError as error:
+        message = f"{shown(folder.path)} is being trained by another process: stop it first, or wait for its end"
+        raise ConfigError([message]) from error
+
+
+def main(words: Sequence[str]) -> int:
+    """Train the run in a folder, or test it. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m lockstep.runner")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--task", choices=("train", "train-without-test", "test"), required=True)
+    arguments = parser.parse_args(words)
+    folder = RunFolder(arguments.folder.resolve())
+    try:
+        if arguments.task == "test":
+            return test(folder)
+        return go_on(folder, has_test=arguments.task == "train")
+    except ConfigError as error:
+        text = "".join(f"config error: {fault}\n" for fault in error.faults)
+        folder.record_failure(text)
+        folder.update_status(state="failed", reason=error.faults[0])
+        print(text, end="", file=sys.stderr, flush=True)
+        return EXIT_CONFIG
+
+
+def test(folder: RunFolder) -> int:
+    """Measure a finished run on its test set; the result joins its summary. Returns the exit code."""
+    num_workers = workers.found(configuration.load(folder.config)).world_size
+    job = launch.Job("test", str(folder.path), {})
+    with _locked(folder):
+        return launch.run_workers(job, num_workers) if num_workers > 1 else launch.run_here(job, None)
+
+
+if __name__ == "__main__":
+    leave(lambda: main(sys.argv[1:]))
