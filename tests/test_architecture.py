@@ -14,12 +14,12 @@ PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
     ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal", "drawing"),
-    ("data", "models", "checkpoint_io", "workers", "runs", "sweep"),
+    ("data", "models", "checkpoint_io", "workers", "runs"),
     ("callbacks", "config", "watching", "notification", "board"),
     ("session", "overrides"),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),
-    ("benchmark", "runner"),
+    ("benchmark", "runner", "sweeps"),
     ("cli",),
 )
 KNOW_HYDRA = {"cli", "config", "overrides", "help", "runner"}

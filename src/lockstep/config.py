@@ -24,10 +24,13 @@ from lockstep.run_folder import EXIT_CONFIG, write_atomically
 from lockstep.schema import ENVIRONMENTS, FALLBACK, NAMED, Config, Open, Target, fields, kind_of, root, section
 
 CONF = Path(__file__).parents[2] / "conf"
+SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
 METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
 # what the training gives to the target of a section: the first parameter by position, others by keyword
 BY_POSITION = ("optimizer", "scheduler")
 BY_KEYWORD = {"model": ("in_channels", "num_classes"), "scheduler": ("total_steps",), "logger": ("save_dir",)}
+# how, where and for whom a run is trained
+NOT_OF_A_TRAINING = ("notify", "launcher", "sweep", "search")
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for the cures
 
 
@@ -359,7 +362,8 @@ def _cure(target: str, error: signatures.Missing) -> str:
 def _conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     found: list[str] = []
-    for rule in (_batch_rules, _data_rules, _optimizer_rules, _callback_rules, _notify_rules, workers.faults):
+    rules = (_batch_rules, _data_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules, workers.faults)
+    for rule in rules:
         try:
             found += rule(config)
         except AttributeError:
@@ -423,6 +427,20 @@ def _notify_rules(config: Config) -> Iterator[str]:
         yield f"notify.command={command} is no command line: {error}, close the quotes"
 
 
+def _search_rules(config: Config) -> Iterator[str]:
+    search = config.search
+    if search is None or search.objectives is None:
+        return
+    known = (*METRICS, *SUMMARY_NUMBERS)
+    if not search.objectives:
+        yield "search.objectives={} optimizes nothing: name one, or use null for what best.ckpt has"
+    for name in search.objectives:
+        if name not in known:
+            yield f"search.objectives has {name}, which is never measured: choose from {', '.join(known)}"
+    if len(search.objectives) > 1 and search.pruner is not None:
+        yield "search.pruner compares by one objective, and search.objectives has several: use search.pruner=null"
+
+
 def learning_rate(config: Config) -> float | None:
     """optimizer.lr, where the optimizer has one."""
     value = config.optimizer.arguments().get("lr")
@@ -451,7 +469,7 @@ def to_tree(config: Config) -> dict[str, Any]:
 
 def fingerprint(config: Config) -> str:
     """Equal for equal trainings: ranks compare it before the first step. Who hears of the end is not part of it."""
-    tree = {key: value for key, value in to_tree(config).items() if key != "notify"}
+    tree = {key: value for key, value in to_tree(config).items() if key not in NOT_OF_A_TRAINING}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -75,9 +75,14 @@ def num_visible_gpus() -> int:
     return 0
 
 
+def cores() -> list[int]:
+    """Numbers of the cores this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use."""
+    return len(cores())
 
 
 def outer_world(environ: Mapping[str, str]) -> World | None:

@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 
 from lockstep.config import ConfigError
 from lockstep.environment import World, no_garbage_collection, num_cores, outer_world
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder, write_atomically
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, write_atomically
 from lockstep.signals import STOP_SIGNALS, SignalFlag
 
 GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
 POLL_S = 0.05
-EXIT_INTERRUPTED = 130
 
 
 class Job(NamedTuple):
@@ -91,6 +90,7 @@ def run_workers(job: Job, num_workers: int) -> int:
         received.append(number)
 
     before = [(number, signal.signal(number, remember)) for number in STOP_SIGNALS]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # who started this process may have held them back
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(num_workers):

@@ -20,7 +20,7 @@ from lockstep import config as configuration
 from lockstep import launch, notification, overrides, run_folder, workers
 from lockstep.config import ConfigError
 from lockstep.environment import leave, outer_world, without_secrets
-from lockstep.run_folder import EXIT_CONFIG, RunFolder, shown
+from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, RunFolder, shown
 from lockstep.schema import Config
 
 LOCKED_EVERY_S = 2.0
@@ -136,7 +136,7 @@ def _train(
         else:
             code = launch.run_here(job, world)
     # the run is free by now: what is told of its end may go on with it
-    if (world is None or world.rank == 0) and code != launch.EXIT_INTERRUPTED:
+    if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
         notification.send(config, folder, code)
     return folder, code
 
@@ -156,7 +156,13 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lockstep.runner")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--task", choices=("train", "train-without-test", "test"), required=True)
+    parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], help="use these alone")
+    parser.add_argument("--parent", type=int, help="the process with which this one dies")
     arguments = parser.parse_args(words)
+    if arguments.parent is not None:
+        launch.die_with(arguments.parent)
+    if arguments.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, arguments.cores)
     folder = RunFolder(arguments.folder.resolve())
     try:
         if arguments.task == "test":

@@ -95,6 +95,25 @@ class Notify(Section):
     timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(description="seconds each of the two may take")
 
 
+class Launcher(Section):
+    """How the trials of a sweep (-m) share this machine."""
+
+    mode: Literal["parallel", "sequential"] = Field(
+        description="parallel: trials side by side, each with devices of its own; sequential: one at a time, with all"
+    )
+    parallel: Literal["auto"] | Positive = Field(
+        description="trials at once, at most; auto: as many as there are GPUs or cores"
+    )
+
+
+class Sweep(Section):
+    """The trials of one command: the same command goes on with those that are missing, failed or stopped."""
+
+    name: Name | None = Field(description="end of the folder's name, and what finds it again; null = the same command")
+    max_failed: Count | None = Field(description="more failed trials than this stop the others; null = no limit")
+    test: Literal["best", "all", "none"] = Field(description="which trials are measured on the test set")
+
+
 class ExecutionEnvironment(Section):
     """Where one training of a benchmark runs."""
 
@@ -131,6 +150,17 @@ class Open(Target):
 
     model_config = ConfigDict(extra="allow")
     partial: bool = Field(default=False, alias="_partial_", description="the caller adds more arguments")
+
+
+class Search(Section):
+    """A search by Optuna over values of a sweep; search=... chooses a sampler."""
+
+    num_trials: Positive = Field(description="trials of the study that finish or are pruned")
+    objectives: dict[str, Literal["min", "max"]] | None = Field(
+        description="what is optimized: metrics of the best epoch or numbers of summary.json; null = what best.ckpt has"
+    )
+    sampler: Open = Field(description="a sampler of optuna.samplers")
+    pruner: Open | None = Field(description="a pruner of optuna.pruners, asked after every epoch; null = no pruning")
 
 
 class Data(Target):
@@ -336,6 +366,9 @@ class Config(Section):
     silent: bool = Field(description="say nothing on the terminal but what went wrong")
     notify: Notify
     resume: Path | None = Field(description="run folder to go on with")
+    launcher: Launcher
+    sweep: Sweep
+    search: Search | None = Field(description="set by search=...")
     data: DataSection
     model: ModelSection
     optimizer: OptimizerSection
@@ -386,6 +419,8 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
         target = value.get("_target_") if isinstance(value, dict) else None
         return KNOWN.get(target, FALLBACK[head]) if isinstance(target, str) else FALLBACK[head]
     found = whole.model_fields[head].annotation if head in whole.model_fields else None
+    if found == (Search | None):
+        return Search
     return found if isinstance(found, type) and issubclass(found, Section) else None
 
 

@@ -1,0 +1,55 @@
+"""Callbacks a user might write, for tests of sweeps: what a trial sees, how long it takes, where it breaks."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import lightning as L
+
+
+class Sees(L.Callback):
+    """Writes seen.json into the run folder: what is visible to the process, and from when to when it held it."""
+
+    def __init__(self, *, epoch_s: float) -> None:
+        self._epoch_s = epoch_s
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._facts = {
+            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+            "begin": _begin_of_process(),
+        }
+        self._write(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        time.sleep(self._epoch_s)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._facts["end"] = time.time()
+        self._write(trainer)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        if trainer.is_global_zero:
+            Path(trainer.default_root_dir, "seen.json").write_text(json.dumps(self._facts))
+
+
+def _begin_of_process() -> float:
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Breaks(L.Callback):
+    """Raises at the start of a run with this seed."""
+
+    def __init__(self, *, seed: int, word: str) -> None:
+        self._seed = seed
+        self._word = word
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if f"seed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text():
+            raise RuntimeError(self._word)
+
+
+SEES = "+callbacks.sees={_target_:tests.callbacks.Sees,epoch_s:%s}"
