@@ -11,6 +11,9 @@ from lockstep.schema import KNOWN, Config, fields, kind_of
 SECTIONS = {
     "augment",
     "notify",
+    "launcher",
+    "sweep",
+    "search",
     "data",
     "model",
     "optimizer",

@@ -193,6 +193,7 @@ def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() ->
     typed = ["lr=1,2", "launcher.parallel=2", "sweep.max_failed=1", "search=tpe", "search.num_trials=9", "silent=true"]
     assert command_of(typed) == ["lr=1,2", "search=tpe"]
     assert trial_of(typed) == ["lr=1,2"]
+    assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

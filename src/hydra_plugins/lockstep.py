@@ -63,6 +63,9 @@ class Workstation(Launcher):
         from lockstep.config import ConfigError, exit_with
         from lockstep.sweeps import command
 
+        notify = self._config.notify
+        if notify.url or notify.command:  # Hydra's copy of the settings would keep what may be a token
+            (Path(self._config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
         try:
             with _ledger(self._config) as ledger:
                 made = [command.prepared(ledger, texts, partial(self._compose, texts)) for texts in job_overrides]

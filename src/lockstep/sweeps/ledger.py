@@ -112,12 +112,17 @@ def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
 
 def command_of(overrides: Sequence[str]) -> list[str]:
     """The overrides that make a sweep what it is; how, where and how long it runs can change."""
-    return [text for text in overrides if _group(text) not in HOW and not text.startswith("search.num_trials=")]
+    return [text for text in _last(overrides) if _group(text) not in HOW and not text.startswith("search.num_trials=")]
 
 
 def trial_of(overrides: Sequence[str]) -> list[str]:
     """The overrides that make a trial what it is."""
-    return [text for text in overrides if _group(text) not in (*HOW, "search")]
+    return [text for text in _last(overrides) if _group(text) not in (*HOW, "search")]
+
+
+def _last(overrides: Sequence[str]) -> list[str]:
+    """The last override of every key, which is the one that counts."""
+    return list({text.partition("=")[0]: text for text in overrides}.values())
 
 
 def _group(override: str) -> str:

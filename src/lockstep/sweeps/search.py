@@ -136,11 +136,11 @@ class Draws:
         known = self._study.trials[drawn.number].intermediate_values
         is_new = False
         for row in trial.folder.read_metrics():
-            value, epoch = number(row.get(name)), int(row["epoch"])
-            if value is not None and epoch not in known:
-                drawn.report(value, epoch)
+            value, step = number(row.get(name)), int(row["epoch"]) - 1  # Optuna counts from 0
+            if value is not None and step not in known:
+                drawn.report(value, step)
                 is_new = True
-        return is_new and drawn.should_prune()
+        return is_new and bool(drawn.should_prune())
 
     def ended(self, trial: Trial, state: str) -> None:
         """Tell Optuna; a stopped trial stays open, and goes on with the next command."""
