@@ -17,12 +17,12 @@ from torch import distributed as dist
 
 from lockstep import preparation
 from lockstep.data import cache as caches
-from lockstep.data import folders
-from lockstep.data.cache import Lock
+from lockstep.data import folders, waiting
 from lockstep.data.listing import Names, list_classes
 from lockstep.data.pixels import Rows, whole
 from lockstep.data.sources import Images, Splits
 from lockstep.data.statistics import sampled_positions
+from lockstep.data.waiting import Lock
 from tests.harness import ROOT, environ
 from tests.image_files import read, write_folder, write_image
 from tests.processes import Ranks, started
@@ -228,7 +228,7 @@ def _build_elsewhere(root: str, cache: str) -> tuple[int, float]:
 
 KILLED = """
 import sys, time
-from lockstep.data import folders
+from lockstep.data import folders, waiting
 from tests.image_files import read
 from pathlib import Path
 decode_all = folders.decode_all
@@ -262,7 +262,7 @@ def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_taken_for_an_entry(
 def test_a_waiting_process_shows_how_far_the_other_one_is(
     root: Path, cache: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caches, "LINE_S", 0.0)
+    monkeypatch.setattr(waiting, "LINE_S", 0.0)
     command = [sys.executable, "-c", KILLED, str(root), cache]
     with subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, text=True) as builder:
         assert builder.stdout is not None
