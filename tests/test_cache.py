@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from lockstep.data.sources import Images, Splits
 from lockstep.data.statistics import sampled_positions
 from lockstep.data.waiting import Lock
 from tests.harness import ROOT, environ
-from tests.image_files import read, write_folder, write_image
+from tests.image_files import CHANGES, read, write_folder, write_image
 from tests.processes import Ranks, started
 
 
@@ -122,27 +122,6 @@ def test_writing_to_the_pixels_leaves_the_file_as_it_is(root: Path, cache: str) 
 
 
 # -- what makes it stale -----------------------------------------------------------------------------------------------
-
-
-def _edit_in_place(path: Path) -> None:
-    """Other pixels, the same size in bytes, the same time of change."""
-    state, content = path.stat(), bytearray(path.read_bytes())
-    other = write_image(path.with_name("other.bmp"), seed=77).read_bytes()
-    assert len(other) == len(content)
-    path.with_name("other.bmp").unlink()
-    path.write_bytes(other)
-    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert (path.stat().st_size, path.stat().st_mtime_ns) == (state.st_size, state.st_mtime_ns)
-
-
-CHANGES: dict[str, Callable[[Path], Any]] = {
-    "changed": lambda path: write_image(path, seed=99),
-    "added": lambda path: write_image(path.with_name("new.png"), seed=99),
-    "removed": lambda path: path.unlink(),
-    "renamed": lambda path: path.rename(path.with_name("zzz.bmp")),
-    "moved to the other class": lambda path: path.rename(path.parents[1] / "ärger 狐" / path.name),
-    "edited in place": _edit_in_place,
-}
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -99,7 +99,7 @@ def copy_of(section: Data) -> Copy | None:
         called, name = remote.shown(source), remote.name_of(section.root)
     else:
         source = called = str((Path(section.root).expanduser() / below).resolve())
-        name = below.partition("/")[0] or Path(source).name or "files"
+        name = below.partition("/")[0] or Path(source).name.lstrip(".") or "files"
     return Copy(
         setting=f"{key}={folder}",
         source=called,

@@ -1,7 +1,7 @@
 """Copies of files on a disk of the node: made once, completed after a kill, renewed file by file, removed when unused.
 
-A source has a place `<copy_to>/<name>-<hash of path or URL>/`. In it: `<name>/`, the files; `copied`, the record of a
-complete copy, written last; `journal`, what an incomplete one has; `.lock`, held by the process that copies or removes;
+A source has a place `<copy_to>/<name>-<hash of path or URL>/`. In it: `<name>/`, the files; `.copied`, the record of a
+complete one, written last; `.journal`, what an incomplete one has; `.lock`, held by a process that copies or removes;
 and `.used`, held by those that read. The kernel lets go of both when their holder ends, however it ends. A copy that is
 renewed while another run reads it changes for that run, too, as the source itself has. No torch.
 """
@@ -28,7 +28,7 @@ from lockstep.data import waiting
 from lockstep.data.waiting import Lock, Progress
 from lockstep.run_folder import atomic_file
 
-RECORD, JOURNAL, LOCK, USED, PART = "copied", "journal", ".lock", ".used", ".part"
+RECORD, JOURNAL, LOCK, USED, PART = ".copied", ".journal", ".lock", ".used", ".part"
 NUM_THREADS = 16  # wait for a network or a disk
 NUM_PER_BLOCK = 256
 BLOCK_BYTES = 4096  # of a disk: a file takes whole ones

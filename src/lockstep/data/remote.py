@@ -19,6 +19,7 @@ from lockstep.data.copying import NUM_PER_BLOCK, NUM_THREADS, Source, State, dig
 TELLING = ("etag", "md5", "crc", "checksum", "digest", "sha", "modified", "updated", "mtime", "created", "date_time")
 # the names of packages that are not those of their modules
 PACKAGES = {"smbclient": "smbprotocol", "google": "gcsfs", "pygit2": "pygit2", "yaml": "pyyaml"}
+MAX_DEPTH = 32
 ENCODED = ("http", "https")  # names in their listings are parts of URLs
 
 
@@ -80,11 +81,17 @@ def files_at(url: str, key: str, *, below: str = "", suffixes: Sequence[str] = (
             if "?" in name or "#" in name:
                 continue  # a server's links for another order of its listing
             name = unquote(name)
+        if remote_path in (root, path):
+            raise ValueError(
+                f"{asked} is no folder with files: give one; an archive is one as {key}=zip://::{shown(url)}"
+            )
         if suffixes and (not name.lower().endswith(tuple(suffixes)) or name.rpartition("/")[2].startswith(".")):
             continue
         # no part may be empty either: "/etc/passwd" joined to a folder is /etc/passwd
-        if remote_path in (root, path) or {"", ".", ".."} & set(name.split("/")) or "\0" in name:
-            raise ValueError(_wrong_name(url, asked, name, is_file=remote_path in (root, path)))
+        if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
+            raise ValueError(
+                f"{asked} has a file {name!r}, which would lie outside the folder of a copy: rename it there."
+            )
         paths[name] = remote_path
     if not paths:
         what = f"a file that ends with {', '.join(suffixes)}" if suffixes else "a file"
@@ -143,12 +150,30 @@ def _listed(system: Any, root: str) -> dict[str, dict[str, Any]]:
     from fsspec.spec import AbstractFileSystem
 
     kind: Any = type(system)
+    # fsspec's own walk leaves out what fails below the first folder, as if those files were gone (2026.9)
     is_walk = kind._find is AsyncFileSystem._find if system.async_impl else kind.find is AbstractFileSystem.find
-    # a walk leaves out what fails, as if those files were gone; others list all at once
-    found = system.find(root, detail=True, **({"on_error": "raise"} if is_walk else {}))
+    found = _walked(system, root) if is_walk else system.find(root, detail=True)
+    if not found and root and system.isfile(root):
+        return {root: system.info(root)}
     if not found:
         system.ls(root, detail=False)  # a reason is better than none
     return {path: facts for path, facts in found.items() if facts.get("type") != "directory" and path[-1:] != "/"}
+
+
+def _walked(system: Any, root: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    folders = [(root, 0)]
+    while folders:
+        folder, depth = folders.pop()
+        if depth > MAX_DEPTH:
+            raise ValueError(f"folders lie in folders {depth} deep, as {folder}: a circle?")
+        for facts in system.ls(folder, detail=True):
+            path = facts["name"].rstrip("/")
+            if facts["type"] != "directory":
+                found[path] = facts
+            elif path != folder.rstrip("/") and not facts.get("islink"):
+                folders.append((path, depth + 1))
+    return found
 
 
 def _states(system: Any, files: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[State]:
@@ -168,9 +193,3 @@ def _states(system: Any, files: Sequence[tuple[str, dict[str, Any]]]) -> Iterato
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for start in range(0, len(files), NUM_PER_BLOCK):
             yield from pool.map(state, files[start : start + NUM_PER_BLOCK])
-
-
-def _wrong_name(url: str, asked: str, name: str, *, is_file: bool) -> str:
-    if is_file:
-        return f"{asked} is one file: give a folder; an archive is one as data.root=zip://::{shown(url)}"
-    return f"{asked} has a file {name!r}, which would lie outside the folder of a copy: rename it there."
