@@ -121,16 +121,16 @@ def _source(section: Data, copy: Copy) -> Source:
     below, is_images = FOLDERS.get(section.target, ""), isinstance(section, ImageFolder)
     if remote.is_url(section.root):
         return remote.files_at(section.root, "data.root", below=below, suffixes=IMAGE_SUFFIXES if is_images else ())
-    source = Path(copy.source)
-    if copy.place.resolve().is_relative_to(source):
-        raise ValueError(f"{copy.setting} lies in what it is to copy, {source}: set data.copy_to to another folder.")
+    if copy.place.resolve().is_relative_to(copy.source):
+        raise ValueError(f"{copy.setting} lies in what it is to copy, {copy.source}: set it to another folder.")
     try:
         if not is_images:
-            if not source.is_dir():
+            root = Path(section.root).expanduser().resolve()
+            if not (root / below).is_dir():
                 raise FileNotFoundError(
                     f"data.root={section.root} has no folder {below}: set data.download=true, or correct the path."
                 )
-            return copying.files_below(source)
+            return copying.files_below(root, below)
         listing = list_classes(section.root)
     except OSError as error:
         if error.errno is None:

@@ -314,14 +314,14 @@ def digest_of(files: Mapping[str, State]) -> str:
     return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
 
 
-def files_below(folder: Path) -> Source:
-    """Every file of a folder, for a copy."""
+def files_below(root: Path, folder: str) -> Source:
+    """Every file of a folder of `root`, in the same folder of a copy."""
     files: dict[str, State] = {}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted((root / folder).rglob("*")):
         if path.is_file():
             state = path.stat()
-            files[str(path.relative_to(folder))] = (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    return Source(files, lambda name, path: copy_file(folder / name, path), digest_of(files))
+            files[str(path.relative_to(root))] = (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    return Source(files, lambda name, path: copy_file(root / name, path), digest_of(files))
 
 
 def copy_file(source: Path, path: Path) -> None:

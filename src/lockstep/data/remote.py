@@ -70,10 +70,10 @@ def files_at(url: str, key: str, *, below: str = "", suffixes: Sequence[str] = (
     asked = f"{key}={shown(url)}"
     with _Told(f"{asked} cannot be listed", "correct the URL, or give the driver access"):
         system, path = _opened(url)
-        root = "/".join(filter(None, (path.rstrip("/"), below)))
+        start = f"{path.rstrip('/')}/" if path.rstrip("/") else ""
+        root = f"{start}{below}".rstrip("/")
         found = _listed(system, root)
     is_encoded = url.startswith(ENCODED)
-    start = f"{root}/" if root else ""
     paths: dict[str, str] = {}
     for remote_path in found:
         name = remote_path.removeprefix(start)
