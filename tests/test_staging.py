@@ -60,23 +60,20 @@ def recipe(images: Path, scratch: Path | None, *extra: str) -> list[str]:
 def test_a_training_from_a_copy_ends_with_the_bits_of_one_without(tmp_path: Path) -> None:
     images, scratch = write_folder(tmp_path / "images", count=20), tmp_path / "scratch"
     url = f"data.root='zip://::file://{shutil.make_archive(str(tmp_path / 'zipped'), 'zip', images)}'"
-    alone = write_run(tmp_path / "alone", recipe(images, None))
     settings = {
-        1: recipe(images, scratch, url),
-        2: recipe(images, scratch, "trainer.devices=2", "data.memory=stream"),
-        3: recipe(images, scratch, "trainer.devices=3", "data.copy_remove=true"),
+        "direct": recipe(images, None, "trainer.devices=2"),
+        "copied": recipe(images, scratch, "trainer.devices=2", "data.memory=stream"),
+        "fetched": recipe(images, scratch, "trainer.devices=2", url),
+        "removed": recipe(images, scratch, "trainer.devices=3", "data.copy_remove=true"),
     }
-    copied = {count: write_run(tmp_path / f"copied {count}", texts) for count, texts in settings.items()}
-    direct = write_run(tmp_path / "direct", recipe(images, None, "trainer.devices=2", "data.memory=stream"))
-    train_all([alone, copied[1]], 1)
-    train_all([direct, copied[2]], 2)
+    runs = {name: write_run(tmp_path / name, texts) for name, texts in settings.items()}
+    train_all([runs["direct"], runs["copied"], runs["fetched"]], 2)
     assert sorted(path.name.rpartition("-")[0] for path in scratch.iterdir()) == ["images", "zipped.zip"]
-    train_all([copied[3]], 3)
+    train_all([runs["removed"]], 3)
     assert [path.name.rpartition("-")[0] for path in scratch.iterdir()] == ["zipped.zip"]
-    assert difference(alone, copied[1]) == 0
-    assert difference(direct, copied[2]) == 0
-    assert difference(alone, copied[2]) <= 1e-12
-    assert difference(alone, copied[3]) <= 1e-12
+    assert difference(runs["direct"], runs["copied"]) == 0
+    assert difference(runs["direct"], runs["fetched"]) == 0
+    assert difference(runs["direct"], runs["removed"]) <= 1e-12  # as one of three processes without a copy
     # of the images wherever they are read, and of the archive
     assert len(list((tmp_path / "cache").glob("*/*.npy"))) == 2
 
@@ -250,7 +247,7 @@ def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path) -> None:
         copy = staging.copy_of(config.data)
         assert copy is not None
         with contextlib.ExitStack() as held:
-            copy.make(lambda: staging._source(config.data, copy), lambda: None, held)
+            copy.make(lambda: staging._source(config.data, copy, lambda: None), lambda: None, held)
         assert copy.folder.exists()
         return -9
 

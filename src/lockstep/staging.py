@@ -41,7 +41,7 @@ def once_a_node(
             return loaded[0] if loaded else readable(lambda: load(section))
         loaded.clear()
         with contextlib.ExitStack() as reading:
-            together(lambda beat: copy.make(lambda: _source(section, copy), beat, reading) if is_first else None)
+            together(lambda beat: copy.make(lambda: _source(section, copy, beat), beat, reading) if is_first else None)
             if not is_first:
                 reading.enter_context(copy.used())
             held.callback(remove_unused, section)  # after the end of what follows
@@ -116,11 +116,13 @@ def remove_unused(section: Data) -> None:
         copy.remove()
 
 
-def _source(section: Data, copy: Copy) -> Source:
+def _source(section: Data, copy: Copy, beat: Callable[[], None]) -> Source:
     assert isinstance(section, Files)
     below, is_images = FOLDERS.get(section.target, ""), isinstance(section, ImageFolder)
     if remote.is_url(section.root):
-        return remote.files_at(section.root, "data.root", below=below, suffixes=IMAGE_SUFFIXES if is_images else ())
+        return remote.files_at(
+            section.root, "data.root", below=below, suffixes=IMAGE_SUFFIXES if is_images else (), beat=beat
+        )
     if copy.place.resolve().is_relative_to(copy.source):
         raise ValueError(f"{copy.setting} lies in what it is to copy, {copy.source}: set it to another folder.")
     try:

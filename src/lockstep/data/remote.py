@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,11 @@ def faults(url: str, key: str) -> Iterator[str]:
             yield f"{key}={shown(url)}: there is no driver for {protocol}://: correct the URL"
 
 
-def files_at(url: str, key: str, *, below: str = "", suffixes: Sequence[str] = ()) -> Source:
+def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: Callable[[], None]) -> Source:
     """The files behind a URL, the value of `key`; only those in the folder `below`, only those with these `suffixes`.
 
-    Raises ValueError where it cannot be listed, or has a name that leads out of the folder of a copy.
+    `beat` is called now and then where each file is asked for. Raises ValueError where the URL cannot be listed, or has
+    a name that leads out of the folder of a copy.
     """
     asked = f"{key}={shown(url)}"
     with _Told(f"{asked} cannot be listed", "correct the URL, or give the driver access"):
@@ -97,8 +98,8 @@ def files_at(url: str, key: str, *, below: str = "", suffixes: Sequence[str] = (
         what = f"a file that ends with {', '.join(suffixes)}" if suffixes else "a file"
         raise ValueError(f"{asked} has nothing to copy: looked for {what}{f' in {below}' if below else ''}, below it.")
     names = sorted(paths)
-    with _Told(f"{asked} cannot be looked through", "start again, or look at the server"):
-        states = dict(zip(names, _states(system, [(paths[name], found[paths[name]]) for name in names]), strict=True))
+    known = [(paths[name], found[paths[name]]) for name in names]
+    states = dict(zip(names, _states(system, asked, known, beat), strict=True))
 
     def fetch(name: str, path: Path) -> None:
         with _Told(f"{asked}: {name} cannot be fetched", "start again; what is copied already stays"):
@@ -176,13 +177,16 @@ def _walked(system: Any, root: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _states(system: Any, files: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[State]:
+def _states(
+    system: Any, asked: str, files: Sequence[tuple[str, dict[str, Any]]], beat: Callable[[], None]
+) -> Iterator[State]:
     """Of every file; what a listing does not tell is asked for, one file at a time."""
 
     def state(file: tuple[str, dict[str, Any]]) -> State:
         path, facts = file
         if facts.get("size") is None:
-            facts = system.info(path)
+            with _Told(f"{asked} cannot be looked through", "start again, or look at the server"):
+                facts = system.info(path)
         telling = sorted(
             f"{key}={value}" for key, value in facts.items() if any(word in key.lower() for word in TELLING)
         )
@@ -193,3 +197,4 @@ def _states(system: Any, files: Sequence[tuple[str, dict[str, Any]]]) -> Iterato
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for start in range(0, len(files), NUM_PER_BLOCK):
             yield from pool.map(state, files[start : start + NUM_PER_BLOCK])
+            beat()
