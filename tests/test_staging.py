@@ -3,6 +3,8 @@
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,8 @@ from typing import Any
 import pytest
 from torch import distributed as dist
 
-from lockstep import cli, launch, staging
 from lockstep import config as configuration
+from lockstep import launch, staging
 from lockstep.config import ConfigError
 from lockstep.data import copying, sources
 from lockstep.data.listing import list_classes
@@ -21,7 +23,7 @@ from lockstep.schema import Data, Downloaded
 from tests.harness import difference, train_all, wait_until, write_run
 from tests.image_files import write_folder, write_image
 from tests.processes import Ranks, started
-from tests.test_copying import contents, section
+from tests.test_copying import contents, make, section
 
 RECIPE = (
     "data=image_folder",
@@ -238,21 +240,23 @@ def test_a_resume_may_copy_elsewhere_but_not_read_something_else() -> None:
         again("data.root=b", "data.copy_to=b")
 
 
-def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path) -> None:
+def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, scratch = write_folder(tmp_path / "images", count=3), tmp_path / "scratch"
-    settings = recipe(images, scratch, "data.copy_remove=true")
-    config = configuration.checked(configuration.composed(settings))
-
-    def killed() -> int:
-        copy = staging.copy_of(config.data)
-        assert copy is not None
-        with contextlib.ExitStack() as held:
-            copy.make(lambda: staging._source(config.data, copy, lambda: None), lambda: None, held)
-        assert copy.folder.exists()
-        return -9
-
-    assert cli._outlived(config, killed) == -9
-    assert list(scratch.iterdir()) == []
+    kept = write_run(tmp_path / "kept", recipe(images, scratch))
+    removed = write_run(tmp_path / "removed", recipe(images, scratch, "data.copy_remove=true"))
+    make(images, scratch)
+    killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr(launch, "_start_worker", lambda *_: subprocess.Popen(killed))
+    monkeypatch.setattr(launch, "_rendezvous_store", lambda *_: None)
+    config = configuration.to_tree(configuration.load(removed.config))
+    for job, is_left in (
+        (launch.Job("train", str(kept.path), {}), True),
+        (launch.Job("train", str(removed.path), {}), False),
+        (launch.Job("evaluate", str(tmp_path), {"config": config}), False),
+    ):
+        make(images, scratch)
+        assert launch.run_workers(job, 2) == launch.EXIT_FAILED
+        assert bool(list(scratch.iterdir())) == is_left
 
 
 def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(
@@ -261,7 +265,7 @@ def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(
     images = write_folder(tmp_path / "images", count=6)
     (tmp_path / "scratch").write_text("no folder")
     folder = write_run(tmp_path / "run", recipe(images, tmp_path / "scratch"))
-    job = launch.Job("train", str(folder.path), {"command": "none"})
+    job = launch.Job("train", str(folder.path), {"command": "none", "has_test": True})
     assert launch.run_here(job, None) == launch.EXIT_CONFIG
     text = capsys.readouterr().err
     assert f"config error: data.copy_to={tmp_path / 'scratch'} cannot be used" in text
