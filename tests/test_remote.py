@@ -157,6 +157,19 @@ def test_an_archive_that_is_another_one_now_is_looked_at_again(root: Path, tmp_p
     assert contents(fetch(url, tmp_path / "scratch")) == contents(root)
 
 
+def test_a_driver_forgets_what_it_saw_for_an_earlier_job(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = fsspec.get_filesystem_class("file")
+    asked, seen, ls = [], {}, kind.ls
+    monkeypatch.setattr(kind, "ls", lambda self, path, **more: seen.setdefault(path, ls(self, path, **more)))
+    monkeypatch.setattr(kind, "invalidate_cache", lambda self: asked.append(seen.clear()))
+    fetch(f"file://{root}", tmp_path / "scratch")
+    write_image(root / "red fox" / "new.png", seed=8)
+    assert contents(fetch(f"file://{root}", tmp_path / "scratch")) == contents(root)
+    assert len(asked) == 2
+
+
 def test_a_folder_fetched_anew_has_the_digest_it_had(root: Path, tmp_path: Path, server: str) -> None:
     one = list_classes(str(fetch(f"{server}/flowers", tmp_path / "scratch")))
     other = list_classes(str(fetch(f"{server}/flowers", tmp_path / "other node")))

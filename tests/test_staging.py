@@ -148,6 +148,32 @@ def test_when_one_node_cannot_copy_all_ranks_end_with_its_fault(
     assert "nowhere does not exist" in missing[0][0]
 
 
+def _beaten(num_beats: int) -> int:
+    """How often this rank talked with the others while rank 0 worked."""
+    count, gather = 0, staging.gather_objects
+
+    def counted(value: Any) -> Any:
+        nonlocal count
+        count += 1
+        return gather(value)
+
+    def work(beat: Any) -> None:
+        for _ in range(num_beats if dist.get_rank() == 0 else 0):
+            beat()
+
+    staging.gather_objects, staging.BEAT_S = counted, 0.0
+    try:
+        staging.together(work)
+    finally:
+        staging.gather_objects, staging.BEAT_S = gather, 5.0
+    return count
+
+
+@pytest.mark.processes
+def test_ranks_that_wait_hear_from_one_that_copies_so_that_no_collective_takes_too_long(ranks: Ranks) -> None:
+    assert ranks.run(3, _beaten, 4) == [5, 5, 5]
+
+
 def _stage_changing(root: str, home: str) -> Any:
     """The source gets another image after the first node has listed it."""
     find, listed = staging._source, Path(home) / "listed"

@@ -139,9 +139,7 @@ def _opened(url: str) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(url)
-    type(system).clear_instance_cache()  # another job of a sweep must see what is there by then
-    system, path = url_to_fs(url)
-    system.invalidate_cache()
+    system.invalidate_cache()  # drivers live as long as the process: another job of a sweep must see what is there
     return system, path
 
 
