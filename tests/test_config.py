@@ -120,7 +120,8 @@ def test_a_known_section_has_exactly_the_parameters_of_its_target(target: str) -
     supplied = {"params", "optimizer", "total_steps"} | (
         {"in_channels", "num_classes"} if "models" in module else set()
     )
-    of_the_run = {"memory", "num_workers"}  # where pixels live; only a folder of images is asked, too
+    # where pixels live, which a folder of images is asked, too, and where files are read
+    of_the_run = {"memory", "num_workers", "copy_to", "copy_remove"}
     own = set(fields(KNOWN[target])) - {"_target_", "_partial_"} - of_the_run
     real -= of_the_run
     if issubclass(KNOWN[target], OpenPartial):

@@ -277,7 +277,7 @@ def _add_data_commands(parser: argparse.ArgumentParser) -> None:
         "decode a folder of images ahead of the first training; the defaults are those of conf/data/image_folder.yaml"
     )
     prepare = commands.add_parser("prepare", help=text, description=text[0].upper() + text[1:] + ".")
-    prepare.add_argument("root", help="folder with a folder per class, or train/, val/ and test/ of them")
+    prepare.add_argument("root", help="folder or URL with a folder per class, or train/, val/ and test/ of them")
     prepare.add_argument(
         "--image-size", metavar="N|null", help="resize and crop to N x N pixels; null: all have one size"
     )

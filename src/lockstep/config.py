@@ -20,8 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from lockstep import signatures, workers
+from lockstep.data import remote
 from lockstep.run_folder import EXIT_CONFIG, write_atomically
-from lockstep.schema import ENVIRONMENTS, FALLBACK, NAMED, Config, Open, Target, fields, kind_of, root, section
+from lockstep.schema import ENVIRONMENTS, FALLBACK, NAMED, Config, Files, Open, Target, fields, kind_of, root, section
 
 CONF = Path(__file__).parents[2] / "conf"
 SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
@@ -362,8 +363,8 @@ def _cure(target: str, error: signatures.Missing) -> str:
 def _conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     found: list[str] = []
-    rules = (_batch_rules, _data_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules, workers.faults)
-    for rule in rules:
+    rules = (_batch_rules, _data_rules, _file_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules)
+    for rule in (*rules, workers.faults):
         try:
             found += rule(config)
         except AttributeError:
@@ -384,6 +385,19 @@ def _data_rules(config: Config) -> Iterator[str]:
     val, test = getattr(config.data, "val_fraction", 0), getattr(config.data, "test_fraction", 0)
     if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
         yield f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on: use smaller ones"
+
+
+def _file_rules(config: Config) -> Iterator[str]:
+    data = config.data
+    if not isinstance(data, Files):
+        return
+    is_url, is_kept = remote.is_url(data.root), data.copy_to is not None or getattr(data, "cache", None) is not None
+    if is_url:
+        yield from remote.faults(data.root, "data.root")
+        if not is_kept:
+            yield f"data.root={remote.shown(data.root)} is a URL: say where its files are kept, data.copy_to=data/cache"
+    if data.copy_remove and data.copy_to is None and not is_url:
+        yield "data.copy_remove=true removes the copy of this run, and there is none: set data.copy_to, or leave it out"
 
 
 def _optimizer_rules(config: Config) -> Iterator[str]:

@@ -126,11 +126,13 @@ def describe() -> dict[str, Any]:
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command line, to be kept for people: what `notify` says may hold a token, and is left out."""
+    """The words of a command line, to be kept for people, without what may be a token: `notify`, queries of URLs."""
 
     def hidden(word: str) -> str:
         key = word.partition("=")[0]
-        return f"{key}=..." if key.lstrip("+").partition(".")[0] == "notify" else word
+        if key.lstrip("+").partition(".")[0] == "notify":
+            return f"{key}=..."
+        return re.sub(r"\?.*", "?...", word, flags=re.DOTALL) if "://" in word else word
 
     return [hidden(word) for word in words]
 

@@ -106,7 +106,21 @@ def run_workers(job: Job, num_workers: int) -> int:
         for number, handler in before:
             signal.signal(number, handler)
         listener.close()
-    return _outcome(job, [worker.returncode for worker in workers], first_failed)
+    codes = [worker.returncode for worker in workers]
+    code = _outcome(job, codes, first_failed)
+    if min(codes) < 0:
+        _remove_copy(job)
+    return code
+
+
+def _remove_copy(job: Job) -> None:
+    """What killed workers could not remove, where they were asked to: the copy of their data."""
+    from lockstep import config as configuration
+    from lockstep.staging import remove_unused
+
+    tree = job.options.get("config")
+    config = configuration.check_tree(tree) if tree else configuration.load(RunFolder(Path(job.folder)).config)
+    remove_unused(config.data)
 
 
 def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port: int) -> subprocess.Popen[bytes]:

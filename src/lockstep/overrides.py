@@ -60,6 +60,8 @@ SET_BY_ENVIRONMENTS = (
     "trainer.loads",
     "trainer.max_time_s",
 )
+# where files are read, not what is in them
+FREE_ON_RESUME = ("data.copy_to", "data.copy_remove")
 EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
 OF_THE_WHOLE = ("launcher", "sweep", "search", "notify")  # sections that cannot differ between the jobs of a sweep
 SWEEPERS = ("search", "hydra/sweeper")  # groups whose options draw values
@@ -434,7 +436,9 @@ def _changes(saved: dict[str, Any], tree: dict[str, Any]) -> list[str]:
     for name in FROZEN_ON_RESUME:
         path = name.split(".")
         before, after = dict(leaves(at(saved, path), name)), dict(leaves(at(tree, path), name))
-        changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+        changed = [
+            key for key in {**before, **after} if before.get(key) != after.get(key) and key not in FREE_ON_RESUME
+        ]
         other_target = [key for key in changed if key.endswith("_target_")]
         for key in other_target or changed:
             faults.append(

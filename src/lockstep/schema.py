@@ -192,19 +192,31 @@ class Digits(Split):
     test_fraction: PositiveFraction = Field(description="part of all images kept for the test")
 
 
-class Downloaded(Split):
-    """A data set of torchvision."""
+class Files(Split):
+    """A source that reads files."""
 
-    root: Path = Field(description="folder of the files")
+    root: Path = Field(description="folder of the files, or a URL as s3://bucket/flowers or zip://::https://...")
+    copy_to: Path | None = Field(
+        description="folder on a disk of the node that gets a copy, read instead; null = read the files where they are"
+    )
+    copy_remove: bool = Field(description="remove that copy when the run ends, unless another one uses it")
+
+    def arguments(self) -> dict[str, Any]:
+        """What the source gets: the folder to read, copied or not."""
+        return {key: value for key, value in super().arguments().items() if key not in ("copy_to", "copy_remove")}
+
+
+class Downloaded(Files):
+    """A data set of torchvision; what is downloaded lies in root, and is copied from there."""
+
     download: bool = Field(description="fetch missing files")
 
 
-class ImageFolder(Split):
+class ImageFolder(Files):
     """A folder per class."""
 
     val_fraction: Fraction = Field(description="part of the training images kept for validation")
     test_fraction: Fraction = Field(description="part of the training images kept for the test")
-    root: Path = Field(description="folder of the images")
     image_size: Annotated[int, Field(ge=8)] | None = Field(
         description="resize and crop to a square of so many pixels; null = all have one size"
     )

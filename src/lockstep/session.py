@@ -1,7 +1,6 @@
 """What training, evaluation and prediction share: the process group, the device, the precision, and their assembly."""
 
 import contextlib
-import io
 import logging
 import os
 import warnings
@@ -9,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -26,6 +25,7 @@ from lockstep import workers
 from lockstep.checkpoint_io import AtomicCheckpointIO
 from lockstep.data.decode import ImageFault
 from lockstep.data.module import Batching, ImageData
+from lockstep.data.sources import Splits
 from lockstep.environment import World, num_cores
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.parallel.batch_norm import ExactBatchNorm
@@ -33,8 +33,8 @@ from lockstep.parallel.randomness import seed_of
 from lockstep.parallel.reduce import gather_objects
 from lockstep.run_folder import RunFolder
 from lockstep.schema import Config, ImageFolder
+from lockstep.staging import once_a_node
 
-T = TypeVar("T")
 COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
 # bfloat16 is the classifier's own autocast, around the network alone
 LIGHTNING_PRECISION = {"bfloat16": "32-true", "float32": "32-true", "float64": "64-true"}
@@ -55,6 +55,7 @@ class Session:
     precision: str
     precision_reason: str
     environment: ClusterEnvironment
+    held: contextlib.ExitStack  # what is let go of at the end, however that comes
 
     @property
     def is_distributed(self) -> bool:
@@ -86,27 +87,29 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
     if place is not None:
         join(config, place)
     _agree(config, world_size)
-    session = Session(
-        config=config,
-        folder=folder,
-        rank=rank,
-        local_rank=place.local_rank if place is not None else 0,
-        world_size=world_size,
-        num_local=asked.num_local,
-        device=device,
-        gpus=asked.gpus,
-        precision=precision,
-        precision_reason=reason,
-        environment=JoinedEnvironment(place) if place is not None else LightningEnvironment(),
-    )
-    try:
-        yield session
-    except ImageFault as error:  # met while streaming
-        raise configuration.ConfigError(error.faults) from error
-    # after a failure the group stays until the process ends: the failure must be on record before others notice it
-    if dist.is_initialized():
-        gather_objects(None)  # nobody leaves while another still talks
-        dist.destroy_process_group()
+    with contextlib.ExitStack() as held:
+        session = Session(
+            config=config,
+            folder=folder,
+            rank=rank,
+            local_rank=place.local_rank if place is not None else 0,
+            world_size=world_size,
+            num_local=asked.num_local,
+            device=device,
+            gpus=asked.gpus,
+            precision=precision,
+            precision_reason=reason,
+            environment=JoinedEnvironment(place) if place is not None else LightningEnvironment(),
+            held=held,
+        )
+        try:
+            yield session
+        except ImageFault as error:  # met while streaming
+            raise configuration.ConfigError(error.faults) from error
+        # after a failure the group stays until the process ends: the failure must be on record before others notice it
+        if dist.is_initialized():
+            gather_objects(None)  # nobody leaves while another still talks
+            dist.destroy_process_group()
 
 
 def join(config: Config, place: World) -> None:
@@ -267,17 +270,8 @@ def _precision(config: Config, device: torch.device) -> tuple[str, str]:
 def image_data(session: Session) -> ImageData:
     """The data of the run, with this rank's share. Raises ConfigError when it cannot be read."""
     config, trainer = session.config, session.config.trainer
-    is_download = bool(config.data.arguments().get("download"))
-    if is_download and session.local_rank > 0:
-        gather_objects(None)  # the first process of a machine fetches the files alone
-    # one voice: the first process of a machine tells of images that are decoded, also by another one
-    is_quiet = session.local_rank > 0 or config.silent
-    with contextlib.redirect_stdout(io.StringIO()) if is_quiet else contextlib.nullcontext():
-        splits = readable(lambda: configuration.build(config.data))
-    if is_download and session.local_rank == 0:
-        gather_objects(None)
     return ImageData(
-        splits,
+        splits(session),
         batching=Batching(
             global_batch_size=config.global_batch_size,
             micro_batches_per_step=trainer.accumulate_grad_batches,
@@ -297,18 +291,22 @@ def image_data(session: Session) -> ImageData:
     )
 
 
+def splits(session: Session) -> Splits:
+    """The images of the run, read where this node has them. Raises ConfigError on all ranks when they cannot be."""
+    return once_a_node(
+        session.config.data,
+        configuration.build,
+        rank=session.rank,
+        local_rank=session.local_rank,
+        is_silent=session.config.silent,
+        held=session.held,
+    )
+
+
 def _num_stream_workers(session: Session) -> int:
     """Processes of this rank that decode streamed images."""
     asked = session.config.data.num_workers if isinstance(session.config.data, ImageFolder) else "auto"
     return max(1, num_cores() // session.num_local) if asked == "auto" else asked
-
-
-def readable(read: Callable[[], T]) -> T:
-    """What `read` returns. Its faults, which name a setting or a file and the cure, become a ConfigError."""
-    try:
-        return read()
-    except (FileNotFoundError, ValueError) as error:
-        raise configuration.ConfigError(str(error).splitlines()) from error
 
 
 def classifier(session: Session, image_format: ImageFormat, *, total_steps: int) -> Classifier:
