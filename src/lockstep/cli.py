@@ -207,10 +207,13 @@ def _resume(cfg: Any, overrides: Sequence[str]) -> tuple[RunFolder, int]:
 
 def _train(make: Callable[[contextlib.ExitStack], RunFolder], config: Any, note: str) -> tuple[RunFolder, int]:
     """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended."""
+    from lockstep import config as configuration
     from lockstep import launch, notification, workers
 
     num_workers = workers.found(config).world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"
+    if is_parallel and (faults := workers.interface_faults(config)):
+        raise configuration.ConfigError(faults)
     world = outer_world(os.environ) if is_parallel else None
     with contextlib.ExitStack() as held:
         if world is not None:
@@ -462,6 +465,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     tree = configuration.to_tree(configuration.load(folder.config))
     if arguments.devices is not None:
         tree["trainer"] |= {"devices": arguments.devices, "loads": None, "num_nodes": 1}
+    tree["strategy"]["interface"] = None  # of the machines that trained; here is only one
     if arguments.strategy is not None:
         tree["strategy"]["name"] = arguments.strategy
     try:
