@@ -115,6 +115,8 @@ def _train(
     """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended."""
     num_workers = workers.found(config).world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"
+    if is_parallel and (faults := workers.interface_faults(config)):
+        raise ConfigError(faults)
     world = outer_world(os.environ) if is_parallel else None
     with contextlib.ExitStack() as held:
         if world is not None:
