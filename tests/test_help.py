@@ -13,7 +13,6 @@ SECTIONS = {
     "notify",
     "launcher",
     "sweep",
-    "search",
     "data",
     "model",
     "optimizer",

@@ -112,7 +112,7 @@ class Launcher(Section):
 
 
 class Sweep(Section):
-    """The trials of one command: the same command goes on with those that are missing, failed or stopped."""
+    """The trials of one command; the same command again goes on with them."""
 
     name: Name | None = Field(description="end of the folder's name, and what finds it again; null = the same command")
     max_failed: Count | None = Field(description="more failed trials than this stop the others; null = no limit")
@@ -469,6 +469,8 @@ def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return f"[{_kind(arguments[0])}, ...]"
     if annotation is bool:
         return "true|false"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "a section of keys"
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
     high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
