@@ -54,7 +54,7 @@ class Breaks(L.Callback):
         self._word = word
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if f"seed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text():
+        if f"\nseed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text():
             raise RuntimeError(self._word)
 
 

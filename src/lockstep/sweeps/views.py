@@ -35,7 +35,7 @@ class Silent:
     def ended(self, trial: Trial, state: str) -> None:
         """Tell of a failure, at once."""
         if state == "failed":
-            _tell_failure(trial)
+            terminal(is_error=True).print(Text(f"Trial {trial.number} failed: ").append(_failure(trial)), soft_wrap=True)
 
     def stopping(self, reason: str) -> None:
         """Nothing."""
@@ -81,7 +81,10 @@ class Shown(Silent):
         value = f", {self._table({}).objectives[0].name} {shown(row.values[0])}" if row.values[0] is not None else ""
         used = duration(time.monotonic() - self._since[trial.number])
         self._say(f"Trial {trial.number} {state} after {used}{value}: {self._told(trial)}", STYLES.get(state, ""))
-        super().ended(trial, state)
+        if self._live is None:
+            super().ended(trial, state)
+        elif state == "failed":  # above the table, which only its own console knows of
+            self._out.print(Text("  ").append(_failure(trial)), soft_wrap=True)
 
     def stopping(self, reason: str) -> None:
         """Say why."""
@@ -153,16 +156,13 @@ def _lines(found: Table, rows: Sequence[Row], *, is_live: bool) -> Lines:
     return lines
 
 
-def _tell_failure(trial: Trial) -> None:
-    """Print the end of what is known, and where the rest is, on standard error."""
+def _failure(trial: Trial) -> Text:
+    """The end of what is known of a failure, and where the rest is."""
     try:
         text = trial.folder.failure.read_text(errors="replace").strip()
     except OSError:
         text = "no word of it"
     last = printable(text.splitlines()[-1]) if text else ""
     where = typed(trial.folder.path)
-    terminal(is_error=True).print(
-        Text(f"Trial {trial.number} failed: {last}\n  all of it: {where}/{trial.folder.failure.name}, {where}/{LOG}"),
-        soft_wrap=True,
-        style="red",
-    )
+    rest = f"all of it: {where}/{trial.folder.failure.name}, {where}/{LOG}"
+    return Text(f"{last}\n  {rest}", style="red")
