@@ -373,6 +373,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     tree = configuration.to_tree(configuration.load(folder.config))
     if arguments.devices is not None:
         tree["trainer"] |= {"devices": arguments.devices, "loads": None, "num_nodes": 1}
+    tree["strategy"]["interface"] = None  # of the machines that trained; here is only one
     if arguments.strategy is not None:
         tree["strategy"]["name"] = arguments.strategy
     try:

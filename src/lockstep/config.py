@@ -482,8 +482,12 @@ def to_tree(config: Config) -> dict[str, Any]:
 
 
 def fingerprint(config: Config) -> str:
-    """Equal for equal trainings: ranks compare it before the first step. Who hears of the end is not part of it."""
+    """Equal for equal trainings: ranks compare it before the first step.
+
+    Who hears of the end is not part of it, nor how a machine reaches the others: their networks may differ in name.
+    """
     tree = {key: value for key, value in to_tree(config).items() if key not in NOT_OF_A_TRAINING}
+    tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 

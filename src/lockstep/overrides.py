@@ -357,7 +357,8 @@ def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> 
         node = OmegaConf.select(cfg, parent) if parent else cfg
         there: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
         is_set, current = last in there, there.get(last)
-        if not is_set and not (override.is_add() or override.is_force_add()):
+        is_added = override.is_add() or override.is_force_add()
+        if not is_set and not is_added:
             unset.append(override)
         elif override.is_delete() and current is None:
             faults.append(f"{text}: {key} is null already, leave {text} out")
@@ -368,6 +369,8 @@ def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> 
                 del node[last]
         elif override.is_add() and current is not None and not isinstance(value, dict | list):
             faults.append(f"{text}: {key} has a value already, write {text[1:]}")
+        elif isinstance(current, dict) and isinstance(value, dict) and not is_added and value.keys() - current.keys():
+            faults.append(f"{text}: {key} has no {', '.join(sorted(value.keys() - current.keys()))}, write +{text}")
         else:
             faults += _updated(cfg, override)
     # after the others, which may have changed a _target_ and with it the names it takes

@@ -170,6 +170,10 @@ class RunFolder:
         """Everything a rank other than 0 printed."""
         return self.path / f"rank{rank}.log"
 
+    def rendezvous(self, step: str) -> Path:
+        """Where rank 0 of one start of a job says where it can be reached; there until all ranks have met."""
+        return self.path / f"rendezvous-{step}"
+
     def read_overrides(self) -> list[str]:
         """What was typed; empty where nothing was, or nobody typed."""
         try:

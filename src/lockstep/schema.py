@@ -24,6 +24,9 @@ Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits an
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
 Command = Annotated[str, Field(pattern=r"\S"), "a command line"]
 Url = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+([/?#]\S*)?$"), "an http(s) URL, no user in it"]
+Interface = Annotated[str, Field(min_length=1), "a network interface"]
+Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+Variables = Annotated[dict[Variable, str | int], "{NAME:value,...}, names in capitals"]
 Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"]
 
 
@@ -60,6 +63,8 @@ class Strategy(Section):
     gradient_dtype: Literal["same", "bfloat16"] = Field(
         description="what gradients travel as; bfloat16 halves the traffic and rounds"
     )
+    interface: Interface | None = Field(description="network that workers talk over, e.g. ib0; null = they choose")
+    variables: Variables = Field(description="set before workers talk: +strategy.variables.NCCL_DEBUG=INFO")
 
 
 class Trainer(Section):
