@@ -1,7 +1,8 @@
-"""Callbacks a user might write, for tests of sweeps: what a trial sees, how long it takes, where it breaks."""
+"""Callbacks a user might write, for tests: what a trial sees, how long it takes, where it breaks, when a signal comes."""
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -54,6 +55,24 @@ class Breaks(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if f"seed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text():
             raise RuntimeError(self._word)
+
+
+class Terminated(L.Callback):
+    """SIGTERM to one rank before its first step, or before its test."""
+
+    def __init__(self, rank: int, *, in_test: bool) -> None:
+        self._rank = rank
+        self._in_test = in_test
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._send(trainer, is_now=not self._in_test)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._send(trainer, is_now=self._in_test)
+
+    def _send(self, trainer: L.Trainer, *, is_now: bool) -> None:
+        if is_now and trainer.global_rank == self._rank:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 SEES = "+callbacks.sees={_target_:tests.callbacks.Sees,epoch_s:%s}"
