@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
+from lockstep import cli, launch, overrides, session, workers
 from lockstep import config as configuration
-from lockstep import overrides, session, workers
 from lockstep.environment import World, first_node, outer_world, step_port
 from lockstep.run_folder import RunFolder
 from lockstep.schema import Config
@@ -130,6 +130,24 @@ def test_a_network_that_is_not_there_is_a_config_error_before_anything_starts(tm
     assert done.returncode == 2
     assert "config error: strategy.interface=ib0 is not on " in done.stderr
     assert not (tmp_path / "outputs").exists()
+
+
+def test_an_evaluation_elsewhere_needs_no_network_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[launch.Job] = []
+
+    def run_workers(job: launch.Job, num_workers: int) -> int:
+        jobs.append(job)
+        return 0
+
+    monkeypatch.setattr(launch, "run_workers", run_workers)
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "strategy.interface=ib0"])
+    folder.checkpoints.mkdir()
+    folder.best_checkpoint.touch()
+    monkeypatch.setattr(sys, "argv", ["lockstep", "eval", str(folder.path)])
+    assert cli._command() == 0
+    assert jobs[0].options["config"]["strategy"]["interface"] is None
 
 
 def test_the_networks_there_are_stand_in_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
