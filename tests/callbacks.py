@@ -1,4 +1,4 @@
-"""Callbacks a user might write, for tests: what a trial sees, how long it takes, where it breaks, when a signal comes."""
+"""Callbacks a user might write: what a trial sees, how long it takes, where it breaks, when it is signalled."""
 
 import json
 import os
