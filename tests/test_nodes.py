@@ -31,7 +31,7 @@ def two() -> Iterator[nodes.Nodes]:
 
 def trained_alone(path: Path, *overrides: str) -> RunFolder:
     folder = write_run(path, overrides)
-    assert launch.run_here(launch.Job("train", str(folder.path), {"command": ""}), None) == 0
+    assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 

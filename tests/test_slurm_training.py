@@ -27,7 +27,7 @@ def _nodes_have_networks(slurm: Slurm) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of one process without SLURM."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
-    assert launch.run_here(launch.Job("train", str(folder.path), {"command": ""}), None) == 0
+    assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 
@@ -96,13 +96,6 @@ pathlib.Path("taken").touch()
 time.sleep(120)
 """
 HOLD = f"{shlex.join([sys.executable, '-c', HOLDER])} &\nuntil [ -e taken ]; do sleep 0.1; done"
-# what a submitted job does: its folder is there before its processes
-TASK = """
-import os, sys
-from lockstep import environment, launch
-job = launch.Job("train", sys.argv[1], {"command": ""})
-raise SystemExit(launch.run_here(job, environment.outer_world(os.environ)))
-"""
 
 
 def test_a_port_that_is_taken_is_told_with_the_cure(slurm: Slurm, tmp_path: Path) -> None:
@@ -119,7 +112,7 @@ def test_processes_of_a_known_folder_meet_on_a_port_that_is_free(
     slurm: Slurm, alone: RunFolder, tmp_path: Path
 ) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "strategy.interface=eth0"])
-    task = shlex.join([sys.executable, "-c", TASK, str(folder.path)])
+    task = shlex.join([sys.executable, "-m", "lockstep.runner", str(folder.path), "--task", "train"])
     job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--nodes=2", cwd=tmp_path)
     assert slurm.wait(job, timeout_s=120) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
     assert folder.read_summary()["workers"] == 2

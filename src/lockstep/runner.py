@@ -77,7 +77,7 @@ def resume(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, int]:
         configuration.save(config, folder.config)
         return folder
 
-    return _train(make, config)
+    return _train(make, config, known=folder)
 
 
 def go_on(folder: RunFolder, *, has_test: bool) -> int:
@@ -101,7 +101,7 @@ def go_on(folder: RunFolder, *, has_test: bool) -> int:
         _begin_again(folder)
         return folder
 
-    return 0 if folder.read_summary() else _train(make, config, has_test=has_test)[1]
+    return 0 if folder.read_summary() else _train(make, config, known=folder, has_test=has_test)[1]
 
 
 def _begin_again(folder: RunFolder) -> None:
@@ -110,9 +110,17 @@ def _begin_again(folder: RunFolder) -> None:
 
 
 def _train(
-    make: Callable[[contextlib.ExitStack], RunFolder], config: Config, *, note: str = "", has_test: bool = True
+    make: Callable[[contextlib.ExitStack], RunFolder],
+    config: Config,
+    *,
+    known: RunFolder | None = None,
+    note: str = "",
+    has_test: bool = True,
 ) -> tuple[RunFolder, int]:
-    """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended."""
+    """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended.
+
+    In a folder that is `known` before it is made, the processes of srun find each other.
+    """
     num_workers = workers.found(config).world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"
     if is_parallel and (faults := workers.interface_faults(config)):
@@ -122,7 +130,7 @@ def _train(
         if world is not None:
             from lockstep.session import shared_folder
 
-            folder = shared_folder(lambda: make(held), config, world)
+            folder = shared_folder(lambda: make(held), config, world, known)
         else:
             folder = make(held)
         if note and not config.silent and (world is None or world.rank == 0):

@@ -135,12 +135,15 @@ def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
             gather_objects(None)  # all are in: the place to meet is needed no more
 
 
-def shared_folder(make: Callable[[], RunFolder], config: Config, place: World) -> RunFolder:
+def shared_folder(
+    make: Callable[[], RunFolder], config: Config, place: World, known: RunFolder | None = None
+) -> RunFolder:
     """The run folder rank 0 makes, on every rank an outer launcher started: each composed its own configuration.
 
+    Where it is `known` before, the ranks meet there.
     Raises ConfigError when the ranks do not agree, before the folder is made, and when `make` does.
     """
-    join(config, place)
+    join(config, place, known)
     _agree(config, place.world_size)
     path, faults = "", []
     if place.rank == 0:

@@ -35,7 +35,9 @@ class Silent:
     def ended(self, trial: Trial, state: str) -> None:
         """Tell of a failure, at once."""
         if state == "failed":
-            terminal(is_error=True).print(Text(f"Trial {trial.number} failed: ").append(_failure(trial)), soft_wrap=True)
+            terminal(is_error=True).print(
+                Text(f"Trial {trial.number} failed: ").append(_failure(trial)), soft_wrap=True
+            )
 
     def stopping(self, reason: str) -> None:
         """Nothing."""
