@@ -1,8 +1,12 @@
 """Shows the figures that tests record, e.g. how exact "exact" was, at the end of the run."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.slurm import Slurm
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -23,3 +27,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def figure(record_property: Any) -> Any:
     """Record a line for the end of the run."""
     return lambda text: record_property("figure", text)
+
+
+@pytest.fixture(scope="session")
+def slurm() -> "Iterator[Slurm]":
+    """A SLURM of two nodes. Tests that use it stand in modules test_slurm*.py, each of which one process runs."""
+    from tests.slurm import started  # imports torch
+
+    with started() as running:
+        yield running

@@ -1,0 +1,171 @@
+#!/usr/bin/env bash
+# A real SLURM on this machine, for tests: nodes n1 and n2, partitions low (default) and high, which preempts low.
+#   slurm.sh install     installs Debian's packages where they are missing and it may
+#   slurm.sh up          starts it; prints the line to put in your shell
+#   slurm.sh down        ends it, also what a broken `up` left
+#   slurm.sh kill n1     ends all that runs on a node, like a power cut
+#   slurm.sh start n1    starts a node again
+# SLURM_ROOT names the folder that holds all it writes. As root, where the machine allows it, every node has its own
+# network and host name (nodes.sh); else both are this machine. No accounting: sacct fails.
+# Exits 3 with the reason where there can be no SLURM.
+set -euo pipefail
+HERE=$(cd "$(dirname "$0")" && pwd)
+PATH=$PATH:/usr/sbin:/sbin
+CPUS=8 MEMORY_MIB=16000 GPUS=2 # of each node, on paper
+
+refuse() { echo "slurm.sh: $1: the SLURM tests are skipped." >&2; exit 3; }
+
+install() {
+  local name missing=""
+  for name in slurmctld slurmd squeue munged ip ss; do command -v "$name" > /dev/null || missing+=" $name"; done
+  [ -n "$missing" ] || return 0
+  [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || refuse "not here:$missing"
+  local apt="apt-get -qq -o DPkg::Lock::Timeout=300" packages="slurmctld slurmd slurm-client munge iproute2"
+  export DEBIAN_FRONTEND=noninteractive
+  { timeout 120 $apt update && timeout 300 $apt install -y --no-install-recommends $packages; } > /dev/null ||
+    refuse "apt-get cannot install $packages here"
+}
+
+within() { # seconds command...: until it holds
+  local end=$((SECONDS + $1))
+  until "${@:2}" 2> /dev/null; do
+    [ $SECONDS -lt $end ] || return 1
+    sleep 0.1
+  done
+}
+
+is_networked() { [ -s "$NODES_ROOT/number" ]; }
+controller_answers() { timeout 5 scontrol ping | grep -q "is UP"; }
+nodes_are_idle() { [ "$(timeout 5 sinfo --noheader --Node --partition=low --states=idle | wc -l)" = 2 ]; }
+has_no_jobs() { [ -z "$(timeout 5 squeue --noheader)" ]; }
+# a zombie has ended, also where nobody asks for its code
+is_ended() { ! grep -q '^State:.[^ZX]' "/proc/$1/status"; }
+
+free_ports() { # three in a row, below those that the kernel hands out
+  local first
+  first=$((17000 + $(cksum <<< "$ROOT" | cut -d' ' -f1) % 3000 * 3))
+  while ss -Hltn | grep -Eq ":($first|$((first + 1))|$((first + 2))) "; do first=$((first + 3)); done
+  echo "$first"
+}
+
+write_conf() { # network; empty: both nodes are this machine
+  local me host port n address=127.0.0.1 name
+  me=$(id -un) host=$(hostname -s) port=$(free_ports)
+  [ -z "$1" ] || address=$1.254
+  cat > "$ROOT/slurm.conf" << CONF
+ClusterName=lockstep
+SlurmctldHost=$host($address)
+SlurmctldPort=$port
+SlurmUser=$me
+SlurmdUser=$me
+AuthType=auth/munge
+# a requeued job waits for cred_expire to pass, by default 120 s
+AuthInfo=socket=$ROOT/run/munge.sock,cred_expire=5
+StateSaveLocation=$ROOT/state
+SlurmdSpoolDir=$ROOT/spool/%n
+SlurmctldPidFile=$ROOT/run/slurmctld.pid
+SlurmdPidFile=$ROOT/run/slurmd-%n.pid
+SlurmctldLogFile=$ROOT/log/slurmctld.log
+SlurmdLogFile=$ROOT/log/slurmd-%n.log
+# neither systemd nor cgroups; more cores than there are
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=$((MEMORY_MIB / CPUS))
+GresTypes=gpu
+# quick, for tests
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_interval=1
+KillWait=10
+OverTimeLimit=0
+SlurmctldTimeout=30
+SlurmdTimeout=6
+MessageTimeout=5
+ReturnToService=2
+MinJobAge=3600
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+CONF
+  for n in 1 2; do
+    name="NodeHostname=$host NodeAddr=127.0.0.1"
+    [ -z "$1" ] || name="NodeHostname=n$n NodeAddr=$1.$n"
+    mkdir -p "$ROOT/spool/n$n" "$ROOT/devices/n$n"
+    echo "NodeName=n$n $name Port=$((port + n)) CPUs=$CPUS RealMemory=$MEMORY_MIB Gres=gpu:$GPUS" >> "$ROOT/slurm.conf"
+    # a GPU is a device file; the number its name ends with comes in CUDA_VISIBLE_DEVICES
+    for ((i = 0; i < GPUS; i++)); do ln -sf /dev/null "$ROOT/devices/n$n/gpu$i"; done
+    echo "NodeName=n$n Name=gpu File=$ROOT/devices/n$n/gpu[0-$((GPUS - 1))]" >> "$ROOT/gres.conf"
+  done
+  cat >> "$ROOT/slurm.conf" << CONF
+PartitionName=low Nodes=n[1-2] Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
+PartitionName=high Nodes=n[1-2] MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
+CONF
+  # slurmd asks for cgroups it does not use; before 24.05 it does not know "disabled"
+  echo "CgroupPlugin=$([[ $(slurmd -V) > "slurm-wlm 24.05" ]] && echo disabled || echo cgroup/v1)" > "$ROOT/cgroup.conf"
+}
+
+start_node() {
+  if is_networked; then "$HERE/nodes.sh" exec "$1" slurmd -N "$1"; else slurmd -N "$1"; fi
+}
+
+up() {
+  install
+  if [ -s "$ROOT/run/slurmctld.pid" ] && nodes_are_idle; then
+    echo "export SLURM_CONF=$SLURM_CONF"
+    return
+  fi
+  down
+  mkdir -p "$ROOT"/{state,spool,log,run,munge}
+  chmod 700 "$ROOT/munge"
+  rm -f "$ROOT/gres.conf"
+  trap 'down; tail -n 5 "$ROOT"/log/*.log "$ROOT/munge/munged.log" >&2' EXIT
+  write_conf "$("$HERE/nodes.sh" up || true)"
+  (umask 077 && head -c 1024 /dev/urandom > "$ROOT/munge/key")
+  munged --force --key-file="$ROOT/munge/key" --socket="$ROOT/run/munge.sock" --pid-file="$ROOT/run/munged.pid" \
+    --log-file="$ROOT/munge/munged.log" --seed-file="$ROOT/munge/seed"
+  slurmctld
+  within 20 controller_answers || { echo "slurm.sh: slurmctld does not answer" >&2; exit 1; }
+  start_node n1
+  start_node n2
+  within 20 nodes_are_idle || { echo "slurm.sh: the nodes do not answer" >&2; exit 1; }
+  trap - EXIT
+  echo "export SLURM_CONF=$SLURM_CONF"
+}
+
+end() { # the process of a pid file: asked, then made to
+  local pid
+  pid=$(cat "$ROOT/run/$1.pid" 2> /dev/null) || return 0
+  rm -f "$ROOT/run/$1.pid"
+  # numbers are used again
+  [ "$(cat "/proc/$pid/comm" 2> /dev/null)" = "${1%%-*}" ] || return 0
+  kill "$pid" || true
+  within "$2" is_ended "$pid" || kill -9 "$pid" || true
+}
+
+kill_node() {
+  if is_networked; then "$HERE/nodes.sh" kill "$1"; else end "slurmd-$1" 0; fi
+}
+
+down() {
+  if [ -s "$ROOT/run/slurmctld.pid" ] && ! is_networked; then
+    timeout 5 scancel --user="$(id -un)" && within 5 has_no_jobs || true
+  fi
+  kill_node n1
+  kill_node n2
+  end slurmctld 5
+  end munged 5
+  "$HERE/nodes.sh" down
+}
+
+if [ "${1:-}" = install ]; then install; exit; fi
+ROOT=${SLURM_ROOT:?names a folder}
+export SLURM_CONF=$ROOT/slurm.conf NODES_ROOT=$ROOT/nodes
+case "${1:-}" in
+  up) up ;;
+  down) down ;;
+  kill) kill_node "$2" ;;
+  start) start_node "$2" ;;
+  *) sed -n '2,10s/^# //p' "$0" >&2; exit 2 ;;
+esac
