@@ -14,12 +14,14 @@ PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
     ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal", "drawing"),
-    ("data", "models", "checkpoint_io", "workers", "runs", "sweep"),
+    ("data", "models", "checkpoint_io", "allocation", "runs", "sweep"),
+    ("workers",),
     ("callbacks", "config", "watching", "notification", "board"),
     ("session", "overrides"),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),
     ("benchmark", "runner"),
+    ("cluster",),
     ("cli",),
 )
 KNOW_HYDRA = {"cli", "config", "overrides", "help", "runner"}

@@ -17,6 +17,7 @@ SECTIONS = {
     "scheduler",
     "strategy",
     "trainer",
+    "cluster",
     "callbacks",
     "logger",
 }

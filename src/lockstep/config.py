@@ -19,7 +19,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from lockstep import signatures, workers
+from lockstep import allocation, signatures, workers
 from lockstep.run_folder import EXIT_CONFIG, write_atomically
 from lockstep.schema import ENVIRONMENTS, FALLBACK, NAMED, Config, Open, Target, fields, kind_of, root, section
 
@@ -359,7 +359,8 @@ def _cure(target: str, error: signatures.Missing) -> str:
 def _conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     found: list[str] = []
-    for rule in (_batch_rules, _data_rules, _optimizer_rules, _callback_rules, _notify_rules, workers.faults):
+    own = (_batch_rules, _data_rules, _optimizer_rules, _callback_rules, _notify_rules)
+    for rule in (*own, workers.faults, allocation.faults):
         try:
             found += rule(config)
         except AttributeError:

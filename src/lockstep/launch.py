@@ -91,6 +91,7 @@ def run_workers(job: Job, num_workers: int) -> int:
         received.append(number)
 
     before = [(number, signal.signal(number, remember)) for number in STOP_SIGNALS]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # held back since the start of a job
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(num_workers):
