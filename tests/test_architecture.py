@@ -28,6 +28,7 @@ KNOW_HYDRA = {"cli", "config", "overrides", "help", "runner"}
 STARTS_AT_ONCE = (
     *("cli", "run_folder", "runs", "config", "terminal", "benchmark.command", "board.command", "notification"),
     *("watching.status", "watching.table", "watching.comparison", "watching.pruning"),
+    *("cluster.commands", "cluster.submission"),
 )
 
 
@@ -117,7 +118,9 @@ def test_what_must_start_at_once_imports_no_torch(name: str) -> None:
     assert result.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", ["run_folder", "watching.status", "watching.table", "watching.pruning"])
+@pytest.mark.parametrize(
+    "name", ["run_folder", "watching.status", "watching.table", "watching.pruning", "cluster.commands"]
+)
 def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str) -> None:
     code = f"import sys, lockstep.{name}; print(sorted({{'hydra', 'pydantic', 'yaml', 'numpy'}} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

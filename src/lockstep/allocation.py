@@ -3,10 +3,10 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from lockstep import environment
-from lockstep.schema import Cluster, Config
+from lockstep.schema import Config
 
 OPTION = re.compile(r"--[a-z][a-z0-9-]*(=\S.*)?")
 # options of sbatch by the key that sets them; "" is Lockstep itself
@@ -65,19 +65,30 @@ def num_workers(config: Config) -> tuple[int, list[str]]:
 
 def faults(config: Config) -> Iterator[str]:
     """What is wrong with the settings of a cluster, and with submitting from here."""
-    cluster = config.cluster
-    if cluster.name == "none":
+    for rule in RULES:
+        yield from rule(config)
+
+
+def _place_faults(config: Config) -> Iterator[str]:
+    name = config.cluster.name
+    if name == "none":
         if config.dry_run:
             yield "dry_run=true shows what would be submitted, and cluster=none submits nothing: choose cluster=slurm"
         return
-    yield from _outer_faults(cluster.name, os.environ)
-    if cluster.name == "local":
-        if shutil.which("bash") is None:
-            yield "cluster=local needs bash, and there is none here"
-        return
-    missing = [tool for tool in ("sbatch", "srun", "scontrol") if shutil.which(tool) is None]
+    world = environment.outer_world(os.environ)
+    if world is not None and world.world_size > 1:
+        yield f"cluster={name} is submitted by one process, but {world.launcher} started {world.world_size}: start one"
+    tools = ("bash",) if name == "local" else ("sbatch", "srun", "scontrol")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        yield f"cluster=slurm, but this machine has no {missing[0]}: submit from a login node, or use cluster=local"
+        cure = "install it" if name == "local" else "submit from a login node, or use cluster=local"
+        yield f"cluster={name}, but this machine has no {missing[0]}: {cure}"
+
+
+def _time_faults(config: Config) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.name != "slurm":
+        return
     if cluster.time_min is None:
         yield "cluster.time_min has no value, and cluster=slurm needs one: add cluster.time_min=MINUTES"
     elif cluster.warn_s >= 60 * cluster.time_min:
@@ -85,17 +96,13 @@ def faults(config: Config) -> Iterator[str]:
             f"cluster.warn_s={cluster.warn_s} is not below the time limit, cluster.time_min={cluster.time_min}: "
             "the run would be stopped as soon as it starts"
         )
-    yield from _option_faults(cluster, num_gpus(config))
 
 
-def _outer_faults(name: str, environ: Mapping[str, str]) -> Iterator[str]:
-    world = environment.outer_world(environ)
-    if world is not None and world.world_size > 1:
-        yield f"cluster={name} is submitted by one process, but {world.launcher} started {world.world_size}: start one"
-
-
-def _option_faults(cluster: Cluster, num_gpus: int) -> Iterator[str]:
-    says = {"cluster.memory_gib": cluster.memory_gib is not None, "cluster.gpus_per_node": num_gpus > 0}
+def _option_faults(config: Config) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.name != "slurm":
+        return
+    says = {"cluster.memory_gib": cluster.memory_gib is not None, "cluster.gpus_per_node": num_gpus(config) > 0}
     also = {name: key for key, names in ALSO.items() if says[key] for name in names}
     seen: set[str] = set()
     for line in cluster.sbatch:
@@ -108,3 +115,6 @@ def _option_faults(cluster: Cluster, num_gpus: int) -> Iterator[str]:
         elif name in seen:
             yield f"cluster.sbatch has --{name} twice: leave one out"
         seen.add(name)
+
+
+RULES = (_place_faults, _time_faults, _option_faults)

@@ -113,7 +113,7 @@ def train(cfg: Any) -> float:
             from lockstep.cluster import submission
 
             if cfg.resume is not None:
-                folder, code = submission.resume(cfg, overrides)
+                folder, code = submission.resume(*runner.resumed(cfg, overrides))
             else:
                 folder, code = submission.start(configuration.checked(cfg), overrides, chosen)
         elif cfg.resume is not None:

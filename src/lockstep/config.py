@@ -360,7 +360,7 @@ def _conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     found: list[str] = []
     own = (_batch_rules, _data_rules, _optimizer_rules, _callback_rules, _notify_rules)
-    for rule in (*own, workers.faults, allocation.faults):
+    for rule in (*own, workers.faults, *allocation.RULES):
         try:
             found += rule(config)
         except AttributeError:

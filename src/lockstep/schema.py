@@ -111,7 +111,7 @@ class Cluster(Section):
         description="null = one for each worker, none with strategy=cpu; 0 = SLURM is not asked for GPUs"
     )
     constraint: Line | None = Field(description="what a node must have")
-    sbatch: list[Line] = Field(description="other options of sbatch, e.g. [--exclusive,--reservation=class]")
+    sbatch: list[Line] = Field(description="other options of sbatch, e.g. [--exclusive,'--reservation=class']")
     setup: list[Line] = Field(description="shell lines before the training, e.g. [module load cuda]")
     container: Line | None = Field(
         description="what stands before python, e.g. 'apptainer exec --nv image.sif'; python is then the container's"

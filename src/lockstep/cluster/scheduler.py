@@ -11,7 +11,7 @@ TIMEOUT_S = 30.0  # SLURM's own tools try again for some seconds
 # widths of squeue's columns: what is longer is cut there
 QUEUE = {"JobArrayID": 40, "State": 20, "Reason": 80, "NodeList": 200, "TimeUsed": 20, "exit_code": 12, "restartcnt": 8}
 LIVE = {
-    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED", "SIGNALING", "STAGE_OUT"),
+    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "SIGNALING", "STAGE_OUT"),
     *("RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"),
 }
 
@@ -41,7 +41,8 @@ def call(*words: str) -> str:
     """What a tool prints. Raises ValueError where it fails or does not answer."""
     done = _run(words)
     if done.returncode:
-        raise ValueError(f"{' '.join(words[:2])} failed: {_said(done)}")
+        command = " ".join(word for word in words[:3] if not word.startswith("-"))
+        raise ValueError(f"{command} failed: {_said(done)}")
     return done.stdout
 
 
@@ -87,6 +88,7 @@ def _queue_line(line: str) -> Iterable[tuple[str, Scheduled]]:
         fields.append(line[start : start + width].strip())
         start += width
     job, state, reason, nodes, elapsed, status, restarts = fields
+    state = "SUSPENDED" if state == "STOPPED" else state  # to us a run is stopped that has saved and ended
     scheduled = Scheduled(
         state.lower(),
         "" if reason == "None" else reason,

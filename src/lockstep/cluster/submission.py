@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from omegaconf import DictConfig
-
+from lockstep import allocation, run_folder, runner, workers
 from lockstep import config as configuration
-from lockstep import run_folder, runner, workers
 from lockstep.cluster import background, code, record, scheduler, slurm
 from lockstep.cluster.job import Settings
 from lockstep.cluster.record import Record
@@ -51,9 +49,8 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
     return folder, 0
 
 
-def resume(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, int]:
+def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     """Submit the rest of a run in its own folder, perhaps on other nodes. Returns the folder and the exit code."""
-    folder, config = runner.resumed(cfg, typed)
     if config.dry_run:
         return _shown_script(folder, config)
     files = code.files()
@@ -89,9 +86,7 @@ def submit_all(
     """
     cluster, asked = configs[0].cluster, workers.found(configs[0])
     if any((config.cluster, workers.found(config)) != (cluster, asked) for config in configs):
-        raise ConfigError(
-            ["runs of one job array must ask for the same: cluster, trainer.devices, num_nodes, strategy"]
-        )
+        raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
     base = RunFolder(folders[0].path if len(folders) == 1 else Path(os.path.commonpath([f.path for f in folders])))
     frozen = old_code or base.code
     if old_code is None:
@@ -137,7 +132,10 @@ def again(folder: RunFolder, job: Record) -> Record:
     if not Path(job.code).is_dir():
         raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: use resume={shown(folder.path)}"])
     tree = configuration.to_tree(configuration.load(folder.config)) | {"cluster": dict(job.cluster)}
-    config = configuration.check_tree(tree)
+    config = Config.model_validate(tree)
+    faults = [*workers.faults(config), *allocation.faults(config)]  # the rest was checked, and is that code's business
+    if faults:
+        raise ConfigError(faults)
     return submit_all(
         [folder],
         [config],
