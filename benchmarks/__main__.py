@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks import checkpoint, input, processes, step
+from benchmarks import checkpoint, input, processes, step, sweep
 from benchmarks.table import conditions, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -14,6 +14,7 @@ SECTIONS = (
     ("Input", input.generated),
     ("Workers", processes.workers),
     ("Start", processes.start_up),
+    ("Sweeps", sweep.sweeps),
     ("Checkpoints", checkpoint.checkpoint),
 )
 

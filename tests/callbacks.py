@@ -1,10 +1,80 @@
-"""Callbacks a test needs in a run of another process."""
+"""Callbacks for tests: what a trial sees, how long it takes, and what happens to it at a certain moment."""
 
+import json
 import os
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+
+class Sees(L.Callback):
+    """Writes seen.json into the run folder: what is visible to the process, and from when to when it held it.
+
+    Makes epochs last, until there is a file `fast` in the current folder.
+    """
+
+    def __init__(self, *, epoch_s: float) -> None:
+        self._epoch_s = epoch_s
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._facts = {
+            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+            "begin": _begin_of_process(),
+        }
+        self._write(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not Path("fast").exists():
+            time.sleep(self._epoch_s)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._facts["end"] = time.time()
+        self._write(trainer)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        if trainer.is_global_zero:
+            Path(trainer.default_root_dir, "seen.json").write_text(json.dumps(self._facts))
+
+
+def _begin_of_process() -> float:
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Breaks(L.Callback):
+    """Raises at the start of a run with this seed."""
+
+    def __init__(self, *, seed: int, word: str) -> None:
+        self._seed = seed
+        self._word = word
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if f"\nseed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text():
+            raise RuntimeError(self._word)
+
+
+class Terminated(Callback):
+    """SIGTERM to one rank before its first step, or before its test."""
+
+    def __init__(self, rank: int, *, in_test: bool) -> None:
+        self._rank = rank
+        self._in_test = in_test
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._send(trainer, is_now=not self._in_test)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._send(trainer, is_now=self._in_test)
+
+    def _send(self, trainer: L.Trainer, *, is_now: bool) -> None:
+        if is_now and trainer.global_rank == self._rank:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class SlowAtFirst(L.Callback):
@@ -18,3 +88,6 @@ class SlowAtFirst(L.Callback):
     ) -> None:
         if trainer.ckpt_path is None and "SLURM_RESTART_COUNT" not in os.environ:
             time.sleep(self._step_s)
+
+
+SEES = "+callbacks.sees={_target_:tests.callbacks.Sees,epoch_s:%s}"

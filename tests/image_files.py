@@ -1,5 +1,7 @@
 """Small folders of images for tests."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +40,24 @@ def write_folder(folder: Path, count: int = 20) -> Path:
 
 def read(root: Path, **changes: Any) -> Splits:
     return image_folder(root=str(root), **SETTINGS | changes)
+
+
+def _edit_in_place(path: Path) -> None:
+    """Other pixels, the same size in bytes, the same time of change."""
+    state, content = path.stat(), bytearray(path.read_bytes())
+    other = write_image(path.with_name("other.bmp"), seed=77).read_bytes()
+    assert len(other) == len(content)
+    path.with_name("other.bmp").unlink()
+    path.write_bytes(other)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (state.st_size, state.st_mtime_ns)
+
+
+CHANGES: dict[str, Callable[[Path], Any]] = {
+    "changed": lambda path: write_image(path, seed=99),
+    "added": lambda path: write_image(path.with_name("new.png"), seed=99),
+    "removed": lambda path: path.unlink(),
+    "renamed": lambda path: path.rename(path.with_name("zzz.bmp")),
+    "moved to the other class": lambda path: path.rename(path.parents[1] / "ärger 狐" / path.name),
+    "edited in place": _edit_in_place,
+}

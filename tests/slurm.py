@@ -7,13 +7,10 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pytest
-
-from tests import harness
+from tests import harness, nodes
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
 ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "PREEMPTED", "REQUEUED", "STOPPED")
-NOT_THERE = 3
 
 
 class Slurm:
@@ -24,7 +21,8 @@ class Slurm:
         self.seconds_to_start = seconds_to_start
         # nodes that are this very machine cannot tell whether something is on the right one
         self.has_networks = (folder / "nodes" / "number").exists()
-        self.environ = {**_without_slurm(harness.environ()), "SLURM_CONF": str(folder / "slurm.conf")}
+        names = {"SLURM_ROOT": str(folder), "SLURM_CONF": str(folder / "slurm.conf")}
+        self.environ = {**_without_slurm(harness.environ()), **names}
 
     def run(
         self,
@@ -97,26 +95,9 @@ def started() -> Iterator[Slurm]:
     """A fresh cluster; skips where there can be none. It goes also when this process is killed."""
     with tempfile.TemporaryDirectory(prefix="lockstep-slurm-") as folder:
         environ = {**_without_slurm(harness.environ()), "SLURM_ROOT": folder}
-        # at the end of this process, however it ends, the pipe closes
-        keeper = subprocess.Popen(
-            ["sh", "-c", 'cat > /dev/null; exec "$0" down', SCRIPT],
-            env=environ,
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            since = time.monotonic()
-            result = subprocess.run([SCRIPT, "up"], env=environ, capture_output=True, text=True, timeout=500)
-            if result.returncode == NOT_THERE:
-                pytest.skip(result.stderr.strip().splitlines()[-1])
-            assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
-            slurm = Slurm(Path(folder), time.monotonic() - since)
-            slurm.environ["SLURM_ROOT"] = folder
-            yield slurm
-        finally:
-            assert keeper.stdin is not None
-            keeper.stdin.close()
-            keeper.wait(timeout=60)
+        since = time.monotonic()
+        with nodes.kept(SCRIPT, environ):
+            yield Slurm(Path(folder), time.monotonic() - since)
 
 
 def _without_slurm(environ: Mapping[str, str]) -> dict[str, str]:

@@ -9,9 +9,9 @@
 # network and host name (nodes.sh); else both are this machine. No accounting: sacct fails.
 # Exits 3 with the reason where there can be no SLURM.
 set -euo pipefail
-HERE=$(cd "$(dirname "$0")" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
 PATH=$PATH:/usr/sbin:/sbin
-CPUS=8 MEMORY_MIB=16000 GPUS=2 # of each node, on paper
+cpus=8 memory_mib=16000 gpus=2 # of each node, on paper
 
 refuse() { echo "slurm.sh: $1: the SLURM tests are skipped." >&2; exit 3; }
 
@@ -43,7 +43,7 @@ is_ended() { ! grep -q '^State:.[^ZX]' "/proc/$1/status"; }
 
 free_ports() { # three in a row, below those that the kernel hands out
   local first
-  first=$((17000 + $(cksum <<< "$ROOT" | cut -d' ' -f1) % 3000 * 3))
+  first=$((17000 + $(cksum <<< "$root" | cut -d' ' -f1) % 3000 * 3))
   while ss -Hltn | grep -Eq ":($first|$((first + 1))|$((first + 2))) "; do first=$((first + 3)); done
   echo "$first"
 }
@@ -52,7 +52,7 @@ write_conf() { # network; empty: both nodes are this machine
   local me host port n address=127.0.0.1 name
   me=$(id -un) host=$(hostname -s) port=$(free_ports)
   [ -z "$1" ] || address=$1.254
-  cat > "$ROOT/slurm.conf" << CONF
+  cat > "$root/slurm.conf" << CONF
 ClusterName=lockstep
 SlurmctldHost=$host($address)
 SlurmctldPort=$port
@@ -60,20 +60,20 @@ SlurmUser=$me
 SlurmdUser=$me
 AuthType=auth/munge
 # a requeued job waits for cred_expire to pass, by default 120 s
-AuthInfo=socket=$ROOT/run/munge.sock,cred_expire=5
-StateSaveLocation=$ROOT/state
-SlurmdSpoolDir=$ROOT/spool/%n
-SlurmctldPidFile=$ROOT/run/slurmctld.pid
-SlurmdPidFile=$ROOT/run/slurmd-%n.pid
-SlurmctldLogFile=$ROOT/log/slurmctld.log
-SlurmdLogFile=$ROOT/log/slurmd-%n.log
+AuthInfo=socket=$root/run/munge.sock,cred_expire=5
+StateSaveLocation=$root/state
+SlurmdSpoolDir=$root/spool/%n
+SlurmctldPidFile=$root/run/slurmctld.pid
+SlurmdPidFile=$root/run/slurmd-%n.pid
+SlurmctldLogFile=$root/log/slurmctld.log
+SlurmdLogFile=$root/log/slurmd-%n.log
 # neither systemd nor cgroups; more cores than there are
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=$((MEMORY_MIB / CPUS))
+DefMemPerCPU=$((memory_mib / cpus))
 GresTypes=gpu
 # quick, for tests
 SchedulerType=sched/backfill
@@ -92,39 +92,39 @@ CONF
   for n in 1 2; do
     name="NodeHostname=$host NodeAddr=127.0.0.1"
     [ -z "$1" ] || name="NodeHostname=n$n NodeAddr=$1.$n"
-    mkdir -p "$ROOT/spool/n$n" "$ROOT/devices/n$n"
-    echo "NodeName=n$n $name Port=$((port + n)) CPUs=$CPUS RealMemory=$MEMORY_MIB Gres=gpu:$GPUS" >> "$ROOT/slurm.conf"
+    mkdir -p "$root/spool/n$n" "$root/devices/n$n"
+    echo "NodeName=n$n $name Port=$((port + n)) CPUs=$cpus RealMemory=$memory_mib Gres=gpu:$gpus" >> "$root/slurm.conf"
     # a GPU is a device file; the number its name ends with comes in CUDA_VISIBLE_DEVICES
-    for ((i = 0; i < GPUS; i++)); do ln -sf /dev/null "$ROOT/devices/n$n/gpu$i"; done
-    echo "NodeName=n$n Name=gpu File=$ROOT/devices/n$n/gpu[0-$((GPUS - 1))]" >> "$ROOT/gres.conf"
+    for ((i = 0; i < gpus; i++)); do ln -sf /dev/null "$root/devices/n$n/gpu$i"; done
+    echo "NodeName=n$n Name=gpu File=$root/devices/n$n/gpu[0-$((gpus - 1))]" >> "$root/gres.conf"
   done
-  cat >> "$ROOT/slurm.conf" << CONF
+  cat >> "$root/slurm.conf" << CONF
 PartitionName=low Nodes=n[1-2] Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
 PartitionName=high Nodes=n[1-2] MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 CONF
   # slurmd asks for cgroups it does not use; before 24.05 it does not know "disabled"
-  echo "CgroupPlugin=$([[ $(slurmd -V) > "slurm-wlm 24.05" ]] && echo disabled || echo cgroup/v1)" > "$ROOT/cgroup.conf"
+  echo "CgroupPlugin=$([[ $(slurmd -V) > "slurm-wlm 24.05" ]] && echo disabled || echo cgroup/v1)" > "$root/cgroup.conf"
 }
 
 start_node() {
-  if is_networked; then "$HERE/nodes.sh" exec "$1" slurmd -N "$1"; else slurmd -N "$1"; fi
+  if is_networked; then "$here/nodes.sh" exec "$1" slurmd -N "$1"; else slurmd -N "$1"; fi
 }
 
 up() {
   install
-  if [ -s "$ROOT/run/slurmctld.pid" ] && nodes_are_idle; then
+  if [ -s "$root/run/slurmctld.pid" ] && nodes_are_idle; then
     echo "export SLURM_CONF=$SLURM_CONF"
     return
   fi
   down
-  mkdir -p "$ROOT"/{state,spool,log,run,munge}
-  chmod 700 "$ROOT/munge"
-  rm -f "$ROOT/gres.conf"
-  trap 'down; tail -n 5 "$ROOT"/log/*.log "$ROOT/munge/munged.log" >&2' EXIT
-  write_conf "$("$HERE/nodes.sh" up || true)"
-  (umask 077 && head -c 1024 /dev/urandom > "$ROOT/munge/key")
-  munged --force --key-file="$ROOT/munge/key" --socket="$ROOT/run/munge.sock" --pid-file="$ROOT/run/munged.pid" \
-    --log-file="$ROOT/munge/munged.log" --seed-file="$ROOT/munge/seed"
+  mkdir -p "$root"/{state,spool,log,run,munge}
+  chmod 700 "$root/munge"
+  rm -f "$root/gres.conf"
+  trap 'down; tail -n 5 "$root"/log/*.log "$root/munge/munged.log" >&2' EXIT
+  write_conf "$("$here/nodes.sh" up || true)"
+  (umask 077 && head -c 1024 /dev/urandom > "$root/munge/key")
+  munged --force --key-file="$root/munge/key" --socket="$root/run/munge.sock" --pid-file="$root/run/munged.pid" \
+    --log-file="$root/munge/munged.log" --seed-file="$root/munge/seed"
   slurmctld
   within 20 controller_answers || { echo "slurm.sh: slurmctld does not answer" >&2; exit 1; }
   start_node n1
@@ -136,8 +136,8 @@ up() {
 
 end() { # the process of a pid file: asked, then made to
   local pid
-  pid=$(cat "$ROOT/run/$1.pid" 2> /dev/null) || return 0
-  rm -f "$ROOT/run/$1.pid"
+  pid=$(cat "$root/run/$1.pid" 2> /dev/null) || return 0
+  rm -f "$root/run/$1.pid"
   # numbers are used again
   [ "$(cat "/proc/$pid/comm" 2> /dev/null)" = "${1%%-*}" ] || return 0
   kill "$pid" || true
@@ -145,23 +145,23 @@ end() { # the process of a pid file: asked, then made to
 }
 
 kill_node() {
-  if is_networked; then "$HERE/nodes.sh" kill "$1"; else end "slurmd-$1" 0; fi
+  if is_networked; then "$here/nodes.sh" kill "$1"; else end "slurmd-$1" 0; fi
 }
 
 down() {
-  if [ -s "$ROOT/run/slurmctld.pid" ] && ! is_networked; then
+  if [ -s "$root/run/slurmctld.pid" ] && ! is_networked; then
     timeout 5 scancel --user="$(id -un)" && within 5 has_no_jobs || true
   fi
   kill_node n1
   kill_node n2
   end slurmctld 5
   end munged 5
-  "$HERE/nodes.sh" down
+  "$here/nodes.sh" down
 }
 
 if [ "${1:-}" = install ]; then install; exit; fi
-ROOT=${SLURM_ROOT:?names a folder}
-export SLURM_CONF=$ROOT/slurm.conf NODES_ROOT=$ROOT/nodes
+root=${SLURM_ROOT:?names a folder}
+export SLURM_CONF=$root/slurm.conf NODES_ROOT=$root/nodes
 case "${1:-}" in
   up) up ;;
   down) down ;;

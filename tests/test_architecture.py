@@ -14,14 +14,16 @@ PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
     ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal", "drawing"),
-    ("data", "models", "checkpoint_io", "allocation", "runs", "sweep"),
+    ("data", "models", "checkpoint_io", "allocation", "runs"),
     ("workers",),
     ("callbacks", "config", "watching", "notification", "board"),
-    ("session", "overrides"),
+    ("staging", "overrides"),
+    ("session",),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),
     ("benchmark", "runner"),
     ("cluster",),
+    ("sweeps",),
     ("cli",),
 )
 KNOW_HYDRA = {"cli", "config", "overrides", "help", "runner"}

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from torch import distributed as dist
 
 from lockstep import preparation
 from lockstep.data import cache as caches
-from lockstep.data import folders
-from lockstep.data.cache import Lock
+from lockstep.data import folders, waiting
 from lockstep.data.listing import Names, list_classes
 from lockstep.data.pixels import Rows, whole
 from lockstep.data.sources import Images, Splits
 from lockstep.data.statistics import sampled_positions
+from lockstep.data.waiting import Lock
 from tests.harness import ROOT, environ
-from tests.image_files import read, write_folder, write_image
+from tests.image_files import CHANGES, read, write_folder, write_image
 from tests.processes import Ranks, started
 
 
@@ -124,27 +124,6 @@ def test_writing_to_the_pixels_leaves_the_file_as_it_is(root: Path, cache: str) 
 # -- what makes it stale -----------------------------------------------------------------------------------------------
 
 
-def _edit_in_place(path: Path) -> None:
-    """Other pixels, the same size in bytes, the same time of change."""
-    state, content = path.stat(), bytearray(path.read_bytes())
-    other = write_image(path.with_name("other.bmp"), seed=77).read_bytes()
-    assert len(other) == len(content)
-    path.with_name("other.bmp").unlink()
-    path.write_bytes(other)
-    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert (path.stat().st_size, path.stat().st_mtime_ns) == (state.st_size, state.st_mtime_ns)
-
-
-CHANGES: dict[str, Callable[[Path], Any]] = {
-    "changed": lambda path: write_image(path, seed=99),
-    "added": lambda path: write_image(path.with_name("new.png"), seed=99),
-    "removed": lambda path: path.unlink(),
-    "renamed": lambda path: path.rename(path.with_name("zzz.bmp")),
-    "moved to the other class": lambda path: path.rename(path.parents[1] / "ärger 狐" / path.name),
-    "edited in place": _edit_in_place,
-}
-
-
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_folder_is_decoded_again_and_its_old_entry_deleted(root: Path, cache: str, change: str) -> None:
     path = write_image(root / "red fox" / "a.bmp", seed=5)
@@ -228,7 +207,7 @@ def _build_elsewhere(root: str, cache: str) -> tuple[int, float]:
 
 KILLED = """
 import sys, time
-from lockstep.data import folders
+from lockstep.data import folders, waiting
 from tests.image_files import read
 from pathlib import Path
 decode_all = folders.decode_all
@@ -262,7 +241,7 @@ def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_taken_for_an_entry(
 def test_a_waiting_process_shows_how_far_the_other_one_is(
     root: Path, cache: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caches, "LINE_S", 0.0)
+    monkeypatch.setattr(waiting, "LINE_S", 0.0)
     command = [sys.executable, "-c", KILLED, str(root), cache]
     with subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, text=True) as builder:
         assert builder.stdout is not None

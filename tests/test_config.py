@@ -66,12 +66,16 @@ def config_of(*texts: str) -> Config:
 
 
 @pytest.mark.parametrize("choice", [f"{group}={option}" for group, options in GROUPS.items() for option in options])
-def test_every_option_of_every_group_passes(choice: str) -> None:
-    needed = ["data.root=here"] if choice == "data=image_folder" else []
+def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")  # SLURM's tools are not on every machine
+    needed = {
+        "data=image_folder": ["data.root=here"],
+        "cluster=slurm": ["cluster.time_min=1", "cluster.warn_s=9", "strategy=cpu"],
+    }.get(choice, [])
     if choice.startswith("benchmark="):  # which training does not read
         overrides.check([f"+{choice}"], is_multirun=False, is_benchmark=True)
     else:
-        assert faults(choice, *needed) == []
+        assert faults(choice, *needed, is_multirun=choice.startswith("search=")) == []
 
 
 def test_every_experiment_goes_with_every_debug_preset() -> None:
@@ -120,7 +124,8 @@ def test_a_known_section_has_exactly_the_parameters_of_its_target(target: str) -
     supplied = {"params", "optimizer", "total_steps"} | (
         {"in_channels", "num_classes"} if "models" in module else set()
     )
-    of_the_run = {"memory", "num_workers"}  # where pixels live; only a folder of images is asked, too
+    # where pixels live, which a folder of images is asked, too, and where files are read
+    of_the_run = {"memory", "num_workers", "copy_to", "copy_remove"}
     own = set(fields(KNOWN[target])) - {"_target_", "_partial_"} - of_the_run
     real -= of_the_run
     if issubclass(KNOWN[target], OpenPartial):

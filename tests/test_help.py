@@ -11,6 +11,8 @@ from lockstep.schema import KNOWN, Config, fields, kind_of
 SECTIONS = {
     "augment",
     "notify",
+    "launcher",
+    "sweep",
     "data",
     "model",
     "optimizer",

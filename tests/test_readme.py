@@ -75,8 +75,19 @@ def test_training_commands_run(tmp_path: Path) -> None:
     for words in commands("python train.py"):
         if "--help" in words:
             assert "global_batch_size" in run(tmp_path, *words)
-        elif not any(word.startswith("resume=") for word in words):
+        elif "-m" not in words and not any(word.startswith(("resume=", "cluster=")) for word in words):
             assert "test accuracy" in run(tmp_path, *smaller(words))
+
+
+def test_sweeps_run(tmp_path: Path) -> None:
+    for number, words in enumerate(commands("python train.py -m")):
+        if not any(word.startswith("cluster=") for word in words):
+            # one of the lists is enough, and two draws of a search
+            kept = [word for word in words if "," not in word] + [word for word in words if "," in word][-1:]
+            fewer = ["search.num_trials=2"] if any(word.startswith("search=") for word in words) else []
+            out = run(tmp_path, *smaller(kept), *fewer, f"sweep.name=s{number}")
+            assert "Testing the best trial" in out
+            assert len(list(tmp_path.glob(f"outputs/*/*_s{number}/table.*"))) == 3
 
 
 def test_images_are_prepared(tmp_path: Path) -> None:

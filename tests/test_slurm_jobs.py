@@ -253,6 +253,19 @@ def test_a_job_that_was_requeued_too_often_stays_stopped(
     assert difference(alone, run.folder) == 0
 
 
+def test_a_run_goes_on_as_a_job_of_more_workers(cut: dict[str, Submitted], shell: Shell, slurm: Slurm) -> None:
+    run = cut["often"]
+    run.wait()
+    words = command(f"resume={run.folder.path}", *CLUSTER, "trainer.devices=2", f"trainer.max_epochs={EPOCHS + 1}")
+    said = slurm.run(*words, cwd=shell.cwd).stdout
+    assert f"lockstep jobs follow {run.id}" in said
+    assert len(run.folder.read_job()["earlier"]) == 2
+    run.wait()
+    summary = run.folder.read_summary()
+    assert (summary["workers"], summary["epochs"]) == (2, EPOCHS + 1)
+    assert [row["epoch"] for row in run.folder.read_metrics()] == [str(epoch + 1) for epoch in range(EPOCHS + 1)]
+
+
 def test_more_workers_than_tasks_are_refused_in_the_job(shell: Shell, slurm: Slurm) -> None:
     folder = write_run(shell.cwd / "outputs" / "two", [*TINY, "trainer.devices=2"])
     config = configuration.checked(configuration.composed([*CLUSTER, *TINY, "trainer.devices=1"]))
@@ -268,9 +281,10 @@ def test_more_workers_than_tasks_are_refused_in_the_job(shell: Shell, slurm: Slu
     assert shell.jobs("wait", record.id, code=EXIT_CONFIG).stdout.split("\t")[1] == "failed"
 
 
-def test_gpus_that_a_node_does_not_show_are_missed(shell: Shell, slurm: Slurm) -> None:
+def test_gpus_that_a_node_does_not_show_are_missed_also_in_a_container(shell: Shell, slurm: Slurm) -> None:
     kept = [override for override in TINY if override != "strategy=cpu"]
-    run = shell.submit(*kept, "trainer.devices=1", "name=gpu")
+    python = f'cluster.setup=["export PATH={Path(sys.executable).parent}:$PATH"]'
+    run = shell.submit(*kept, "trainer.devices=1", "name=gpu", python, "cluster.container='env INSIDE=1'")
     run.wait(state="FAILED")
     assert slurm.show(run.id)["TresPerNode"] == "gres:gpu:1"  # which are files here
     assert slurm.show(run.id)["ExitCode"] == f"{EXIT_CONFIG}:0"
@@ -299,6 +313,15 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(slurm: Slurm, tmp_path: 
     assert "module load x" in lines
     queued = slurm.run("squeue", "--noheader", "--format=%j").stdout.split()
     assert configuration.composed(TINY).name not in queued
+
+
+def test_the_latency_of_a_submission_is_measured(slurm: Slurm) -> None:
+    done = slurm.run(sys.executable, "-m", "benchmarks.submit", "--n=1", cwd=ROOT)
+    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[-4:-1]] == [
+        "| train.py cluster=slurm",
+        "| sbatch alone",
+        "| train.py cluster=slurm dry_run=true",
+    ]
 
 
 def test_a_job_that_ends_with_its_node_goes_on_elsewhere(shell: Shell, slurm: Slurm, alone: RunFolder) -> None:

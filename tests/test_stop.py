@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lockstep.run_folder import EXIT_STOPPED, RunFolder
-from tests.harness import SMALL, command, difference, environ, train_all, wait_until, write_run
+from tests.harness import ROOT, SMALL, command, difference, environ, train_all, wait_until, write_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 LONG = (*SMALL, "data.train_size=301", "trainer.max_epochs=500")
@@ -122,6 +122,19 @@ def test_a_signal_in_the_first_moments_is_neither_lost_nor_deadly(tmp_path: Path
         run.process.send_signal(signal.SIGTERM)
         assert run.exit_code(60) == EXIT_STOPPED
         assert run.folder.last_checkpoint.exists()
+
+
+@pytest.mark.parametrize(("in_test", "code", "state"), [(False, EXIT_STOPPED, "stopped"), (True, 0, "finished")])
+def test_a_signal_to_one_rank_while_it_is_alone_hangs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_test: bool, code: int, state: str
+) -> None:
+    """Lightning's own handler would wait there for the other rank, which does not come."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    arguments = f"_target_:tests.callbacks.Terminated,rank:1,in_test:{str(in_test).lower()}"
+    callback = f"+callbacks.terminated={{{arguments}}}"
+    with training(tmp_path, *SMALL, "strategy.timeout_s=5", "trainer.devices=2", callback) as run:
+        assert run.exit_code(60) == code, run.log.read_text()
+        assert run.folder.read_status()["state"] == state
 
 
 def test_the_time_limit_stops_the_run(tmp_path: Path) -> None:

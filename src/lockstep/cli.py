@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep import run_folder
-from lockstep.environment import leave, no_garbage_collection, outer_world
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, shown
-from lockstep.sweep import Sweep
+from lockstep.environment import leave, no_garbage_collection, outer_world, without_secrets
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder, shown
+from lockstep.sweeps.serial import Serial
 
 TRAIN = Path(__file__).parents[2] / "train.py"
 PRUNING = """\
@@ -30,12 +30,12 @@ that holds another one that stays, and a folder that no training has ever held.
 
 def run(main: Callable[[], Any]) -> int:
     """Check the command line, answer --help, and hand over to Hydra's `main`. Returns the exit code."""
-    global _sweep
+    global _serial
     with no_garbage_collection():
         num_jobs = _num_jobs()
         if num_jobs is None:
             return 0
-    _sweep = Sweep(num_jobs)
+    _serial = Serial(num_jobs)
     try:
         main()
     except SystemExit as left:  # with the code of the run, or of Hydra
@@ -43,17 +43,18 @@ def run(main: Callable[[], Any]) -> int:
             raise
         return left.code
     finally:
-        if _sweep.done and not _sweep.is_silent:
-            _sweep.show()
-    if _sweep.failed and _is_first():
-        failed = ", ".join(str(folder.path) for folder in _sweep.failed)
-        print(f"{len(_sweep.failed)} of the jobs failed: {failed}", file=sys.stderr)
-    return EXIT_FAILED if _sweep.failed else 0
+        if _serial.trials and not _serial.is_silent:
+            _serial.show()
+    if _serial.failed and _is_first():
+        failed = ", ".join(str(folder.path) for folder in _serial.failed)
+        print(f"{len(_serial.failed)} of the jobs failed: {failed}", file=sys.stderr)
+    return EXIT_FAILED if _serial.failed else 0
 
 
 def _num_jobs() -> int | None:
     """How many jobs Hydra is to start: --help is answered here (None), a command line with faults ends here."""
     from hydra._internal.utils import get_args_parser
+    from omegaconf import OmegaConf
 
     from lockstep import config, overrides
 
@@ -63,6 +64,7 @@ def _num_jobs() -> int | None:
         arguments.config_name or "config",
         Path(arguments.config_dir) if arguments.config_dir else None,
     )
+    sweep_folder = "outputs"
     try:
         if arguments.help:
             from lockstep.help import show
@@ -73,19 +75,35 @@ def _num_jobs() -> int | None:
                 show(source=source)  # help is for those whose overrides are wrong, too
             return None
         if not (arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help):
-            return overrides.check(
+            plan = overrides.check(
                 arguments.overrides,
                 conf=source.conf,
                 config_name=source.name,
                 added=source.added,
                 is_multirun=arguments.multirun,
             )
+            if arguments.multirun:
+                sweep_folder = str(_sweep_folder(plan.config.sweep.name, arguments.overrides))
+            return plan.num_jobs
     except config.ConfigError as error:
         config.exit_with(error)
+    finally:
+        OmegaConf.register_new_resolver("sweep_folder", lambda: sweep_folder, replace=True)
     return 1
 
 
-_sweep = Sweep(1)  # Hydra takes only one number from a job, so how it ended is kept here
+def _sweep_folder(name: str | None, overrides: Sequence[str]) -> Path:
+    """The folder of the sweep that goes on by this command, else of a new one."""
+    from datetime import datetime
+
+    from lockstep.sweeps.ledger import command_of, find
+
+    root = Path("outputs")
+    known = find(root, name, without_secrets(command_of(overrides)))
+    return known or run_folder.free_path(root, name or "sweep", datetime.now())
+
+
+_serial = Serial(1)  # Hydra takes only one number from a job, so how it ended is kept here
 
 
 def train(cfg: Any) -> float:
@@ -104,7 +122,7 @@ def train(cfg: Any) -> float:
     is_sweep = hydra.mode == RunMode.MULTIRUN
     chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
     if is_sweep:
-        _sweep.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent) or not _is_first())
+        _serial.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent) or not _is_first())
         if cfg.notify.url or cfg.notify.command:  # Hydra's copy of the settings would keep what may be a token
             (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
     is_submitted = cfg.cluster.name != "none"
@@ -123,7 +141,7 @@ def train(cfg: Any) -> float:
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     if is_sweep and not is_submitted:
-        _sweep.end(overrides, folder, code)
+        _serial.end(hydra.job.num, overrides, folder, code)
     if code == 0:
         best = folder.read_summary().get("best")
         return float("nan") if best is None else float(best)
@@ -181,9 +199,9 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_watching_commands(commands)
     commands.add_parser("jobs", help="what was submitted to a cluster: list, follow, cancel, ...", add_help=False)
-    command("stop", _stop, "ask a run to stop in good order, with a checkpoint").add_argument(
-        "--reason", default="lockstep stop", help="kept in the status of the run"
-    )
+    command(
+        "stop", _stop, "ask a run, or all trials of a sweep, to stop in good order, with a checkpoint"
+    ).add_argument("--reason", default="lockstep stop", help="kept in the status of the run")
     evaluate = command("eval", _evaluate, "loss and accuracy of a trained network, by any number of workers")
     evaluate.add_argument("--split", choices=("test", "val"), default="test", help="default: test")
     predict = command("predict", _predict, "classes of images, in order, as a CSV file")
@@ -272,7 +290,7 @@ def _add_data_commands(parser: argparse.ArgumentParser) -> None:
         "decode a folder of images ahead of the first training; the defaults are those of conf/data/image_folder.yaml"
     )
     prepare = commands.add_parser("prepare", help=text, description=text[0].upper() + text[1:] + ".")
-    prepare.add_argument("root", help="folder with a folder per class, or train/, val/ and test/ of them")
+    prepare.add_argument("root", help="folder or URL with a folder per class, or train/, val/ and test/ of them")
     prepare.add_argument(
         "--image-size", metavar="N|null", help="resize and crop to N x N pixels; null: all have one size"
     )
@@ -309,6 +327,8 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
+    if (Path(arguments.run) / run_folder.SWEEP).is_file():
+        return _stop_sweep(RunFolder(Path(arguments.run)), arguments.reason)
     folder = run_folder.find(arguments.run)
     state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
     if state not in run_folder.LIVE_STATES:
@@ -316,6 +336,15 @@ def _stop(arguments: argparse.Namespace) -> int:
         return EXIT_CONFIG
     folder.request_stop(arguments.reason)
     print(f"Asked {shown(folder.path)} to stop; it saves a checkpoint first.")
+    return 0
+
+
+def _stop_sweep(folder: RunFolder, reason: str) -> int:
+    if not folder.is_locked():
+        print(f"lockstep: the sweep in {shown(folder.path)} is not running", file=sys.stderr)
+        return EXIT_CONFIG
+    folder.request_stop(reason)
+    print(f"Asked the sweep in {shown(folder.path)} to stop; each trial saves a checkpoint first.")
     return 0
 
 
@@ -357,6 +386,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     tree = configuration.to_tree(configuration.load(folder.config))
     if arguments.devices is not None:
         tree["trainer"] |= {"devices": arguments.devices, "loads": None, "num_nodes": 1}
+    tree["strategy"]["interface"] = None  # of the machines that trained; here is only one
     if arguments.strategy is not None:
         tree["strategy"]["name"] = arguments.strategy
     try:

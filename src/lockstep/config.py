@@ -20,14 +20,18 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from lockstep import allocation, signatures, workers
+from lockstep.data import remote
 from lockstep.run_folder import EXIT_CONFIG, write_atomically
-from lockstep.schema import ENVIRONMENTS, FALLBACK, NAMED, Config, Open, Target, fields, kind_of, root, section
+from lockstep.schema import ENVIRONMENTS, FALLBACK, NAMED, Config, Files, Open, Target, fields, kind_of, root, section
 
 CONF = Path(__file__).parents[2] / "conf"
+SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
 METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
 # what the training gives to the target of a section: the first parameter by position, others by keyword
 BY_POSITION = ("optimizer", "scheduler")
 BY_KEYWORD = {"model": ("in_channels", "num_classes"), "scheduler": ("total_steps",), "logger": ("save_dir",)}
+# how, where and for whom a run is trained
+NOT_OF_A_TRAINING = ("notify", "launcher", "sweep", "search")
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for the cures
 
 
@@ -359,8 +363,8 @@ def _cure(target: str, error: signatures.Missing) -> str:
 def _conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     found: list[str] = []
-    own = (_batch_rules, _data_rules, _optimizer_rules, _callback_rules, _notify_rules)
-    for rule in (*own, workers.faults, *allocation.RULES):
+    rules = (_batch_rules, _data_rules, _file_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules)
+    for rule in (*rules, workers.faults, *allocation.RULES):
         try:
             found += rule(config)
         except AttributeError:
@@ -381,6 +385,19 @@ def _data_rules(config: Config) -> Iterator[str]:
     val, test = getattr(config.data, "val_fraction", 0), getattr(config.data, "test_fraction", 0)
     if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
         yield f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on: use smaller ones"
+
+
+def _file_rules(config: Config) -> Iterator[str]:
+    data = config.data
+    if not isinstance(data, Files):
+        return
+    is_url, is_kept = remote.is_url(data.root), data.copy_to is not None or getattr(data, "cache", None) is not None
+    if is_url:
+        yield from remote.faults(data.root, "data.root")
+        if not is_kept:
+            yield f"data.root={remote.shown(data.root)} is a URL: say where its files are kept, data.copy_to=data/cache"
+    if data.copy_remove and data.copy_to is None and not is_url:
+        yield "data.copy_remove=true removes the copy of this run, and there is none: set data.copy_to, or leave it out"
 
 
 def _optimizer_rules(config: Config) -> Iterator[str]:
@@ -424,6 +441,20 @@ def _notify_rules(config: Config) -> Iterator[str]:
         yield f"notify.command={command} is no command line: {error}, close the quotes"
 
 
+def _search_rules(config: Config) -> Iterator[str]:
+    search = config.search
+    if search is None or search.objectives is None:
+        return
+    known = (*METRICS, *SUMMARY_NUMBERS)
+    if not search.objectives:
+        yield "search.objectives={} optimizes nothing: name one, or use null for what best.ckpt has"
+    for name in search.objectives:
+        if name not in known:
+            yield f"search.objectives has {name}, which is never measured: choose from {', '.join(known)}"
+    if len(search.objectives) > 1 and search.pruner is not None:
+        yield "search.pruner compares by one objective, and search.objectives has several: use search.pruner=null"
+
+
 def learning_rate(config: Config) -> float | None:
     """optimizer.lr, where the optimizer has one."""
     value = config.optimizer.arguments().get("lr")
@@ -451,8 +482,12 @@ def to_tree(config: Config) -> dict[str, Any]:
 
 
 def fingerprint(config: Config) -> str:
-    """Equal for equal trainings: ranks compare it before the first step. Who hears of the end is not part of it."""
-    tree = {key: value for key, value in to_tree(config).items() if key != "notify"}
+    """Equal for equal trainings: ranks compare it before the first step.
+
+    Who hears of the end is not part of it, nor how a machine reaches the others: their networks may differ in name.
+    """
+    tree = {key: value for key, value in to_tree(config).items() if key not in NOT_OF_A_TRAINING}
+    tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import gc
 import os
 import platform
@@ -29,6 +30,9 @@ class World:
     local_rank: int
     node_rank: int
     world_size: int
+    # where the launcher says nothing of a place to meet (srun):
+    step: str = ""  # this start of the job, unlike all others: job-restart-step
+    address: tuple[str, int] | None = None  # host and port on which all ranks come without talking
 
 
 @contextlib.contextmanager
@@ -77,15 +81,21 @@ def num_visible_gpus() -> int:
     return 0
 
 
+def cores() -> list[int]:
+    """Numbers of the cores this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use."""
+    return len(cores())
 
 
 def outer_world(environ: Mapping[str, str]) -> World | None:
     """The processes an outer launcher started, this one among them; None where this process stands alone.
 
     A SLURM batch script or srun step counts also with a single task; a shell inside an allocation does not.
+    `address` and `step` are None and "" where MASTER_ADDR is set: then torch's own variables say where to meet.
     """
 
     def number(*names: str, default: int = 0) -> int:
@@ -96,9 +106,28 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
             "torchrun", number("RANK"), number("LOCAL_RANK"), number("GROUP_RANK"), number("WORLD_SIZE", default=1)
         )
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
-        num_tasks = number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", default=1)
-        return World("srun", number("SLURM_PROCID"), number("SLURM_LOCALID"), number("SLURM_NODEID"), num_tasks)
+        num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)  # SLURM_NTASKS counts what a batch script may yet start
+        world = World("srun", number("SLURM_PROCID"), number("SLURM_LOCALID"), number("SLURM_NODEID"), num_tasks)
+        nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+        if "MASTER_ADDR" in environ or nodes is None:
+            return world
+        job, step = number("SLURM_JOB_ID"), number("SLURM_STEP_ID", "SLURM_STEPID")
+        return dataclasses.replace(
+            world,
+            step=f"{job}-{number('SLURM_RESTART_COUNT')}-{step}",
+            address=(first_node(nodes), step_port(job, step)),
+        )
     return None
+
+
+def first_node(nodes: str) -> str:
+    """The first name of a SLURM node list, e.g. "r1n07" of "r[1-2]n[07-09,12],login"."""
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).partition(",")[0]
+
+
+def step_port(job: int, step: int) -> int:
+    """A port below those that kernels hand out. No two of 15,000 steps of a job share one, nor jobs in a row."""
+    return 15000 + (32 * job + step) % 15000
 
 
 def describe() -> dict[str, Any]:
@@ -123,11 +152,13 @@ def describe() -> dict[str, Any]:
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command line, to be kept for people: what `notify` says may hold a token, and is left out."""
+    """The words of a command line, to be kept for people, without what may be a token: `notify`, queries of URLs."""
 
     def hidden(word: str) -> str:
         key = word.partition("=")[0]
-        return f"{key}=..." if key.lstrip("+").partition(".")[0] == "notify" else word
+        if key.lstrip("+").partition(".")[0] == "notify":
+            return f"{key}=..."
+        return re.sub(r"\?.*", "?...", word, flags=re.DOTALL) if "://" in word else word
 
     return [hidden(word) for word in words]
 

@@ -20,7 +20,8 @@ Train an image classifier: python train.py [group=option ...] [key=value ...]
 
   python train.py                                      scikit-learn's digits, on what there is
   python train.py experiment=cifar10 trainer.devices=4
-  python train.py -m optimizer.lr=0.05,0.1 seed=0,1    every combination
+  python train.py -m optimizer.lr=0.05,0.1 seed=0,1    every combination, side by side
+  python train.py -m search=tpe 'optimizer.lr=interval(0.01,1)'
   python train.py resume=outputs/latest                go on with a run
   python train.py data=image_folder --help             the keys of other options
 

@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 
 from lockstep.config import ConfigError
 from lockstep.environment import World, no_garbage_collection, num_cores, outer_world
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder, write_atomically
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, write_atomically
 from lockstep.signals import STOP_SIGNALS, SignalFlag
 
 GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
 POLL_S = 0.05
-EXIT_INTERRUPTED = 130
 
 
 class Job(NamedTuple):
@@ -91,7 +90,7 @@ def run_workers(job: Job, num_workers: int) -> int:
         received.append(number)
 
     before = [(number, signal.signal(number, remember)) for number in STOP_SIGNALS]
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # held back since the start of a job
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # who started this process may have held them back
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(num_workers):
@@ -107,7 +106,21 @@ def run_workers(job: Job, num_workers: int) -> int:
         for number, handler in before:
             signal.signal(number, handler)
         listener.close()
-    return _outcome(job, [worker.returncode for worker in workers], first_failed)
+    codes = [worker.returncode for worker in workers]
+    code = _outcome(job, codes, first_failed)
+    if min(codes) < 0:
+        _remove_copy(job)
+    return code
+
+
+def _remove_copy(job: Job) -> None:
+    """What killed workers could not remove, where they were asked to: the copy of their data."""
+    from lockstep import config as configuration
+    from lockstep.staging import remove_unused
+
+    tree = job.options.get("config")
+    config = configuration.check_tree(tree) if tree else configuration.load(RunFolder(Path(job.folder)).config)
+    remove_unused(config.data)
 
 
 def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port: int) -> subprocess.Popen[bytes]:

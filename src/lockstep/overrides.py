@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
@@ -62,20 +62,44 @@ SET_BY_ENVIRONMENTS = (
     "trainer.loads",
     "trainer.max_time_s",
 )
+# where files are read, not what is in them
+FREE_ON_RESUME = ("data.copy_to", "data.copy_remove")
 EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
+OF_THE_WHOLE = ("launcher", "sweep", "search", "notify")  # sections that cannot differ between the jobs of a sweep
+SWEEPERS = ("search", "hydra/sweeper")  # groups whose options draw values
 MAX_COMBINATIONS = 100  # of a sweep that are all tried: about 10 ms each (2-core CPU, 2026-11-21)
 Groups = Mapping[str, Sequence[str]]
 Choice = tuple[DictConfig | None, list[str]]
 REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # by Hydra, of a choice or a file
 
 
+class Plan(NamedTuple):
+    """What a command line asks for: how many jobs, and the configuration of the first."""
+
+    num_jobs: int
+    config: Config
+
+
+class Interval(NamedTuple):
+    """Numbers a search draws from, both ends included; whole ones where both ends are, in steps of `step` if any."""
+
+    low: float
+    high: float
+    step: float | None
+    is_log: bool
+
+
+Space = dict[str, Interval | tuple[str, ...]]  # by key: an interval, or what to choose from, as it is typed
+
+
 def groups(*folders: Path | None) -> dict[str, list[str]]:
-    """Options of every configuration group below the folders."""
+    """Options of every configuration group below the folders; Hydra knows more of its own groups, hydra/..."""
     found: dict[str, set[str]] = {}
     for folder in filter(None, folders):
         for file in folder.rglob("*.yaml"):
-            if file.parent != folder:
-                found.setdefault(file.parent.relative_to(folder).as_posix(), set()).add(file.stem)
+            group = file.parent.relative_to(folder).as_posix()
+            if group != "." and not group.startswith("hydra/"):
+                found.setdefault(group, set()).add(file.stem)
     return {group: sorted(options) for group, options in sorted(found.items())}
 
 
@@ -87,8 +111,8 @@ def check(
     added: Path | None = None,
     is_multirun: bool,
     is_benchmark: bool = False,
-) -> int:
-    """The number of jobs of these overrides. Raises ConfigError with all their faults; of a sweep, of every value.
+) -> Plan:
+    """What these overrides ask for. Raises ConfigError with all their faults; of a sweep, of every value.
 
     `conf` is the folder of the primary configuration, `added` one that adds to it (Hydra's --config-dir).
     """
@@ -100,6 +124,8 @@ def check(
         raise ConfigError([f"there is no {config_name}.yaml in {conf}: correct --config-name"])
     faults: list[str] = []
     values: list[list[str]] = []
+    configs: list[Config] = []
+    is_drawn = any(text.partition("=")[0] in SWEEPERS for text in overrides)
     for text in overrides:
         try:
             override = _parsed(text)
@@ -109,8 +135,10 @@ def check(
             elif override.is_sweep_override() and not is_multirun:
                 cure = "give one" if is_benchmark else "add -m to sweep over them"
                 faults.append(f"{text} lists several values: {cure}, or quote a value with commas")
+            elif override.is_sweep_override() and override.key_or_group.partition(".")[0] in OF_THE_WHOLE:
+                faults.append(f"{text} lists several values, but it is of the whole sweep: give one")
             else:
-                values.append(_values(override, options, source))
+                values.append(_values(override, options, source, is_drawn=is_drawn))
         except HydraException:
             faults.append(f"{text!r} cannot be read: write key=value, no spaces around =, special characters in quotes")
         except ConfigError as error:
@@ -121,10 +149,22 @@ def check(
         return _chosen(choices, source)
 
     for texts in _combinations(values):
-        faults += _faults([_parsed(text) for text in texts], choose, options)
+        config, found = _job([_parsed(text) for text in texts], choose, options)
+        faults += found
+        if config is not None:
+            configs.append(config)
+            faults += _sweep_faults(config, is_multirun=is_multirun)
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
-    return math.prod(map(len, values))
+    return Plan(math.prod(map(len, values)), configs[0])
+
+
+def _sweep_faults(config: Config, *, is_multirun: bool) -> list[str]:
+    if config.search is not None and not is_multirun:
+        return ["search draws values for a sweep: add -m, and what to search, e.g. 'optimizer.lr=interval(0.01,1)'"]
+    if config.resume is not None and is_multirun:
+        return ["resume goes on with one run: leave -m out; a sweep goes on by the same command again"]
+    return []
 
 
 def benchmarked(overrides: Sequence[str]) -> list[str]:
@@ -158,16 +198,15 @@ def _parsed(text: str) -> Override:
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
-def _values(override: Override, options: Groups, source: Source) -> list[str]:
+def _values(override: Override, options: Groups, source: Source, *, is_drawn: bool) -> list[str]:
     """An override for every value of a sweep; the ends of a range or interval stand for what lies between."""
     text, value, name = override.input_line or "", override.value(), override.get_key_element()
     if not override.is_sweep_override():
         return [text]
     if isinstance(value, IntervalSweep):
-        with_hydra = composed([], source, with_hydra=True)
-        if with_hydra.hydra.sweeper._target_.endswith(".BasicSweeper"):
+        if not is_drawn:
             ends = f"{override.key_or_group}={value.start},...,{value.end}"
-            raise ConfigError([f"{text} needs a sweeper that draws values (hydra/sweeper=...): list them, {ends}"])
+            raise ConfigError([f"{text} needs a search that draws values (search=tpe): add one, or list them, {ends}"])
         found = [value.start, value.end]
     elif isinstance(value, Glob):
         found = value.filter(list(options.get(override.key_or_group, ())))
@@ -179,6 +218,28 @@ def _values(override: Override, options: Groups, source: Source) -> list[str]:
         cure = f"choose from {', '.join(options[name])}" if name in options else "widen it"
         raise ConfigError([f"{text} stands for no value: {cure}"])
     return [f"{name}={value}" for value in found]
+
+
+def searched(overrides: Sequence[str], options: Groups) -> tuple[list[str], Space]:
+    """The overrides with one value, and what a search draws the others from. Raises ConfigError."""
+    fixed: list[str] = []
+    space: Space = {}
+    for override in map(_parsed, overrides):
+        key, value = override.get_key_element(), override.value()
+        if not override.is_sweep_override():
+            fixed.append(override.input_line or "")
+        elif isinstance(value, IntervalSweep):
+            space[key] = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
+        elif isinstance(value, RangeSweep):
+            first, last = _ends(value)[0], _ends(value)[-1]
+            space[key] = Interval(first, last, value.step, False)
+        elif isinstance(value, Glob):
+            space[key] = tuple(value.filter(list(options.get(override.key_or_group, ()))))
+        else:
+            space[key] = tuple(override.sweep_string_iterator())
+    if not space:
+        raise ConfigError(["search=... needs something to draw: e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"])
+    return fixed, space
 
 
 def _ends(sweep: RangeSweep) -> list[Any]:
@@ -202,22 +263,23 @@ def _combinations(values: Sequence[Sequence[str]]) -> Iterable[Sequence[str]]:
 # -- one job -----------------------------------------------------------------------------------------------------------
 
 
-def _faults(job: Sequence[Override], choose: Callable[[tuple[str, ...]], Choice], options: Groups) -> list[str]:
-    """The faults of one configuration: options are Hydra's to choose, values are put in here, one by one."""
+def _job(
+    job: Sequence[Override], choose: Callable[[tuple[str, ...]], Choice], options: Groups
+) -> tuple[Config | None, list[str]]:
+    """One configuration, or its faults: options are Hydra's to choose, values are put in here, one by one."""
     choices = [override for override in job if override.key_or_group in options or override.is_hydra_override()]
     values = [override for override in job if override not in choices]
     wrong = {} if _searches_elsewhere(job) else {o.input_line: f for o in choices if (f := _option_fault(o, options))}
     cfg, refused = choose(tuple(o.input_line or "" for o in choices if o.input_line not in wrong))
     faults = [*wrong.values(), *refused]
     if cfg is None:
-        return faults
+        return None, faults
     cfg = copy.deepcopy(cfg)
     faults += _put_in(cfg, values, options)
     try:
-        checked(cfg, options)
+        return checked(cfg, options), faults
     except ConfigError as error:
-        faults += error.faults
-    return faults
+        return None, [*faults, *error.faults]
 
 
 def _searches_elsewhere(job: Sequence[Override]) -> bool:
@@ -299,7 +361,8 @@ def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> 
         node = OmegaConf.select(cfg, parent) if parent else cfg
         there: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
         is_set, current = last in there, there.get(last)
-        if not is_set and not (override.is_add() or override.is_force_add()):
+        is_added = override.is_add() or override.is_force_add()
+        if not is_set and not is_added:
             unset.append(override)
         elif override.is_delete() and current is None:
             faults.append(f"{text}: {key} is null already, leave {text} out")
@@ -310,6 +373,8 @@ def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> 
                 del node[last]
         elif override.is_add() and current is not None and not isinstance(value, dict | list):
             faults.append(f"{text}: {key} has a value already, write {text[1:]}")
+        elif isinstance(current, dict) and isinstance(value, dict) and not is_added and value.keys() - current.keys():
+            faults.append(f"{text}: {key} has no {', '.join(sorted(value.keys() - current.keys()))}, write +{text}")
         else:
             faults += _updated(cfg, override)
     # after the others, which may have changed a _target_ and with it the names it takes
@@ -379,7 +444,9 @@ def _changes(saved: dict[str, Any], tree: dict[str, Any]) -> list[str]:
     for name in FROZEN_ON_RESUME:
         path = name.split(".")
         before, after = dict(leaves(at(saved, path), name)), dict(leaves(at(tree, path), name))
-        changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+        changed = [
+            key for key in {**before, **after} if before.get(key) != after.get(key) and key not in FREE_ON_RESUME
+        ]
         other_target = [key for key in changed if key.endswith("_target_")]
         for key in other_target or changed:
             faults.append(

@@ -19,6 +19,7 @@ from lockstep.parallel.reduce import gather_objects
 from lockstep.run_folder import RunFolder, write_atomically
 from lockstep.session import Session
 from lockstep.signals import SignalFlag
+from lockstep.staging import readable
 
 
 def predict(
@@ -56,13 +57,13 @@ def predict(
 
 def _images(here: Session, source: str, image_format: ImageFormat) -> Images:
     if source in ("val", "test"):
-        splits = session.readable(lambda: configuration.build(here.config.data))
+        splits = session.splits(here)
         if splits.class_names != tuple(image_format.class_names):
             fault = f"the data has the classes {splits.class_names}, the network has {image_format.class_names}"
             raise configuration.ConfigError([f"{source}: {fault}: predict the data it was trained for"])
         return splits.test if source == "test" else splits.val
     channels, height, width = image_format.image_shape
-    return session.readable(lambda: unlabelled_folder(source, image_size=(height, width), channels=channels))
+    return readable(lambda: unlabelled_folder(source, image_size=(height, width), channels=channels))
 
 
 def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[int, int, float]]:

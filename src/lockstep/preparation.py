@@ -1,5 +1,6 @@
 """Decodes a folder of images ahead of the first training. No torch where there is nothing to decode."""
 
+import contextlib
 import re
 import shlex
 import sys
@@ -7,8 +8,10 @@ from collections.abc import Mapping
 
 from lockstep import config as configuration
 from lockstep.data import cache as caches
+from lockstep.data import remote
 from lockstep.data.listing import list_classes
 from lockstep.run_folder import EXIT_CONFIG
+from lockstep.schema import Data
 
 NO_TEXTS = ("null", "true", "false", "inf", "nan")
 
@@ -22,12 +25,15 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
     if changed.get("cache", "null") != "null":
         changed["cache"] = _quoted(changed["cache"])
     overrides = ["data=image_folder", *(f"data.{name}={value}" for name, value in changed.items())]
-    settings = configuration.checked(configuration.composed(overrides)).data.arguments()
+    section = configuration.checked(configuration.composed(overrides)).data
+    settings = section.arguments()
     cache, image_size, channels = settings["cache"], settings["image_size"], settings["channels"]
     if cache is None:
         raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
-    listing = list_classes(root)
-    entry = caches.entry(cache, listing.folder, listing.digest, image_size=image_size, channels=channels)
+    is_url = remote.is_url(root)
+    asked = f"data.root={remote.shown(root) if is_url else root}"
+    listing = list_classes(_fetched(section) if is_url else root)
+    entry = caches.entry(cache, listing, image_size=image_size, channels=channels)
     table = entry.opened()
     is_new = table is None
     if table is None:
@@ -35,7 +41,7 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
         from lockstep.data.folders import Folder
 
         try:
-            table = Folder(f"data.root={root}", listing, image_size, channels, cache).decoded()
+            table = Folder(asked, listing, image_size, channels, cache).decoded()
         except ImageFault as error:
             print("\n".join(f"lockstep: {fault}" for fault in error.faults), file=sys.stderr)
             return EXIT_CONFIG
@@ -47,6 +53,17 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
         f"Train with:\n  python train.py {shlex.join(overrides)}"
     )
     return 0
+
+
+def _fetched(section: Data) -> str:
+    """The folder of the files behind a URL, which the training finds, too."""
+    from lockstep.staging import once_a_node
+
+    def folder(local: Data) -> str:
+        return local.arguments()["root"]
+
+    with contextlib.ExitStack() as held:
+        return once_a_node(section, folder, rank=0, local_rank=0, is_silent=False, held=held)
 
 
 def _quoted(text: str) -> str:

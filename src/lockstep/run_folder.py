@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, go on later
+EXIT_INTERRUPTED = 130  # by a second Ctrl-C
 
 LIVE_STATES = ("starting", "training", "validating", "testing", "stopping")
 ENDED_STATES = ("stopped", "finished", "failed")
@@ -31,6 +32,7 @@ SILENT_S = 600.0  # longer than any step: between two steps a status is written 
 MAX_BYTES = 16 * 2**20  # of a file of plain values
 BENCHMARK = "results.json"  # beside the run folders of a benchmark
 CODE = "code"  # what a job runs: its config.yaml files are of no run
+SWEEP = "sweep.json"  # beside the run folders of a sweep
 
 
 @contextlib.contextmanager
@@ -178,6 +180,10 @@ class RunFolder:
     def rank_log(self, rank: int) -> Path:
         """Everything a rank other than 0 printed."""
         return self.path / f"rank{rank}.log"
+
+    def rendezvous(self, step: str) -> Path:
+        """Where rank 0 of one start of a job says where it can be reached; there until all ranks have met."""
+        return self.path / f"rendezvous-{step}"
 
     def read_overrides(self) -> list[str]:
         """What was typed; empty where nothing was, or nobody typed."""
@@ -379,21 +385,25 @@ def create(root: Path, name: str, now: datetime) -> RunFolder:
 
 def create_path(root: Path, name: str, now: datetime) -> Path:
     """Make `root/<date>/<time>_<name>`; a number is added while somebody else owns the name already."""
-    first = path_of(root, name, now)
-    first.parent.mkdir(parents=True, exist_ok=True)
-    for attempt in range(1, 10_000):
-        path = first if attempt == 1 else first.with_name(f"{first.name}-{attempt}")
+    (root / f"{now:%Y-%m-%d}").mkdir(parents=True, exist_ok=True)
+    for path in _paths(root, name, now):
         try:
             path.mkdir()
         except FileExistsError:
             continue
         return path
-    raise FileExistsError(f"{first} and 9,998 numbered folders beside it exist: give the run another name.")
+    raise FileExistsError(f"{root}/{now:%Y-%m-%d} has 10,000 folders of one name: give the run another one.")
 
 
-def path_of(root: Path, name: str, now: datetime) -> Path:
-    """The folder of a run that begins `now`, where nobody owns the name already."""
-    return root / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}_{name}"
+def free_path(root: Path, name: str, now: datetime) -> Path:
+    """What `create_path` would make, without making it."""
+    return next(path for path in _paths(root, name, now) if not path.exists())
+
+
+def _paths(root: Path, name: str, now: datetime) -> Iterator[Path]:
+    stem = root / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}_{name}"
+    yield stem
+    yield from (stem.with_name(f"{stem.name}-{attempt}") for attempt in range(2, 10_000))
 
 
 def link_latest(root: Path, path: Path) -> None:

@@ -20,7 +20,7 @@ from lockstep import config as configuration
 from lockstep import launch, notification, overrides, run_folder, workers
 from lockstep.config import ConfigError
 from lockstep.environment import leave, outer_world, without_secrets
-from lockstep.run_folder import EXIT_CONFIG, RunFolder, shown
+from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, RunFolder, shown
 from lockstep.schema import Config
 
 LOCKED_EVERY_S = 0.5
@@ -68,7 +68,7 @@ def resume(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, int]:
         configuration.save(config, folder.config)
         return folder
 
-    return _train(make, config)
+    return _train(make, config, known=folder)
 
 
 def resumed(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, Config]:
@@ -109,7 +109,7 @@ def go_on(folder: RunFolder, *, has_test: bool) -> int:
         _begin_again(folder)
         return folder
 
-    return 0 if folder.read_summary() else _train(make, config, has_test=has_test)[1]
+    return 0 if folder.read_summary() else _train(make, config, known=folder, has_test=has_test)[1]
 
 
 def _begin_again(folder: RunFolder) -> None:
@@ -118,17 +118,27 @@ def _begin_again(folder: RunFolder) -> None:
 
 
 def _train(
-    make: Callable[[contextlib.ExitStack], RunFolder], config: Config, *, note: str = "", has_test: bool = True
+    make: Callable[[contextlib.ExitStack], RunFolder],
+    config: Config,
+    *,
+    known: RunFolder | None = None,
+    note: str = "",
+    has_test: bool = True,
 ) -> tuple[RunFolder, int]:
-    """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended."""
+    """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended.
+
+    In a folder that is `known` before it is made, the processes of srun find each other.
+    """
     num_workers = workers.found(config).world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"
+    if is_parallel and (faults := workers.interface_faults(config)):
+        raise ConfigError(faults)
     world = outer_world(os.environ) if is_parallel else None
     with contextlib.ExitStack() as held:
         if world is not None:
             from lockstep.session import shared_folder
 
-            folder = shared_folder(lambda: make(held), config, world)
+            folder = shared_folder(lambda: make(held), config, world, known)
         else:
             folder = make(held)
         if note and not config.silent and (world is None or world.rank == 0):
@@ -144,7 +154,7 @@ def _train(
         else:
             code = launch.run_here(job, world)
     # the run is free by now: what is told of its end may go on with it
-    if (world is None or world.rank == 0) and code != launch.EXIT_INTERRUPTED:
+    if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
         notification.send(config, folder, code)
     return folder, code
 
@@ -165,7 +175,13 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lockstep.runner")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--task", choices=("train", "train-without-test", "test"), required=True)
+    parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], help="use these alone")
+    parser.add_argument("--parent", type=int, help="the process with which this one dies")
     arguments = parser.parse_args(words)
+    if arguments.parent is not None:
+        launch.die_with(arguments.parent)
+    if arguments.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, arguments.cores)
     folder = RunFolder(arguments.folder.resolve())
     try:
         if arguments.task == "test":

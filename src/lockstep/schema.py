@@ -26,6 +26,9 @@ Command = Annotated[str, Field(pattern=r"\S"), "a command line"]
 Word = Annotated[str, Field(pattern=r"^\S+$"), "a word"]
 Line = Annotated[str, Field(pattern=r"^[^\n]*\S[^\n]*$"), "a line of text"]
 Url = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+([/?#]\S*)?$"), "an http(s) URL, no user in it"]
+Interface = Annotated[str, Field(min_length=1), "a network interface"]
+Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+Variables = Annotated[dict[Variable, str | int], "{NAME:value,...}, names in capitals"]
 Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"]
 
 
@@ -62,6 +65,8 @@ class Strategy(Section):
     gradient_dtype: Literal["same", "bfloat16"] = Field(
         description="what gradients travel as; bfloat16 halves the traffic and rounds"
     )
+    interface: Interface | None = Field(description="network that workers talk over, e.g. ib0; null = they choose")
+    variables: Variables = Field(description="set before workers talk: +strategy.variables.NCCL_DEBUG=INFO")
 
 
 class Trainer(Section):
@@ -123,6 +128,25 @@ class Cluster(Section):
     parallel: Positive | None = Field(description="jobs of a sweep that run at the same time; null = all")
 
 
+class Launcher(Section):
+    """How the trials of a sweep (-m) share this machine."""
+
+    mode: Literal["parallel", "sequential"] = Field(
+        description="parallel: trials side by side, each with devices of its own; sequential: one at a time, with all"
+    )
+    parallel: Literal["auto"] | Positive = Field(
+        description="trials at once, at most; auto: as many as there are GPUs or cores"
+    )
+
+
+class Sweep(Section):
+    """The trials of one command; the same command again goes on with them."""
+
+    name: Name | None = Field(description="end of the folder's name, and what finds it again; null = the same command")
+    max_failed: Count | None = Field(description="more failed trials than this stop the others; null = no limit")
+    test: Literal["best", "all", "none"] = Field(description="which trials are measured on the test set")
+
+
 class ExecutionEnvironment(Section):
     """Where one training of a benchmark runs."""
 
@@ -161,6 +185,17 @@ class Open(Target):
     partial: bool = Field(default=False, alias="_partial_", description="the caller adds more arguments")
 
 
+class Search(Section):
+    """A search by Optuna over values of a sweep; search=... chooses a sampler."""
+
+    num_trials: Positive = Field(description="trials of the study that finish or are pruned")
+    objectives: dict[str, Literal["min", "max"]] | None = Field(
+        description="what is optimized: metrics of the best epoch or numbers of summary.json; null = what best.ckpt has"
+    )
+    sampler: Open = Field(description="a sampler of optuna.samplers")
+    pruner: Open | None = Field(description="a pruner of optuna.pruners, asked after every epoch; null = no pruning")
+
+
 class Data(Target):
     """A source of images."""
 
@@ -190,19 +225,31 @@ class Digits(Split):
     test_fraction: PositiveFraction = Field(description="part of all images kept for the test")
 
 
-class Downloaded(Split):
-    """A data set of torchvision."""
+class Files(Split):
+    """A source that reads files."""
 
-    root: Path = Field(description="folder of the files")
+    root: Path = Field(description="folder of the files, or a URL as s3://bucket/flowers or zip://::https://...")
+    copy_to: Path | None = Field(
+        description="folder on a disk of the node that gets a copy, read instead; null = read the files where they are"
+    )
+    copy_remove: bool = Field(description="remove that copy when the run ends, unless another one uses it")
+
+    def arguments(self) -> dict[str, Any]:
+        """What the source gets: the folder to read, copied or not."""
+        return {key: value for key, value in super().arguments().items() if key not in ("copy_to", "copy_remove")}
+
+
+class Downloaded(Files):
+    """A data set of torchvision; what is downloaded lies in root, and is copied from there."""
+
     download: bool = Field(description="fetch missing files")
 
 
-class ImageFolder(Split):
+class ImageFolder(Files):
     """A folder per class."""
 
     val_fraction: Fraction = Field(description="part of the training images kept for validation")
     test_fraction: Fraction = Field(description="part of the training images kept for the test")
-    root: Path = Field(description="folder of the images")
     image_size: Annotated[int, Field(ge=8)] | None = Field(
         description="resize and crop to a square of so many pixels; null = all have one size"
     )
@@ -365,6 +412,9 @@ class Config(Section):
     notify: Notify
     resume: Path | None = Field(description="run folder to go on with")
     dry_run: bool = Field(description="with a cluster: print the script that would be submitted, and leave nothing")
+    launcher: Launcher
+    sweep: Sweep
+    search: Search | None = Field(description="set by search=...")
     data: DataSection
     model: ModelSection
     optimizer: OptimizerSection
@@ -416,6 +466,8 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
         target = value.get("_target_") if isinstance(value, dict) else None
         return KNOWN.get(target, FALLBACK[head]) if isinstance(target, str) else FALLBACK[head]
     found = whole.model_fields[head].annotation if head in whole.model_fields else None
+    if found == (Search | None):
+        return Search
     return found if isinstance(found, type) and issubclass(found, Section) else None
 
 
@@ -447,6 +499,8 @@ def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return f"[{_kind(arguments[0])}, ...]"
     if annotation is bool:
         return "true|false"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "a section of keys"
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
     high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")

@@ -1,40 +1,42 @@
 """What training, evaluation and prediction share: the process group, the device, the precision, and their assembly."""
 
 import contextlib
-import io
 import logging
 import os
+import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep import config as configuration
 from lockstep import workers
 from lockstep.checkpoint_io import AtomicCheckpointIO
 from lockstep.data.decode import ImageFault
 from lockstep.data.module import Batching, ImageData
+from lockstep.data.sources import Splits
 from lockstep.environment import World, num_cores
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.parallel.batch_norm import ExactBatchNorm
 from lockstep.parallel.randomness import seed_of
 from lockstep.parallel.reduce import gather_objects
-from lockstep.run_folder import RunFolder
+from lockstep.run_folder import RunFolder, write_atomically
 from lockstep.schema import Config, ImageFolder
+from lockstep.staging import once_a_node
 
-T = TypeVar("T")
 COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
 # bfloat16 is the classifier's own autocast, around the network alone
 LIGHTNING_PRECISION = {"bfloat16": "32-true", "float32": "32-true", "float64": "64-true"}
@@ -55,6 +57,7 @@ class Session:
     precision: str
     precision_reason: str
     environment: ClusterEnvironment
+    held: contextlib.ExitStack  # what is let go of at the end, however that comes
 
     @property
     def is_distributed(self) -> bool:
@@ -81,57 +84,66 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
     _quiet()
     asked = workers.found(config)
     rank, world_size = (place.rank, place.world_size) if place is not None else (0, 1)
+    if place is not None:
+        join(config, place, folder)
     device = _device(config, asked.gpus, place)
     precision, reason = _precision(config, device)
-    if place is not None:
-        join(config, place)
     _agree(config, world_size)
-    session = Session(
-        config=config,
-        folder=folder,
-        rank=rank,
-        local_rank=place.local_rank if place is not None else 0,
-        world_size=world_size,
-        num_local=asked.num_local,
-        device=device,
-        gpus=asked.gpus,
-        precision=precision,
-        precision_reason=reason,
-        environment=JoinedEnvironment(place) if place is not None else LightningEnvironment(),
-    )
-    try:
-        yield session
-    except ImageFault as error:  # met while streaming
-        raise configuration.ConfigError(error.faults) from error
-    # after a failure the group stays until the process ends: the failure must be on record before others notice it
-    if dist.is_initialized():
-        gather_objects(None)  # nobody leaves while another still talks
-        dist.destroy_process_group()
+    with contextlib.ExitStack() as held:
+        session = Session(
+            config=config,
+            folder=folder,
+            rank=rank,
+            local_rank=place.local_rank if place is not None else 0,
+            world_size=world_size,
+            num_local=asked.num_local,
+            device=device,
+            gpus=asked.gpus,
+            precision=precision,
+            precision_reason=reason,
+            environment=JoinedEnvironment(place) if place is not None else LightningEnvironment(),
+            held=held,
+        )
+        try:
+            yield session
+        except ImageFault as error:  # met while streaming
+            raise configuration.ConfigError(error.faults) from error
+        # after a failure the group stays until the process ends: the failure must be on record before others notice it
+        if dist.is_initialized():
+            gather_objects(None)  # nobody leaves while another still talks
+            dist.destroy_process_group()
 
 
-def join(config: Config, place: World) -> None:
-    """Enter the process group of the job, unless this process is in it already."""
+def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
+    """Enter the process group of the job, unless this process is in it already.
+
+    Processes of srun meet where rank 0 says in `folder`, which all of them can read; without one, on a port that
+    follows from the numbers of job and step. Raises ConfigError when this machine lacks the network asked for, or the
+    port is taken.
+    """
     if dist.is_initialized():
         return
+    _choose_network(config)
     device = _device(config, workers.found(config).gpus, place)
     backend = config.strategy.process_group_backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend,
-        init_method=_rendezvous(place),
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=timedelta(seconds=config.strategy.timeout_s),
-    )
+    timeout = timedelta(seconds=config.strategy.timeout_s)
+    with _meeting(place, folder, timeout) as store:
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+        if store is not None:
+            gather_objects(None)  # all are in: the place to meet is needed no more
 
 
-def shared_folder(make: Callable[[], RunFolder], config: Config, place: World) -> RunFolder:
+def shared_folder(
+    make: Callable[[], RunFolder], config: Config, place: World, known: RunFolder | None = None
+) -> RunFolder:
     """The run folder rank 0 makes, on every rank an outer launcher started: each composed its own configuration.
 
+    Where it is `known` before, the ranks meet there.
     Raises ConfigError when the ranks do not agree, before the folder is made, and when `make` does.
     """
-    join(config, place)
+    join(config, place, known)
     _agree(config, place.world_size)
     path, faults = "", []
     if place.rank == 0:
@@ -173,6 +185,7 @@ def _quiet() -> None:
         r".*callbacks used to create the checkpoint need to be provided.*",  # an evaluation needs none of them
         r".*could not find the monitored key.*",  # before the first validation; the check knows all that is measured
         r".*Checkpoint directory .* exists and is not empty.*",  # a resume goes on in its folder
+        r".*The `srun` command is available.*",  # whether a run is one of srun's is ours to find
         r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
         r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 on torch 2.15, 2026-11-21
     ):
@@ -233,13 +246,72 @@ class JoinedEnvironment(ClusterEnvironment):
         return self._place.node_rank
 
 
-def _rendezvous(place: World) -> str | None:
-    """Where the ranks meet; None: torch's own variables say it."""
-    if place.launcher != "srun" or "MASTER_ADDR" in os.environ:
-        return None
-    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"]
-    address = SLURMEnvironment.resolve_root_node_address(nodes)
-    return f"tcp://{address}:{15000 + int(os.environ['SLURM_JOB_ID']) % 10000}"
+def _choose_network(config: Config) -> None:
+    """Tell gloo and NCCL, which read the environment when the process group is made, what to talk over."""
+    faults = workers.interface_faults(config)
+    if faults:
+        raise configuration.ConfigError(faults)
+    name = config.strategy.interface
+    if name is not None:
+        # to NCCL eth1 is also eth10, but =eth1 is not
+        os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=f"={name}")
+    os.environ.update({name: str(value) for name, value in config.strategy.variables.items()})
+
+
+@contextlib.contextmanager
+def _meeting(place: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[TCPStore | None]:
+    """The store through which the ranks find each other; None: torch's own variables say where it is."""
+    if place.address is None:
+        yield None
+    elif folder is None:
+        yield _store(*place.address, place, timeout)
+    elif place.rank > 0:
+        yield _store(*_read_address(folder.rendezvous(place.step), timeout), place, timeout)
+    else:
+        host = _own_name()
+        store = _store(host, 0, place, timeout)
+        path = folder.rendezvous(place.step)
+        try:
+            write_atomically(path, f"{host} {store.port}\n")
+            yield store
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _store(host: str, port: int, place: World, timeout: timedelta) -> TCPStore:
+    """A store that rank 0 holds open, on a free port where `port` is 0."""
+    try:
+        return TCPStore(host, port, is_master=place.rank == 0, timeout=timeout, wait_for_workers=False)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        fault = f"port {port} of {host}, where the processes of this step meet, is taken by another program: "
+        raise configuration.ConfigError([fault + f"set MASTER_ADDR={host} and MASTER_PORT to a free one"]) from error
+
+
+def _own_name() -> str:
+    """The name by which other machines find this one."""
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:  # then there can be no others
+        return "127.0.0.1"
+    return socket.gethostname()
+
+
+def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
+    """Host and port that rank 0 writes to a file."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        # looking at the folder has NFS ask its server, else it says for a minute that the file is not there
+        if path.name in os.listdir(path.parent):
+            with contextlib.suppress(FileNotFoundError):
+                host, port = path.read_text().split()
+                return host, int(port)
+        time.sleep(0.1)
+    raise TimeoutError(
+        f"{path} is not there after {timeout.total_seconds():.0f} s (strategy.timeout_s): rank 0 has not started, or "
+        "the run folder is not on a disk that all nodes share"
+    )
 
 
 def _agree(config: Config, world_size: int) -> None:
@@ -267,17 +339,8 @@ def _precision(config: Config, device: torch.device) -> tuple[str, str]:
 def image_data(session: Session) -> ImageData:
     """The data of the run, with this rank's share. Raises ConfigError when it cannot be read."""
     config, trainer = session.config, session.config.trainer
-    is_download = bool(config.data.arguments().get("download"))
-    if is_download and session.local_rank > 0:
-        gather_objects(None)  # the first process of a machine fetches the files alone
-    # one voice: the first process of a machine tells of images that are decoded, also by another one
-    is_quiet = session.local_rank > 0 or config.silent
-    with contextlib.redirect_stdout(io.StringIO()) if is_quiet else contextlib.nullcontext():
-        splits = readable(lambda: configuration.build(config.data))
-    if is_download and session.local_rank == 0:
-        gather_objects(None)
     return ImageData(
-        splits,
+        splits(session),
         batching=Batching(
             global_batch_size=config.global_batch_size,
             micro_batches_per_step=trainer.accumulate_grad_batches,
@@ -297,18 +360,22 @@ def image_data(session: Session) -> ImageData:
     )
 
 
+def splits(session: Session) -> Splits:
+    """The images of the run, read where this node has them. Raises ConfigError on all ranks when they cannot be."""
+    return once_a_node(
+        session.config.data,
+        configuration.build,
+        rank=session.rank,
+        local_rank=session.local_rank,
+        is_silent=session.config.silent,
+        held=session.held,
+    )
+
+
 def _num_stream_workers(session: Session) -> int:
     """Processes of this rank that decode streamed images."""
     asked = session.config.data.num_workers if isinstance(session.config.data, ImageFolder) else "auto"
     return max(1, num_cores() // session.num_local) if asked == "auto" else asked
-
-
-def readable(read: Callable[[], T]) -> T:
-    """What `read` returns. Its faults, which name a setting or a file and the cure, become a ConfigError."""
-    try:
-        return read()
-    except (FileNotFoundError, ValueError) as error:
-        raise configuration.ConfigError(str(error).splitlines()) from error
 
 
 def classifier(session: Session, image_format: ImageFormat, *, total_steps: int) -> Classifier:

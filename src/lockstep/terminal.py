@@ -8,11 +8,11 @@ from rich.console import Console as Terminal
 from rich.text import Text
 
 
-def terminal() -> Terminal:
-    """Standard output; plain text without colours or wrapping where it is a file or a log."""
-    if sys.stdout.isatty():
-        return Terminal(highlight=False)
-    return Terminal(highlight=False, soft_wrap=True, width=120)
+def terminal(*, is_error: bool = False) -> Terminal:
+    """Standard output, or standard error; plain text without colours or wrapping where it is a file or a log."""
+    if (sys.stderr if is_error else sys.stdout).isatty():
+        return Terminal(highlight=False, stderr=is_error)
+    return Terminal(highlight=False, soft_wrap=True, width=120, stderr=is_error)
 
 
 def duration(seconds: float) -> str:

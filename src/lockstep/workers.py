@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 from dataclasses import dataclass
 
 from lockstep import allocation, environment
@@ -37,6 +38,17 @@ def faults(config: Config) -> list[str]:
         return (faults or _load_faults(config, asked)) + _backend_faults(config, asked)
     faults = faults + _world_faults(asked, environment.outer_world(os.environ))
     return (faults or _load_faults(config, asked)) + _backend_faults(config, asked) + _compiler_faults(config, asked)
+
+
+def interface_faults(config: Config) -> list[str]:
+    """A network this machine has not. Only the machines that train can tell, not the one a job is submitted from."""
+    name, there = config.strategy.interface, [name for _, name in socket.if_nameindex()]
+    if name is None or name in there:
+        return []
+    return [
+        f"strategy.interface={name} is not on {socket.gethostname()}, which has {', '.join(there)}: "
+        "use one of these, or null"
+    ]
 
 
 def _asked(config: Config) -> tuple[Workers, list[str]]:

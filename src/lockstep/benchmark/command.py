@@ -21,8 +21,17 @@ from lockstep import config as configuration
 from lockstep import environment, overrides, run_folder
 from lockstep.benchmark import child, results
 from lockstep.benchmark.environments import Place, places
-from lockstep.launch import EXIT_INTERRUPTED, Job
-from lockstep.run_folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, RunFolder, read_json, shown, write_json
+from lockstep.launch import Job
+from lockstep.run_folder import (
+    BENCHMARK,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    RunFolder,
+    read_json,
+    shown,
+    write_json,
+)
 from lockstep.schema import BenchmarkConfig
 from lockstep.signals import SignalFlag
 from lockstep.terminal import duration, show_table, terminal

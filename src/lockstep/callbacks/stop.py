@@ -48,8 +48,16 @@ class StopTogether(Checkpoint):
         self._next_look = 0.0
         self._seen = 0
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Keep the signals, also during the test.
+
+        Lightning 2.6 takes SIGTERM after this hook; its handler waits for a broadcast, and for ever on a rank that gets
+        the signal alone.
+        """
+        trainer._signal_connector.register_signal_handlers = _nothing
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the signals back from Lightning, which took them after on_fit_start."""
+        """Take the signals back from whoever took them."""
         self._channel = FlagChannel(self._timeout)
         self._flag.install()
         silence_broadcast(trainer)

@@ -15,12 +15,11 @@ from rich.text import Text
 
 from lockstep.cluster import jobs, record, scheduler
 from lockstep.cluster.jobs import Job
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder, shown, to_json
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder, shown, to_json
 from lockstep.runs import Found
 from lockstep.terminal import printable, show_table, terminal
 from lockstep.watching import cells, pruning
 
-EXIT_INTERRUPTED = 130
 ASK_EVERY_S = (2.0, 15.0)  # first and last pause between two questions to the scheduler
 READ_EVERY_S = 0.2
 STYLES = {"pending": "dim", "running": "cyan", "completed": "green", "cancelled": "yellow", "stopped": "yellow"}

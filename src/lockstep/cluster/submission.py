@@ -27,7 +27,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
     config = configuration.scaled(config)
     outputs, now = Path("outputs").resolve(), datetime.now()
     if config.dry_run:
-        folder = RunFolder(chosen.resolve() if chosen else run_folder.path_of(outputs, config.run_name, now))
+        folder = RunFolder(chosen.resolve() if chosen else run_folder.free_path(outputs, config.run_name, now))
         return _shown_script(folder, config)
     files = code.files()  # a fault leaves nothing behind
     if chosen is None:

@@ -8,7 +8,6 @@ date is seen at once.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import mmap
 import os
@@ -24,11 +23,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.data import waiting
+from lockstep.data.listing import Listing
+from lockstep.data.waiting import Lock
 from lockstep.run_folder import write_atomically
 
 FORMAT = 1  # other pixels from the same files: a new number
-POLL_S = 0.2
-LINE_S = 10.0  # between two lines about a build where the output is no terminal
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # mmap.MAP_NORESERVE of Python 3.13
 Pixels = NDArray[np.uint8]
 
@@ -63,15 +63,15 @@ class Entry:
                 return None
 
     @contextlib.contextmanager
-    def locked(self, what: str) -> Iterator["Lock"]:
+    def locked(self, what: str) -> Iterator[Lock]:
         """Hold the place for this process; while another one does, wait, and show how far `what` it builds is."""
         with self._explained():
             descriptor = os.open(self._made() / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 lock = Lock(descriptor)
                 while not lock.take():
-                    lock.show_holder(what)
-                    time.sleep(POLL_S)
+                    lock.show_holder(f"decodes {what}", "images")
+                    time.sleep(waiting.POLL_S)
                 yield lock
             finally:
                 os.close(descriptor)
@@ -155,69 +155,13 @@ class Entry:
         )
 
 
-class Lock:
-    """The lock of a place; its file tells waiting processes how far the holder is."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._progress: Progress | None = None
-
-    def take(self) -> bool:
-        """Whether this process holds the lock now."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def tell(self, num_done: int, total: int) -> None:
-        """Write down how many of `total` images are done."""
-        os.pwrite(self._descriptor, f"{num_done:>20} {total:>20}".encode(), 0)
-
-    def show_holder(self, what: str) -> None:
-        """Show what the holder wrote."""
-        words = os.pread(self._descriptor, 41, 0).split()
-        done, total = map(int, words) if len(words) == 2 else (0, 0)
-        if self._progress is None:
-            self._progress = Progress(f"Another process decodes {what}")
-        self._progress.show(done, total)
-
-
-class Progress:
-    """A line that moves on a terminal; elsewhere a line now and then."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._started = self._last = time.monotonic()
-        self._is_terminal = sys.stdout.isatty()
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since it began."""
-        return time.monotonic() - self._started
-
-    def show(self, num_done: int, total: int) -> None:
-        """Say it, if it is time to."""
-        now = time.monotonic()
-        if now - self._last < (0.25 if self._is_terminal else LINE_S):
-            return
-        self._last = now
-        line = f"{self._what}: {num_done:,} of {total:,}, {num_done / self.elapsed_s:,.0f} images/s"
-        print(f"\r{line}\x1b[K" if self._is_terminal else line, end="" if self._is_terminal else "\n", flush=True)
-
-    def end(self) -> None:
-        """Make way for other lines."""
-        if self._is_terminal:
-            print("\r\x1b[K", end="", flush=True)
-
-
-def entry(cache: str, folder: Path, digest: str, *, image_size: int | None, channels: int) -> Entry:
-    """Where the images of `folder`, in the state `digest` and decoded so, are kept."""
-    settings = f"{FORMAT} {channels} {image_size} {folder.resolve()}"
+def entry(cache: str, listing: Listing, *, image_size: int | None, channels: int) -> Entry:
+    """Where the images of `listing`, in the state they are in and decoded so, are kept."""
+    settings = f"{FORMAT} {channels} {image_size} {listing.origin}"
     code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
     size = f"{image_size}x{image_size}" if image_size is not None else "full"
-    place = Path(cache).expanduser() / f"{folder.resolve().name}-{channels}x{size}-{code}"
-    return Entry(cache, place, digest)
+    place = Path(cache).expanduser() / f"{listing.folder.resolve().name}-{channels}x{size}-{code}"
+    return Entry(cache, place, listing.digest)
 
 
 def _nearest(path: Path) -> Path:

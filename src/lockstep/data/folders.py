@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from lockstep.data import cache as caches
-from lockstep.data.cache import Entry, NoSpace, Progress
+from lockstep.data.cache import Entry, NoSpace
 from lockstep.data.decode import NUM_PER_RUN, check_channels, decode, decode_all, size_of, useful_threads
 from lockstep.data.listing import IMAGE_SUFFIXES, SPLIT_FOLDERS, Listing, Names, existing, list_classes, list_images
 from lockstep.data.pixels import ImageFiles, Pixels, Rows
 from lockstep.data.sources import Images, Splits, cut
 from lockstep.data.statistics import Statistics, channel_statistics, sampled_positions, value_counts
+from lockstep.data.waiting import Progress
 from lockstep.environment import num_cores
 
 
@@ -89,8 +90,7 @@ class Folder:
     def entry(self) -> Entry:
         """Their place in the cache."""
         assert self.cache is not None
-        listing, size = self.listing, self.image_size
-        return caches.entry(self.cache, listing.folder, listing.digest, image_size=size, channels=self.channels)
+        return caches.entry(self.cache, self.listing, image_size=self.image_size, channels=self.channels)
 
     def size(self) -> tuple[int, int]:
         """(H, W) of every image: with image_size=null those of the first one."""
@@ -110,7 +110,7 @@ class Folder:
                 return table
             shape = (len(self.files), self.channels, *self.size())
             entry.check_space(int(np.prod(shape)))
-            progress = Progress(f"Decoding {what}")
+            progress = Progress(f"Decoding {what}", "images")
 
             def show(num_done: int) -> None:
                 lock.tell(num_done, shape[0])

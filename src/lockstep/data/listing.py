@@ -11,6 +11,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.data import copying
+
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 SPLIT_FOLDERS = ("train", "val", "test")
 
@@ -75,8 +77,10 @@ class Names(Sequence[str]):
 class Listing:
     """Every image of a folder of class folders: its split folders one after the other, in each class after class.
 
-    `parts` are the positions of the split folders there are; without any, all is "train". `digest` changes with every
-    file that is added, removed, renamed or written to. `num_bytes` are those of the files.
+    `parts` are the positions of the split folders there are; without any, all is "train". `states` (N, 3) are size,
+    time of change and time of change of the entry of each file. `digest` changes with every file that is
+    added, removed, renamed or written to. `origin` names the folder; a copy has digest and origin of what was copied,
+    so that one cache serves both.
     """
 
     folder: Path
@@ -84,8 +88,14 @@ class Listing:
     labels: NDArray[np.int64]
     names: Names
     parts: dict[str, range]
+    states: NDArray[np.int64]
     digest: str
-    num_bytes: int
+    origin: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return int(self.states[:, 0].sum())
 
 
 def list_classes(root: str) -> Listing:
@@ -108,9 +118,13 @@ def list_classes(root: str) -> Listing:
         parts[name] = range(first, len(files.names))
     _check_counts(root, split_folders, counts)
     _check_classes(root, counts)
-    names, digest, num_bytes = files.summary()
+    names, states, digest = files.summary()
+    origin = str(folder.resolve())
+    copied = copying.note(folder)
+    if copied is not None and copied.names == copying.code_of(names.text.split(b"\0")[:-1]):
+        digest, origin = copied.digest, copied.source
     labels = np.concatenate([np.repeat(np.arange(len(classes)), list(classes.values())) for classes in counts.values()])
-    return Listing(folder, tuple(counts["train"]), labels, names, parts, digest, num_bytes)
+    return Listing(folder, tuple(counts["train"]), labels, names, parts, states, digest, origin)
 
 
 def list_images(folder: Path) -> Names:
@@ -158,12 +172,12 @@ class _Files:
         finally:
             os.close(opened)
 
-    def summary(self) -> tuple[Names, str, int]:
-        """Names, a digest of names and states, bytes of all files."""
+    def summary(self) -> tuple[Names, NDArray[np.int64], str]:
+        """Names, states (N, 3), and a digest of both."""
         names, states = Names.of(self.names), np.array(self._states, np.int64).reshape(-1, 3)
         digest = hashlib.blake2b(names.text, digest_size=16)
         digest.update(states.tobytes())
-        return names, digest.hexdigest(), int(states[:, 0].sum())
+        return names, states, digest.hexdigest()
 
 
 def _state(folder: str, name: str, opened: int) -> os.stat_result:

@@ -22,6 +22,11 @@ from lockstep.data.statistics import Statistics
 from lockstep.parallel.randomness import generator
 
 T = TypeVar("T", FashionMNIST, CIFAR10)
+# where below data.root the files of a data set lie: nothing else there is theirs
+FOLDERS = {
+    f"{__name__}.fashion_mnist": "FashionMNIST/raw",
+    f"{__name__}.cifar10": CIFAR10.base_folder,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +72,7 @@ def digits(*, val_fraction: float, test_fraction: float, split_seed: int) -> Spl
 
 def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
     """Fashion-MNIST (Xiao et al. 2017), 28x28 grey: val is cut off torchvision's training set, test is its test set."""
-    train, test = _from_torchvision(FashionMNIST, root, download, "FashionMNIST/raw")
+    train, test = _from_torchvision(FashionMNIST, root, download, FOLDERS[f"{__name__}.fashion_mnist"])
     return _with_val(
         (train.data.unsqueeze(1), train.targets),
         (test.data.unsqueeze(1), test.targets),
@@ -79,7 +84,7 @@ def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed:
 
 def cifar10(*, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
     """CIFAR-10 (Krizhevsky 2009), 32x32 colour: val is cut off torchvision's training set, test is its test set."""
-    train, test = _from_torchvision(CIFAR10, root, download, CIFAR10.base_folder)
+    train, test = _from_torchvision(CIFAR10, root, download, FOLDERS[f"{__name__}.cifar10"])
 
     def tensors(part: CIFAR10) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(part.data).permute(0, 3, 1, 2), torch.tensor(part.targets)

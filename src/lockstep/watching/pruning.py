@@ -11,13 +11,21 @@ from pathlib import Path
 
 from rich.text import Text
 
-from lockstep.run_folder import BENCHMARK, EXIT_CONFIG, EXIT_FAILED, SILENT_S, RunFolder, link_latest, shown
+from lockstep.run_folder import (
+    BENCHMARK,
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    SILENT_S,
+    RunFolder,
+    link_latest,
+    shown,
+)
 from lockstep.runs import Found, Watched, look
 from lockstep.terminal import printable, terminal
 from lockstep.watching import cells
 from lockstep.watching.selection import REMOVABLE, Listed, Selection
 
-EXIT_INTERRUPTED = 130
 LEFTOVERS = ("failed", "no signal", "not started")
 
 

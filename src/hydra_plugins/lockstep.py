@@ -1,0 +1,146 @@
+"""What Hydra finds: the launcher of sweeps, and the sweeper that draws their values. The work is in lockstep.sweeps."""
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from lockstep.environment import outer_world
+
+
+class Composer:
+    """Makes the configuration of a trial from its overrides."""
+
+    def __init__(self, context: HydraContext, config: DictConfig) -> None:
+        self._context = context
+        self._config = config
+
+    def __call__(self, overrides: Sequence[str], number: int) -> tuple[Any, str]:
+        """The checked configuration of a trial, and the name of its folder. Raises ConfigError."""
+        from lockstep.config import checked
+
+        cfg = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+        with open_dict(cfg):
+            cfg.hydra.job.id = cfg.hydra.job.num = number
+        HydraConfig.instance().set_config(cfg)
+        subdir = str(cfg.hydra.sweep.subdir)
+        with open_dict(cfg):
+            del cfg["hydra"]
+        return checked(cfg), subdir
+
+
+class Workstation(Launcher):
+    """Runs the trials of a sweep side by side, each with devices of its own; under torchrun or srun in their world."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what a launch needs."""
+        self._compose = Composer(hydra_context, config)
+        self._config = config
+        self._within: Launcher | None = None
+        if outer_world(os.environ) is not None:
+            inside = OmegaConf.merge(config, {"hydra": {"launcher": None}})
+            with open_dict(inside):
+                inside.hydra.launcher = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
+            assert isinstance(inside, DictConfig)
+            self._within = Plugins.instance().instantiate_launcher(
+                hydra_context=hydra_context, task_function=task_function, config=inside
+            )
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run the jobs. Leaves with the exit code of the sweep where that is not 0."""
+        if self._within is not None:
+            return self._within.launch(job_overrides, initial_job_idx)
+        from lockstep.config import ConfigError, exit_with
+        from lockstep.sweeps import command
+
+        notify = self._config.notify
+        if notify.url or notify.command:  # Hydra's copy of the settings would keep what may be a token
+            (Path(self._config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
+        try:
+            with _ledger(self._config) as ledger:
+                made = [command.prepared(ledger, texts, partial(self._compose, texts)) for texts in job_overrides]
+                configs = {trial.number: config for trial, config in made}
+                trials = [trial for trial, _ in made]
+                objective = command.monitored(made[0][1])
+                code = command.run(
+                    ledger,
+                    command.Grid(trials),
+                    configs,
+                    config=made[0][1],
+                    total=len(trials),
+                    objectives=[objective],
+                )
+        except ConfigError as error:
+            exit_with(error)
+        if code:
+            raise SystemExit(code)
+        return [_returned(objective.of(trial.folder, objective.name, is_max=objective.is_max)) for trial in trials]
+
+
+class Study(Sweeper):
+    """Draws the values of a sweep by Optuna, and runs its trials as Workstation does."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what a sweep needs."""
+        self._compose = Composer(hydra_context, config)
+        self._config = config
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run the study. Leaves with the exit code of the sweep where that is not 0."""
+        from lockstep.config import CONF, ConfigError, exit_with
+        from lockstep.overrides import Interval, groups, searched
+        from lockstep.sweeps import command, search
+
+        try:
+            fixed, space = searched(arguments, groups(CONF))
+            first = [f"{key}={drawn.low if isinstance(drawn, Interval) else drawn[0]}" for key, drawn in space.items()]
+            config, _ = self._compose([*fixed, *first], 0)
+            if config.search is None:
+                raise ConfigError(["hydra/sweeper=optuna is chosen by search=...: use search=tpe"])
+            if outer_world(os.environ) is not None:
+                raise ConfigError(["a search starts its own workers: leave torchrun or srun out"])
+            with _ledger(self._config) as ledger:
+                objectives = search.objectives_of(config.search, command.monitored(config))
+                configs: dict[int, Any] = {}
+
+                def make(drawn: Sequence[str]) -> Any:
+                    texts = [*fixed, *drawn]
+                    trial, configs[trial.number] = command.prepared(ledger, texts, partial(self._compose, texts))
+                    return trial
+
+                draws = search.Draws(
+                    search.study_in(ledger.path, config.search, objectives),
+                    search.distributions(space),
+                    ledger,
+                    make,
+                    objectives=objectives,
+                    num_trials=config.search.num_trials,
+                )
+                code = command.run(
+                    ledger, draws, configs, config=config, total=config.search.num_trials, objectives=objectives
+                )
+        except ConfigError as error:
+            exit_with(error)
+        if code:
+            raise SystemExit(code)
+
+
+def _ledger(config: DictConfig) -> AbstractContextManager[Any]:
+    from lockstep.sweeps import command
+    from lockstep.sweeps.ledger import command_of
+
+    return command.opened(Path(config.hydra.sweep.dir), config.sweep.name, command_of(config.hydra.overrides.task))
+
+
+def _returned(value: float | None) -> JobReturn:
+    return JobReturn(_return_value=float("nan") if value is None else value, status=JobStatus.COMPLETED)

@@ -1,0 +1,150 @@
+"""The course of a sweep: trials are started as devices come free, watched, and brought to one end."""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+from lockstep.run_folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
+from lockstep.signals import STOP_SIGNALS
+from lockstep.sweeps.devices import Need
+from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.sweeps.pool import Pool
+
+POLL_S = 0.1
+LOOK_EVERY_S = 0.5
+PRUNED = "pruned: other trials were better by now"
+
+
+class Source(Protocol):
+    """Where trials come from."""
+
+    def proposed(self, num_free: int) -> Sequence[Trial]:
+        """Trials to run; at most so many where they are made up as the sweep goes."""
+        ...
+
+    def is_poor(self, trial: Trial) -> bool:
+        """Whether a trial that runs should be pruned."""
+        ...
+
+    def ended(self, trial: Trial, state: str) -> None:
+        """Hear how a trial ended."""
+        ...
+
+
+class View(AbstractContextManager["View"], Protocol):
+    """What a person sees."""
+
+    def started(self, trial: Trial) -> None:
+        """A trial begins."""
+        ...
+
+    def ended(self, trial: Trial, state: str) -> None:
+        """A trial has ended."""
+        ...
+
+    def stopping(self, reason: str) -> None:
+        """The sweep ends early."""
+        ...
+
+    def refresh(self, running: Sequence[Trial], queued: Sequence[Trial]) -> None:
+        """Some time has passed."""
+        ...
+
+
+@dataclass
+class Course:
+    """One pass over the trials of a ledger. Changes sweep.json as it goes."""
+
+    ledger: Ledger
+    source: Source
+    pool: Pool
+    view: View
+    need_of: Callable[[Trial], Need]
+    at_once: int
+    max_failed: int | None
+    task: str
+
+    def run(self) -> int:
+        """Run all trials there are. Returns the exit code of the sweep: 0, 1 failed trials, 75 stopped, 130 left."""
+        received: list[int] = []
+
+        def remember(number: int, frame: FrameType | None) -> None:
+            received.append(number)
+
+        before = [(number, signal.signal(number, remember)) for number in STOP_SIGNALS]
+        try:
+            with self.view:
+                return self._run(received)
+        finally:
+            self.pool.kill()
+            for number, handler in before:
+                signal.signal(number, handler)
+
+    def _run(self, received: Sequence[int]) -> int:
+        queue: list[Trial] = []
+        states: dict[int, str] = {}
+        pruned: set[int] = set()
+        stopped, next_look = "", 0.0
+        while True:
+            for trial, code in self.pool.ended():
+                states[trial.number] = self._end(trial, code, is_pruned=trial.number in pruned)
+            running = [each.trial for each in self.pool.running]
+            if not stopped:
+                stopped = self._why_to_stop(received, list(states.values()))
+                if stopped:
+                    self.pool.stop()
+                    self.view.stopping(stopped)
+                else:
+                    queue += self.source.proposed(self.at_once - len(running) - len(queue))
+                    self._start(queue)
+            if not self.pool.running and (stopped or not queue):
+                break
+            if list(received).count(signal.SIGINT) > 1:
+                return EXIT_INTERRUPTED
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + LOOK_EVERY_S
+                running = [each.trial for each in self.pool.running]
+                for trial in running:
+                    if not stopped and trial.number not in pruned and self.source.is_poor(trial):
+                        pruned.add(trial.number)
+                        trial.folder.request_stop(PRUNED)
+                self.view.refresh(running, queue)
+            time.sleep(POLL_S)
+        self.ledger.stop_flag.clear_stop()
+        if "failed" in states.values():
+            return EXIT_FAILED
+        return EXIT_STOPPED if stopped or "stopped" in states.values() else 0
+
+    def _start(self, queue: list[Trial]) -> None:
+        """Start what there are devices for, the first ones first."""
+        for trial in list(queue):
+            if len(self.pool.running) >= self.at_once:
+                return
+            if self.pool.start(trial, self.need_of(trial), self.task):
+                queue.remove(trial)
+                self.ledger.write()
+                self.view.started(trial)
+
+    def _end(self, trial: Trial, code: int, *, is_pruned: bool) -> str:
+        trial.is_pruned = code == EXIT_STOPPED and is_pruned
+        state = "pruned" if trial.is_pruned else {0: "finished", EXIT_STOPPED: "stopped"}.get(code, "failed")
+        if is_pruned:
+            trial.folder.clear_stop()  # also where the trial was through before it saw the request
+        self.ledger.write()
+        self.source.ended(trial, state)
+        self.view.ended(trial, state)
+        return state
+
+    def _why_to_stop(self, received: Sequence[int], states: Sequence[str]) -> str:
+        if received:
+            return f"signal {signal.Signals(received[0]).name}"
+        if self.ledger.stop_flag.stop_flag.exists():
+            return f"stop flag: {self.ledger.stop_flag.stop_reason() or 'no reason given'}"
+        num_failed = states.count("failed")
+        if self.max_failed is not None and num_failed > self.max_failed:
+            return f"{num_failed} trials failed, more than sweep.max_failed={self.max_failed}"
+        return ""

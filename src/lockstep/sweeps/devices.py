@@ -1,0 +1,135 @@
+"""Which devices a trial gets, and which are free: GPUs by number or name, cores where no GPU is used. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lockstep.schema import Config, Launcher
+
+
+class Machine(NamedTuple):
+    """What trials share: GPUs as CUDA_VISIBLE_DEVICES names them, and the numbers of cores."""
+
+    gpus: tuple[str, ...]
+    cores: tuple[int, ...]
+
+
+class Need(NamedTuple):
+    """What a trial asks for: worker processes, and GPUs as a count or by their positions; () for none."""
+
+    num_workers: int
+    gpus: int | tuple[int, ...]
+
+
+class Share(NamedTuple):
+    """What a trial holds while it runs. `is_named`: the trial says its GPUs by number itself, so all stay visible."""
+
+    gpus: tuple[str, ...]
+    cores: tuple[int, ...]
+    num_threads: int
+    is_named: bool
+
+    @property
+    def label(self) -> str:
+        """For people: `GPU 0,1` or `cores 2-3`."""
+        if self.gpus:
+            return f"GPU {','.join(self.gpus)}"
+        first, last = self.cores[0], self.cores[-1]
+        if len(self.cores) == 1:
+            return f"core {first}"
+        is_range = list(self.cores) == list(range(first, last + 1))
+        return f"cores {first}-{last}" if is_range else f"cores {','.join(map(str, self.cores))}"
+
+
+def num_at_once(launcher: Launcher, machine: Machine, num_trials: int, configs: Sequence[Config]) -> int:
+    """How many trials may run side by side. Raises ValueError when the machine has not so many devices.
+
+    On GPUs as many as there are, on a CPU as many as have a core for each of their workers.
+    """
+    if launcher.mode == "sequential":
+        if launcher.parallel not in ("auto", 1):
+            raise ValueError(
+                f"launcher.parallel={launcher.parallel}, but launcher.mode=sequential runs one trial at a time: "
+                "leave one of them out"
+            )
+        return 1
+    uses_gpus = any(_uses_gpus(config, machine) for config in configs)
+    num_devices = len(machine.gpus) if uses_gpus else len(machine.cores)
+    if launcher.parallel != "auto":
+        if launcher.parallel > num_devices:
+            kind = "GPU" if uses_gpus else "core"
+            raise ValueError(
+                f"launcher.parallel={launcher.parallel}, but this machine has {num_devices} "
+                f"{kind}{'' if num_devices == 1 else 's'}: use at most {num_devices}"
+            )
+        return launcher.parallel
+    fewest = 1 if uses_gpus else min(_num_cpu_workers(config) for config in configs)
+    return max(1, min(num_devices // fewest, num_trials))
+
+
+def need(config: Config, machine: Machine, at_once: int) -> Need:
+    """What a trial asks for when so many run at once. Raises ValueError for GPUs the machine does not have."""
+    devices = config.trainer.devices
+    if not _uses_gpus(config, machine):
+        return Need(_num_cpu_workers(config), ())
+    num_gpus = len(machine.gpus)
+    if isinstance(devices, list):
+        absent = [number for number in devices if number >= num_gpus]
+        if absent:
+            raise ValueError(f"trainer.devices={devices}, but this machine has {num_gpus} GPUs: use smaller numbers")
+        return Need(len(devices), tuple(devices))
+    if devices == "auto":
+        devices = 1 if config.strategy.name == "single_device" else max(1, num_gpus // at_once)
+    if devices > num_gpus:
+        raise ValueError(f"trainer.devices={devices}, but this machine has {num_gpus} GPUs: use at most {num_gpus}")
+    return Need(devices, devices)
+
+
+def _uses_gpus(config: Config, machine: Machine) -> bool:
+    return bool(machine.gpus) and config.strategy.name != "cpu"
+
+
+def _num_cpu_workers(config: Config) -> int:
+    devices = config.trainer.devices
+    return 1 if devices == "auto" else len(devices) if isinstance(devices, list) else devices
+
+
+@dataclass
+class Devices:
+    """The devices of the machine, and which of them trials hold. A core belongs to one CPU trial at a time."""
+
+    machine: Machine
+    at_once: int
+    held: list[Share] = field(default_factory=list)
+
+    def take(self, wanted: Need) -> Share | None:
+        """Devices that no other trial holds; None while too few are free."""
+        if len(self.held) >= self.at_once:
+            return None
+        if wanted.gpus:
+            return self._take_gpus(wanted)
+        free = [core for core in self.machine.cores if all(core not in share.cores for share in self.held)]
+        num_cores = len(self.machine.cores)
+        count = min(num_cores, max(wanted.num_workers, num_cores // self.at_once))
+        if len(free) < count:
+            return None
+        return self._hold(Share((), tuple(free[:count]), max(1, count // wanted.num_workers), False))
+
+    def _take_gpus(self, wanted: Need) -> Share | None:
+        num_threads = max(1, len(self.machine.cores) // (self.at_once * wanted.num_workers))
+        held = {gpu for share in self.held for gpu in share.gpus}
+        if isinstance(wanted.gpus, tuple):
+            named = tuple(self.machine.gpus[position] for position in wanted.gpus)
+            return None if held & set(named) else self._hold(Share(named, (), num_threads, True))
+        free = [gpu for gpu in self.machine.gpus if gpu not in held]
+        if len(free) < wanted.gpus:
+            return None
+        return self._hold(Share(tuple(free[: wanted.gpus]), (), num_threads, False))
+
+    def _hold(self, share: Share) -> Share:
+        self.held.append(share)
+        return share
+
+    def give_back(self, share: Share) -> None:
+        """The trial that held them has ended."""
+        self.held.remove(share)

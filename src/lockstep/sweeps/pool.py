@@ -1,0 +1,112 @@
+"""The processes of trials: one each, on devices of its own, in good order to its end."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
+from lockstep.signals import STOP_SIGNALS
+from lockstep.sweeps.devices import Devices, Need, Share
+from lockstep.sweeps.ledger import Trial
+
+LOG = "output.log"  # what a trial says, in its run folder
+
+
+@dataclass
+class Running:
+    """A trial that runs."""
+
+    trial: Trial
+    share: Share
+    process: subprocess.Popen[bytes]
+
+
+class Pool:
+    """Trials side by side. A trial that ends, however it ends, gives its devices back."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self.running: list[Running] = []
+
+    def start(self, trial: Trial, wanted: Need, task: str) -> bool:
+        """Start a task of `lockstep.runner` on a trial. False while too few devices are free."""
+        share = self._devices.take(wanted)
+        if share is None:
+            return False
+        trial.device = share.label
+        words = [sys.executable, "-m", "lockstep.runner", str(trial.folder.path), "--task", task]
+        words += ["--parent", str(os.getpid())]
+        if share.cores:
+            words += ["--cores", ",".join(map(str, share.cores))]
+        # held back until the trial has its handlers: a stop in its first moments is neither lost nor deadly
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            with open(trial.folder.path / LOG, "ab") as log:
+                process = subprocess.Popen(
+                    words,
+                    env=environ_of(share, os.environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,  # Ctrl-C reaches the sweep alone, which passes it on
+                )
+        except BaseException:
+            self._devices.give_back(share)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        self.running.append(Running(trial, share, process))
+        return True
+
+    def ended(self) -> list[tuple[Trial, int]]:
+        """The trials that have ended since the last call, with their exit codes; their devices are free."""
+        found = [each for each in self.running if each.process.poll() is not None]
+        for each in found:
+            self.running.remove(each)
+            self._devices.give_back(each.share)
+            _account_for(each.trial, each.process.returncode)
+        return [(each.trial, each.process.returncode) for each in found]
+
+    def stop(self) -> None:
+        """Ask all trials to stop in good order."""
+        for each in self.running:
+            each.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End all trials at once; their workers die with them."""
+        for each in self.running:
+            each.process.kill()
+        for each in self.running:
+            each.process.wait()
+
+
+def environ_of(share: Share, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a trial: the GPUs it may see, threads for its cores, and where the modules of the user are."""
+    found = dict(environ)
+    if share.gpus and not share.is_named:
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+    elif not share.gpus:
+        found["CUDA_VISIBLE_DEVICES"] = ""
+    found.setdefault("OMP_NUM_THREADS", str(share.num_threads))
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, (sys.path[0], environ.get("PYTHONPATH"))))
+    return found
+
+
+def _account_for(trial: Trial, code: int) -> None:
+    """Write down the end of a trial that could not do so itself."""
+    if code in (0, EXIT_STOPPED):
+        return
+    folder = trial.folder
+    if code < 0:
+        what = f"the process of the trial was ended by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            what += " (kill -9, or out of memory)"
+    else:
+        what = f"the process of the trial left with code {code or EXIT_FAILED}"
+    folder.record_failure(f"{what}\n")
+    status = folder.read_status()
+    if not status or status.get("state") in (*LIVE_STATES, "no signal"):
+        folder.update_status(state="failed", reason=what)

@@ -1,0 +1,49 @@
+"""Jobs of a sweep one after the other in this process: under torchrun or srun, or with Hydra's own launchers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lockstep.run_folder import EXIT_STOPPED, RunFolder
+from lockstep.sweeps.ledger import Ledger, Trial, trial_of
+
+GOOD = (0, EXIT_STOPPED)
+
+
+@dataclass
+class Serial:
+    """The jobs of one command, in the order in which they were done."""
+
+    num_jobs: int
+    trials: list[Trial] = field(default_factory=list)
+    failed: list[RunFolder] = field(default_factory=list)
+    is_silent: bool = False
+
+    def begin(self, number: int, overrides: Sequence[str], *, is_silent: bool) -> None:
+        """Say that job `number`, the name of its folder, begins.
+
+        A sweeper that proposes jobs as it goes knows no total.
+        """
+        self.is_silent = is_silent
+        if is_silent:
+            return
+        from lockstep.terminal import terminal  # rich, which --help need not wait for
+
+        place = f" ({number + 1} of {self.num_jobs})" if number < self.num_jobs else ""
+        text = f"\nJob {number}{place}: {' '.join(overrides)}"
+        terminal().print(text, style="bold", markup=False, soft_wrap=True)
+
+    def end(self, number: int, overrides: Sequence[str], folder: RunFolder, code: int) -> None:
+        """Take down how a job ended."""
+        self.trials.append(Trial(number, tuple(trial_of(overrides)), folder))
+        if code not in GOOD:
+            self.failed.append(folder)
+
+    def show(self) -> None:
+        """Print the table."""
+        from lockstep import config as configuration
+        from lockstep.sweeps import command, table, views
+
+        ledger = Ledger(Path(), None, (), self.trials)
+        objective = command.monitored(configuration.load(self.trials[0].folder.config))
+        views.show(table.table(ledger, [objective], {}), None)

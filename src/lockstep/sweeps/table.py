@@ -1,0 +1,234 @@
+"""The table of a sweep: its trials, the best first, with the settings in which they differ; also as files."""
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.run_folder import RunFolder, to_json, write_atomically
+from lockstep.runs import look_at
+from lockstep.sweeps.ledger import Ledger, Trial
+
+STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
+SEED = "seed"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is told of one trial; `values` are those that are optimized, the best known ones of a live trial."""
+
+    trial: Trial
+    settings: dict[str, str]
+    state: str
+    reason: str
+    epoch: str
+    values: tuple[float | None, ...]
+    test_accuracy: float | None
+    training_s: float | None
+    left_s: float | None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A number that is optimized. `name` is a metric of the best epoch, or a number of summary.json."""
+
+    name: str
+    is_max: bool
+
+    def of(self, folder: RunFolder, monitor: str | None, *, is_max: bool) -> float | None:
+        """Its value in a run; the best epoch is the one with the best `monitor`."""
+        summary = _or_empty(folder.read_summary)
+        if self.name == monitor and _is_number(summary.get("best")):
+            return summary["best"]
+        if _is_number(summary.get(self.name)):
+            return summary[self.name]
+        rows = [row for row in _or_empty(folder.read_metrics) if number(row.get(monitor or self.name)) is not None]
+        if not rows:
+            return None
+        best = (max if is_max else min)(rows, key=lambda row: number(row[monitor or self.name]) or 0.0)
+        return number(best.get(self.name))
+
+
+@dataclass(frozen=True)
+class Table:
+    """All trials of a sweep, by the first objective."""
+
+    objectives: tuple[Objective, ...]
+    keys: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def best(self) -> Row | None:
+        """The finished trial with the best value of the only objective."""
+        found = [row for row in self.rows if row.state == "finished" and row.values[0] is not None]
+        return found[0] if found and len(self.objectives) == 1 else None
+
+    @property
+    def front(self) -> list[int]:
+        """The finished trials that no other one beats or equals in every objective: the Pareto front."""
+
+        def gains(row: Row) -> list[float]:
+            pairs = zip(self.objectives, row.values, strict=True)
+            return [(value or 0.0) * (1 if each.is_max else -1) for each, value in pairs]
+
+        rows = [row for row in self.rows if row.state == "finished" and None not in row.values]
+        known = [(row.trial.number, gains(row)) for row in rows]
+        return [
+            number
+            for number, mine in known
+            if not any(other != mine and all(a >= b for a, b in zip(other, mine, strict=True)) for _, other in known)
+        ]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Finished trials that differ in the seed alone: mean and standard deviation over at least two, best first."""
+        if SEED not in self.keys:
+            return []
+        members: dict[tuple[str, ...], list[Row]] = {}
+        for row in self.rows:
+            if row.state == "finished" and row.values[0] is not None:
+                same = tuple(row.settings.get(key, "") for key in self.keys if key != SEED)
+                members.setdefault(same, []).append(row)
+        keys = [key for key in self.keys if key != SEED]
+        found: list[dict[str, Any]] = []
+        for same, rows in members.items():
+            if len(rows) > 1:
+                values = [row.values[0] or 0.0 for row in rows]
+                mean, deviation = statistics.fmean(values), statistics.stdev(values)
+                settings = dict(zip(keys, same, strict=True))
+                found.append({"settings": settings, "n": len(rows), "mean": mean, "deviation": deviation})
+        return sorted(found, key=lambda group: group["mean"], reverse=self.objectives[0].is_max)
+
+
+def table(ledger: Ledger, objectives: Sequence[Objective], running: dict[int, str]) -> Table:
+    """The table of a ledger. `running` has the state of the trials that run now, by number."""
+    rows = [_row(trial, objectives, running.get(trial.number)) for trial in ledger.trials]
+    first = objectives[0]
+
+    def rank(row: Row) -> tuple[bool, bool, float, int]:
+        value = row.values[0]
+        known = 0.0 if value is None else -value if first.is_max else value
+        # what a trial had when it was cut off is no result
+        return (row.state != "finished", value is None, known, row.trial.number)
+
+    return Table(tuple(objectives), differing(ledger.trials), tuple(sorted(rows, key=rank)))
+
+
+def differing(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """The keys whose values differ between the trials, in the order in which they were typed."""
+    settings = [trial.settings for trial in trials]
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return tuple(key for key in keys if len({each.get(key) for each in settings}) > 1)
+
+
+def told(trial: Trial, trials: Sequence[Trial]) -> str:
+    """The settings of a trial in which it differs from others; of a single one, all."""
+    keys = differing(trials) or trial.settings
+    return " ".join(f"{key}={setting(trial.settings[key])}" for key in keys if key in trial.settings) or "the defaults"
+
+
+def _row(trial: Trial, objectives: Sequence[Objective], live: str | None) -> Row:
+    facts = look_at(trial.folder)
+    summary = _or_empty(trial.folder.read_summary)
+    monitor, is_max = facts.get("monitor"), objectives[0].is_max
+    epoch, last = facts.get("epoch"), facts.get("max_epochs")
+    return Row(
+        trial=trial,
+        settings=trial.settings,
+        state=live or trial.state,
+        reason=facts.get("reason", ""),
+        epoch=f"{epoch}/{last}" if epoch is not None and last is not None else "",
+        values=tuple(objective.of(trial.folder, monitor, is_max=is_max) for objective in objectives),
+        test_accuracy=number(summary.get("test_accuracy")),
+        training_s=number(summary.get("training_s", facts.get("elapsed_s"))),
+        left_s=number(facts.get("remaining_s")) if live else None,
+    )
+
+
+def write(ledger: Ledger, found: Table) -> None:
+    """Write table.csv, table.json and table.md into the folder of the sweep."""
+    heads = ["trial", *found.keys, "state", "epoch", *(each.name for each in found.objectives), "test_accuracy"]
+    heads += ["training_s", "device", "folder", "reason"]
+    lines = [_plain(row, found.keys) for row in found.rows]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([heads, *lines])
+    write_atomically(ledger.path / f"{STEM}.csv", text.getvalue())
+    best = found.best
+    kept = {
+        "name": ledger.name,
+        "command": list(ledger.command),
+        "best": best.trial.number if best is not None else None,
+        "front": found.front,
+        "objectives": {each.name: "max" if each.is_max else "min" for each in found.objectives},
+        "trials": [dict(zip(heads, line, strict=True)) for line in lines],
+        "groups": found.groups,
+    }
+    write_atomically(ledger.path / f"{STEM}.json", to_json(kept) + "\n")
+    write_atomically(ledger.path / f"{STEM}.md", _markdown(found))
+
+
+def _plain(row: Row, keys: Sequence[str]) -> list[Any]:
+    known = [row.trial.number, *(row.settings.get(key) for key in keys), row.state, row.epoch, *row.values]
+    return [*known, row.test_accuracy, row.training_s, row.trial.device, str(row.trial.folder.path), row.reason]
+
+
+def _markdown(found: Table) -> str:
+    heads = ["trial", *found.keys, "state", *(each.name for each in found.objectives), "test accuracy", "seconds"]
+    lines = [_line(heads), _line(["---"] * len(heads))]
+    for row in found.rows:
+        values = [shown(value) for value in (*row.values, row.test_accuracy)]
+        seconds = f"{row.training_s:.1f}" if row.training_s is not None else "-"
+        settings = [setting(row.settings.get(key, "-")) for key in found.keys]
+        lines.append(_line([str(row.trial.number), *settings, row.state, *values, seconds]))
+    if found.groups:
+        keys = list(found.groups[0]["settings"])
+        lines += ["", _line([*keys, f"{found.objectives[0].name}, mean ± deviation", "n"])]
+        lines.append(_line(["---"] * (len(keys) + 2)))
+        lines += [_line([*group["settings"].values(), deviating(group), str(group["n"])]) for group in found.groups]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def setting(text: str) -> str:
+    """A value that was typed or drawn; of a number with many digits the first four."""
+    known = number(text)
+    return f"{known:.4g}" if known is not None and len(text) > 8 and "." in text else text
+
+
+def shown(value: float | None) -> str:
+    """A value with four digits behind the point, or as many as a small or large one needs."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if 0.001 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
+
+
+def deviating(group: dict[str, Any]) -> str:
+    """Mean ± standard deviation of a group."""
+    return f"{shown(group['mean'])} ± {shown(group['deviation'])}"
+
+
+def _or_empty(read: Any) -> Any:
+    try:
+        return read()
+    except (OSError, ValueError, csv.Error, RecursionError):  # whatever stands there
+        return {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def number(value: Any) -> float | None:
+    """A finite number, also one in a text; None for all else."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return value if _is_number(value) else None

@@ -1,0 +1,8 @@
+"""Makes the process that starts trials believe in four GPUs; the trials themselves find none, and train on the CPU."""
+
+import sys
+
+if any(word.endswith("train.py") for word in sys.orig_argv):
+    from lockstep import environment
+
+    environment.num_visible_gpus = lambda: 4

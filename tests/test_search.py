@@ -1,0 +1,245 @@
+"""Searches: what Optuna proposes, hears and cuts off; with a stand-in for the trainings, and with real ones."""
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from lockstep import config as configuration
+from lockstep.config import CONF, ConfigError
+from lockstep.overrides import Interval, groups, searched
+from lockstep.run_folder import read_json
+from lockstep.schema import Search
+from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.sweeps.search import Draws, distributions, study_in
+from lockstep.sweeps.table import Objective
+from tests.callbacks import SEES
+from tests.harness import SMALL, wait_until
+from tests.test_sweeps import run, started, table_of, tree_of, trials_of
+
+ACCURACY = Objective("val/accuracy", True)
+Result = Callable[[dict[str, str]], float | None]
+
+
+def search_of(*overrides: str) -> Search:
+    found = configuration.checked(configuration.composed(["search=random", *overrides])).search
+    assert found is not None
+    return found
+
+
+class Fake:
+    """A sweep whose trainings end at once, with the value that `result` gives for what was drawn."""
+
+    def __init__(
+        self, path: Path, search: Search, space: str, result: Callable[[dict[str, str]], float | None]
+    ) -> None:
+        path.mkdir(exist_ok=True)
+        self.ledger = Ledger.opened(path, None, ())
+        self.search = search
+        self.result = result
+        _, self.space = searched([space], groups(CONF))
+        self.study = study_in(path, search, [ACCURACY])
+        self.draws = self.begin()
+
+    def begin(self) -> Draws:
+        return Draws(
+            self.study,
+            distributions(self.space),
+            self.ledger,
+            self.make,
+            objectives=[ACCURACY],
+            num_trials=self.search.num_trials,
+        )
+
+    def make(self, drawn: Sequence[str]) -> Trial:
+        if any(text.endswith("=bad") for text in drawn):
+            raise ConfigError(["bad cannot be trained"])
+        trial = self.ledger.find(drawn) or self.ledger.add(drawn)
+        trial.folder.path.mkdir(exist_ok=True)
+        self.ledger.write()
+        return trial
+
+    def end(self, trial: Trial) -> None:
+        best = self.result(trial.settings)
+        if best is not None:
+            trial.folder.write_summary({"best": best})
+        status = {"state": "finished" if best is not None else "failed", "monitor": "val/accuracy", "host": "elsewhere"}
+        trial.folder.write_status(**status)
+        self.draws.ended(trial, status["state"])
+
+    def run(self, most: int = 10**6, at_once: int = 2) -> list[Trial]:
+        """Run until nothing is proposed any more; at most so many. Returns the trials that ran."""
+        done: list[Trial] = []
+        while len(done) < most:
+            running = list(self.draws.proposed(at_once))
+            if not running:
+                break
+            for trial in running[: most - len(done)]:
+                self.end(trial)
+                done.append(trial)
+        return done
+
+
+def rate(settings: dict[str, str]) -> float:
+    return -((float(settings["optimizer.lr"]) - 0.3) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("optimizer.lr=interval(0.1,1)", Interval(0.1, 1.0, None, False)),
+        ("optimizer.lr=tag(log,interval(0.1,1))", Interval(0.1, 1.0, None, True)),
+        ("model.width=range(8,33,8)", Interval(8, 32, 8, False)),
+        ("optimizer=sgd,adamw", ("sgd", "adamw")),
+        ("optimizer=glob(*)", ("adamw", "sgd")),
+        ("trainer.loads=[1,2],[3,4]", ("[1,2]", "[3,4]")),
+    ],
+)
+def test_hydras_sweeps_are_what_is_drawn_from(text: str, expected: object) -> None:
+    fixed, space = searched(["seed=3", text], groups(CONF))
+    assert fixed == ["seed=3"]
+    assert list(space.values()) == [expected]
+    kinds = {type(value) for value in distributions(space).values()}
+    assert kinds <= {
+        optuna.distributions.FloatDistribution,
+        optuna.distributions.IntDistribution,
+        optuna.distributions.CategoricalDistribution,
+    }
+
+
+def test_a_study_finds_the_best_rate_and_stops_at_its_number(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "s", search_of("search=tpe", "search.num_trials=30"), "optimizer.lr=interval(0.01,1)", rate)
+    assert len(fake.run()) == 30
+    assert abs(fake.study.best_params["optimizer.lr"] - 0.3) < 0.05  # 30 draws of TPE with seed 0 on a parabola
+    assert fake.study.best_value == pytest.approx(rate({"optimizer.lr": str(fake.study.best_params["optimizer.lr"])}))
+    assert fake.draws.proposed(2) == []
+
+
+def test_a_study_goes_on_with_other_draws_and_with_what_was_interrupted(tmp_path: Path) -> None:
+    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=8")
+    first = Fake(tmp_path / "s", search, space, rate)
+    first.run(most=3, at_once=1)
+    (open_one,) = first.draws.proposed(1)
+    del first
+    second = Fake(tmp_path / "s", search, space, rate)
+    resumed = second.draws.proposed(1)
+    assert [trial.number for trial in resumed] == [open_one.number]
+    second.end(resumed[0])
+    assert len(second.run()) == 8 - 3 - 1
+    drawn = [trial.settings["optimizer.lr"] for trial in second.ledger.trials]
+    assert len(set(drawn)) == len(drawn)
+    longer = Fake(tmp_path / "s", search_of("search.num_trials=10"), space, rate)
+    assert len(longer.run()) == 2
+
+
+def test_a_draw_that_comes_again_is_not_trained_again(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), "seed=1,2,3", lambda drawn: float(drawn["seed"]))
+    assert len(fake.run(at_once=4)) == 3
+    states = [trial.state for trial in fake.study.trials]
+    assert states == [optuna.trial.TrialState.COMPLETE] * 12
+    assert fake.study.best_value == 3.0
+
+
+def test_what_fails_or_cannot_be_trained_is_counted_once_and_drawn_anew_by_the_next_command(tmp_path: Path) -> None:
+    search, space = search_of("search.num_trials=12"), "name=good,bad,fails"
+
+    def result(drawn: dict[str, str]) -> float | None:
+        return None if drawn["name"] == "fails" else 0.5
+
+    fake = Fake(tmp_path / "s", search, space, result)
+    fake.run()
+    states = [trial.state.name for trial in fake.study.trials]
+    assert len(states) == 12
+    assert {"COMPLETE", "FAIL"} == set(states)
+    again = Fake(tmp_path / "s", search, space, result)
+    again.run()
+    complete = [trial for trial in again.study.trials if trial.state.name == "COMPLETE"]
+    assert len(again.study.trials) > 12
+    assert len(complete) >= states.count("COMPLETE")
+
+
+def test_a_trial_that_is_poorer_than_the_median_is_pruned_after_the_warm_up(tmp_path: Path) -> None:
+    overrides = ["search.pruner.n_startup_trials=1", "search.pruner.n_warmup_steps=1", "search.num_trials=9"]
+    fake = Fake(tmp_path / "s", search_of(*overrides), "optimizer.lr=interval(0.01,1)", rate)
+
+    def row(epoch: int, value: float) -> dict[str, Any]:
+        return {"epoch": epoch, "val/accuracy": value}
+
+    good, poor = fake.draws.proposed(2)
+    good.folder.write_metrics([row(1, 0.8), row(2, 0.9)])
+    assert not fake.draws.is_poor(good)
+    fake.end(good)
+    poor.folder.write_metrics([row(1, 0.1)])
+    assert not fake.draws.is_poor(poor)  # warm-up
+    poor.folder.write_metrics([row(1, 0.1), row(2, 0.2)])
+    assert fake.draws.is_poor(poor)
+    fake.draws.ended(poor, "pruned")
+    frozen = fake.study.trials[1]
+    assert (frozen.state.name, frozen.intermediate_values) == ("PRUNED", {0: 0.1, 1: 0.2})
+
+
+def test_a_study_is_not_turned_around_under_its_name(tmp_path: Path) -> None:
+    study_in(tmp_path, search_of(), [ACCURACY])
+    with pytest.raises(ConfigError, match="optimizes something else"):
+        study_in(tmp_path, search_of(), [Objective("val/loss", False)])
+
+
+def test_every_search_of_conf_names_a_sampler_there_is() -> None:
+    for option in groups(CONF)["search"]:
+        found = configuration.checked(configuration.composed([f"search={option}"])).search
+        assert found is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            assert isinstance(configuration.build(found.sampler), optuna.samplers.BaseSampler)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(280)
+def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    overrides = [*SMALL, "model.width=2", "data.train_size=40", "trainer.max_epochs=8", "trainer.devices=2"]
+    overrides += ["search=random", "search.num_trials=2", "sweep.name=study", "launcher.parallel=1", SEES % "2"]
+    overrides += ["optimizer.lr=tag(log,interval(0.001,0.1))"]
+    # an accuracy below 1.1 is always poor
+    pruner = ["search.pruner._target_=optuna.pruners.ThresholdPruner", "+search.pruner.lower=1.1"]
+    pruner += ["~search.pruner.n_startup_trials", "search.pruner.n_warmup_steps=2"]
+    with started(tmp_path, *overrides, *pruner) as sweep:
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/metrics.csv")), 150, "the second trial")
+        sweep.send_signal(signal.SIGINT)
+        out, _ = sweep.communicate(timeout=100)
+    assert sweep.returncode == 75, out
+    assert "Trial 0 pruned" in out
+    kept = read_json(tree_of(tmp_path) / "sweep.json")["trials"]
+    assert [entry["is_pruned"] for entry in kept] == [True, False]
+    first, second = trials_of(tmp_path)
+    status = first.read_status()
+    assert (status["state"], status["workers"]) == ("stopped", 2)
+    assert "pruned" in status["reason"]
+    assert (first.stop_flag.exists(), first.is_locked()) == (False, False)
+    with pytest.raises(ProcessLookupError):
+        os.kill(status["pid"], 0)
+    assert len(first.read_metrics()) < 8
+    before = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
+    (tmp_path / "fast").touch()
+    done = run(tmp_path, *overrides, "search.pruner=null")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == before
+    assert len(second.read_metrics()) == 8
+    table = table_of(tmp_path)
+    assert [trial["state"] for trial in table["trials"]] == ["finished", "pruned"]
+    study = optuna.load_study(study_name="study", storage=journal(tree_of(tmp_path)))
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
+    assert table["best"] == study.best_trial.user_attrs["trial"] == 1
+    assert study.best_value == pytest.approx(table["trials"][0]["val/accuracy"])
+
+
+def journal(path: Path) -> JournalStorage:
+    return JournalStorage(JournalFileBackend(str(path / "study.journal")))

@@ -1,0 +1,120 @@
+"""`srun python train.py` on a real SLURM of two nodes: the same numbers, steps side by side, and clear refusals."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import launch
+from lockstep.environment import step_port
+from lockstep.run_folder import RunFolder
+from tests.harness import SMALL, command, difference, write_run
+from tests.slurm import Slurm
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+BRIEF = (*SMALL, "trainer.max_epochs=1", "silent=true")
+
+
+@pytest.fixture(autouse=True)
+def _nodes_have_networks(slurm: Slurm) -> None:
+    if not slurm.has_networks:
+        pytest.skip("both nodes of this SLURM are one machine, which has no name of theirs")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run of one process without SLURM."""
+    folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
+    assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    return folder
+
+
+def latest(cwd: Path) -> RunFolder:
+    return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+def test_two_nodes_with_two_tasks_each_train_the_weights_of_one_process(
+    slurm: Slurm, alone: RunFolder, tmp_path: Path, figure: Any
+) -> None:
+    place = ["trainer.num_nodes=2", "trainer.devices=2", "strategy.interface=eth0"]
+    task = command(*SMALL, *place, "+strategy.variables.NCCL_DEBUG=WARN")
+    slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *task, cwd=tmp_path, timeout_s=120)
+    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
+    assert latest(tmp_path).read_summary()["workers"] == 4
+    assert latest(tmp_path).read_status()["host"] == "n1"
+    largest = difference(alone, latest(tmp_path))
+    figure(f"largest difference {largest:.1e}")
+    assert largest <= 1e-12
+
+
+def test_two_steps_of_one_allocation_train_side_by_side(slurm: Slurm, alone: RunFolder, tmp_path: Path) -> None:
+    task = shlex.join(command(*SMALL, "strategy=ddp", "silent=true"))
+    lines = []
+    for name, other in ("ab", "ba"):
+        (tmp_path / name).mkdir()
+        # they start together, and each holds its port to its end
+        trained = f"touch ready; until [ -e ../{other}/ready ]; do sleep 0.1; done; exec {task}"
+        step = shlex.join(["srun", "--exact", "-n1", "-c1", "--mem=1G", "sh", "-c", trained])
+        lines.append(f"(cd {tmp_path / name} && {step}) & {name}=$!")
+    job = slurm.sbatch("\n".join([*lines, "wait $a && wait $b"]), "--ntasks=2", "--nodes=1", cwd=tmp_path)
+    assert slurm.wait(job, timeout_s=120) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
+    for name in "ab":
+        assert latest(tmp_path / name).read_summary()["workers"] == 1
+        assert difference(alone, latest(tmp_path / name)) <= 1e-12
+
+
+def test_more_devices_than_tasks_are_a_config_error(slurm: Slurm, tmp_path: Path) -> None:
+    done = slurm.run("srun", "--ntasks=1", *command(*BRIEF, "trainer.devices=2"), cwd=tmp_path, code=2)
+    assert "trainer.devices=2 asks for 2 workers, but srun started 1 process" in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_tasks_that_no_srun_starts_are_not_waited_for(slurm: Slurm, tmp_path: Path) -> None:
+    job = slurm.sbatch(shlex.join(command(*BRIEF, "trainer.devices=2")), "--ntasks=2", "--nodes=1", cwd=tmp_path)
+    assert slurm.wait(job) == "FAILED"
+    assert slurm.show(job)["ExitCode"] == "2:0"
+    text = (tmp_path / f"slurm-{job}.out").read_text()
+    assert "srun started 1 process: start it with srun --nodes=1 --ntasks-per-node=2 python train.py" in text
+
+
+def test_a_network_that_is_not_there_is_told_with_those_that_are(slurm: Slurm, tmp_path: Path) -> None:
+    task = command(*BRIEF, "trainer.num_nodes=2", "strategy.interface=ib0")
+    done = slurm.run("srun", "--nodes=2", *task, cwd=tmp_path, code=2)
+    for node in ("n1", "n2"):
+        fault = f"config error: strategy.interface=ib0 is not on {node}, which has lo, eth0: use one of these, or null"
+        assert fault in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+HOLDER = """
+import os, pathlib, socket, time
+from lockstep.environment import step_port
+server = socket.create_server(("", step_port(int(os.environ["SLURM_JOB_ID"]), 0)))
+pathlib.Path("taken").touch()
+time.sleep(120)
+"""
+HOLD = f"{shlex.join([sys.executable, '-c', HOLDER])} &\nuntil [ -e taken ]; do sleep 0.1; done"
+
+
+def test_a_port_that_is_taken_is_told_with_the_cure(slurm: Slurm, tmp_path: Path) -> None:
+    task = shlex.join(command(*BRIEF, "strategy=ddp"))
+    job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--ntasks=1", cwd=tmp_path)
+    assert slurm.wait(job) == "FAILED"
+    assert slurm.show(job)["ExitCode"] == "2:0"
+    text = (tmp_path / f"slurm-{job}.out").read_text()
+    assert f"config error: port {step_port(int(job), 0)} of n1, where the processes of this step meet, is taken" in text
+    assert "set MASTER_ADDR=n1 and MASTER_PORT to a free one" in text
+
+
+def test_processes_of_a_known_folder_meet_on_a_port_that_is_free(
+    slurm: Slurm, alone: RunFolder, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "run", [*SMALL, "strategy.interface=eth0"])
+    task = shlex.join([sys.executable, "-m", "lockstep.runner", str(folder.path), "--task", "train"])
+    job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--nodes=2", cwd=tmp_path)
+    assert slurm.wait(job, timeout_s=120) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
+    assert folder.read_summary()["workers"] == 2
+    assert difference(alone, folder) <= 1e-12
+    assert not list(folder.path.glob("rendezvous-*"))

@@ -1,0 +1,283 @@
+"""What sweeps are made of: who gets which device, what the ledger keeps, how trials are compared."""
+
+import csv
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lockstep import config as configuration
+from lockstep.run_folder import RunFolder
+from lockstep.schema import Config
+from lockstep.sweeps import ledger as ledgers
+from lockstep.sweeps.command import monitored
+from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
+from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
+from lockstep.sweeps.pool import environ_of
+from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
+
+CPU = Machine((), (0, 1, 2, 3))
+GPUS = Machine(("4", "5", "GPU-6", "7"), tuple(range(16)))
+ACCURACY = Objective("val/accuracy", True)
+
+
+def config_of(*overrides: str) -> Config:
+    return configuration.check_tree(configuration.plain(configuration.composed(["strategy=cpu", *overrides]))[0])
+
+
+def on_gpus(devices: object, *overrides: str, strategy: str = "auto") -> Config:
+    """As it is where there are GPUs, which here there are not."""
+    tree = configuration.to_tree(config_of(*overrides))
+    tree["trainer"]["devices"], tree["strategy"]["name"] = devices, strategy
+    return Config.model_validate(tree)
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_trials", "expected"),
+    [
+        ((), 8, 4),
+        ((), 3, 3),
+        (("trainer.devices=2",), 8, 2),
+        (("trainer.devices=9",), 8, 1),
+        (("launcher.parallel=2",), 8, 2),
+        (("launcher.mode=sequential",), 8, 1),
+    ],
+)
+def test_as_many_trials_run_as_have_a_core_for_each_worker(
+    overrides: Sequence[str], num_trials: int, expected: int
+) -> None:
+    config = config_of(*overrides)
+    assert num_at_once(config.launcher, CPU, num_trials, [config]) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "overrides", "words"),
+    [
+        (CPU, ["launcher.parallel=5"], "this machine has 4 cores: use at most 4"),
+        (Machine((), (3,)), ["launcher.parallel=2"], "this machine has 1 core: use at most 1"),
+        (CPU, ["launcher.parallel=2", "launcher.mode=sequential"], "leave one of them out"),
+    ],
+)
+def test_more_trials_at_once_than_devices_are_refused(machine: Machine, overrides: list[str], words: str) -> None:
+    config = config_of(*overrides)
+    with pytest.raises(ValueError, match=words):
+        num_at_once(config.launcher, machine, 8, [config])
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "at_once", "expected"),
+    [
+        ("auto", "auto", 4, Need(1, 1)),
+        ("auto", "auto", 1, Need(4, 4)),
+        ("auto", "single_device", 1, Need(1, 1)),
+        (2, "ddp", 4, Need(2, 2)),
+        ([0, 3], "ddp", 4, Need(2, (0, 3))),
+        (3, "cpu", 4, Need(3, ())),
+    ],
+)
+def test_a_trial_needs_the_devices_it_says(devices: object, strategy: str, at_once: int, expected: Need) -> None:
+    assert need(on_gpus(devices, strategy=strategy), GPUS, at_once) == expected
+
+
+@pytest.mark.parametrize(("devices", "words"), [(5, "use at most 4"), ([1, 4], "use smaller numbers")])
+def test_more_gpus_than_there_are_are_refused(devices: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        need(on_gpus(devices), GPUS, 4)
+
+
+def test_no_two_trials_ever_hold_the_same_gpu_or_core_and_all_of_them_are_used() -> None:
+    for machine, kind in ((GPUS, "gpus"), (CPU, "cores")):
+        draw = random.Random(0)
+        devices = Devices(machine, at_once=4)
+        running: list[Share] = []
+        used: set[object] = set()
+        for _ in range(500):
+            count = draw.choice([1, 1, 2, 4])
+            share = devices.take(Need(count, count if kind == "gpus" else ()))
+            if share is not None:
+                running.append(share)
+                assert len(getattr(share, kind)) == count
+                used |= set(getattr(share, kind))
+            held = [device for each in running for device in getattr(each, kind)]
+            assert len(held) == len(set(held))
+            if running and draw.random() < 0.6:
+                devices.give_back(running.pop(draw.randrange(len(running))))
+        assert used == set(getattr(machine, kind))
+
+
+def test_gpus_named_by_number_are_waited_for_and_stay_visible_under_their_numbers() -> None:
+    devices = Devices(GPUS, at_once=4)
+    first = devices.take(Need(1, 1))
+    assert first is not None
+    assert first.gpus == ("4",)
+    assert devices.take(Need(2, (0, 2))) is None
+    devices.give_back(first)
+    named = devices.take(Need(2, (0, 2)))
+    assert named is not None
+    assert named.gpus == ("4", "GPU-6")
+    assert "CUDA_VISIBLE_DEVICES" not in environ_of(named, {})
+    other = devices.take(Need(2, 2))
+    assert other is not None
+    assert environ_of(other, {})["CUDA_VISIBLE_DEVICES"] == "5,7"
+
+
+def test_a_cpu_trial_sees_no_gpu_and_has_threads_for_its_cores() -> None:
+    share = Devices(CPU, at_once=2).take(Need(1, ()))
+    assert share is not None
+    assert (share.cores, share.label) == ((0, 1), "cores 0-1")
+    variables = environ_of(share, {"PYTHONPATH": "here"})
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["OMP_NUM_THREADS"]) == ("", "2")
+    assert variables["PYTHONPATH"].endswith(":here")
+    assert environ_of(share, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+
+
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+
+def book(path: Path, *settings: str, name: str | None = None, command: Sequence[str] = ()) -> Ledger:
+    """A ledger with a trial for each of some settings, like "lr=1 seed=0"."""
+    path.mkdir(parents=True)
+    ledger = Ledger.opened(path, name, command)
+    for text in settings:
+        ledger.add(text.split()).folder.path.mkdir()
+    ledger.write()
+    return ledger
+
+
+def finish(trial: Trial, best: float, **more: object) -> None:
+    trial.folder.write_summary({"best": best, "training_s": 75.0, **more})
+    trial.folder.write_status(state="finished", epoch=3, max_epochs=3, monitor="val/accuracy", host="elsewhere")
+
+
+def test_a_ledger_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=2 seed=0", name="rates", command=["lr=1,2"])
+    ledger.trials[1].is_pruned, ledger.trials[1].device = True, "GPU 3"
+    ledger.write()
+    again = Ledger.opened(ledger.path, None, ())
+    assert again == ledger
+    assert again.find(["seed=0", "lr=2"]) is again.trials[1]
+    assert again.find(["lr=3", "seed=0"]) is None
+    assert again.add(["lr=3", "seed=0"]).number == 2
+
+
+def test_a_trial_is_what_its_run_folder_says(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "a=0", "a=1", "a=2", "a=3", "a=4")
+    finish(ledger.trials[0], 0.5)
+    ledger.trials[1].folder.write_status(state="failed", host="elsewhere")
+    ledger.trials[2].folder.write_status(state="training", host="elsewhere")
+    status = ledger.trials[2].folder.path / "status.json"
+    status.write_text(json.dumps({**json.loads(status.read_text()), "updated": 0}))  # long ago
+    ledger.trials[3].is_pruned = True
+    states = [trial.state for trial in ledger.trials]
+    assert states == ["finished", "failed", "interrupted", "pruned", "queued"]
+
+
+def test_a_sweep_is_found_by_its_name_else_by_its_command_in_any_order(tmp_path: Path) -> None:
+    book(tmp_path / "d1" / "10_rates", name="rates", command=["lr=1,2"])
+    old = book(tmp_path / "d1" / "11_sweep", command=["lr=1,2", "seed=0,1"])
+    new = book(tmp_path / "d2" / "10_sweep", command=["lr=1,2", "seed=0,1"])
+    (tmp_path / "d2" / "11_broken").mkdir()
+    (tmp_path / "d2" / "11_broken" / "sweep.json").write_text("{")
+    assert ledgers.find(tmp_path, "rates", ["lr=9"]) == tmp_path / "d1" / "10_rates"
+    assert ledgers.find(tmp_path, None, ["seed=0,1", "lr=1,2"]) == new.path != old.path
+    assert ledgers.find(tmp_path, None, ["lr=1,2"]) is None
+    assert ledgers.find(tmp_path, "other", ["lr=1,2"]) is None
+
+
+def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:
+    typed = ["lr=1,2", "launcher.parallel=2", "sweep.max_failed=1", "search=tpe", "search.num_trials=9", "silent=true"]
+    assert command_of(typed) == ["lr=1,2", "search=tpe"]
+    assert trial_of(typed) == ["lr=1,2"]
+    assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr=2", "w=8 lr=3", "w=8 lr=4", command=["w=8", "lr=1,2,3,4"])
+    finish(ledger.trials[0], 0.7)
+    finish(ledger.trials[1], 0.9, test_accuracy=0.8)
+    ledger.trials[2].is_pruned = True
+    ledger.trials[2].folder.write_metrics([{"epoch": 1, "val/accuracy": 0.95}])
+    found = table(ledger, [ACCURACY], {})
+    assert found.keys == ("lr",)
+    assert [row.trial.number for row in found.rows] == [1, 0, 2, 3]  # a pruned trial's value is no result
+    assert found.best is not None
+    assert found.best.trial.number == 1
+    assert [row.trial.number for row in table(ledger, [Objective("val/accuracy", False)], {}).rows] == [0, 1, 2, 3]
+    write(ledger, found)
+    rows = list(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
+    assert [(row["trial"], row["lr"], row["state"]) for row in rows[:2]] == [
+        ("1", "2", "finished"),
+        ("0", "1", "finished"),
+    ]
+    assert (rows[0]["val/accuracy"], rows[0]["test_accuracy"], rows[0]["training_s"]) == ("0.9", "0.8", "75.0")
+    kept = json.loads((ledger.path / "table.json").read_text())
+    assert (kept["best"], kept["objectives"], len(kept["trials"])) == (1, {"val/accuracy": "max"}, 4)
+    lines = (ledger.path / "table.md").read_text().splitlines()
+    assert lines[0] == "| trial | lr | state | val/accuracy | test accuracy | seconds |"
+    assert lines[2] == "| 1 | 2 | finished | 0.9000 | 0.8000 | 75.0 |"
+
+
+def test_seeds_become_a_mean_and_a_deviation(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=1 seed=1", "lr=2 seed=0", "lr=2 seed=1", "lr=3 seed=0")
+    for trial, best in zip(ledger.trials, (0.8, 0.9, 0.95, 0.97, 0.99), strict=True):
+        finish(trial, best)
+    groups = table(ledger, [ACCURACY], {}).groups
+    assert [(group["settings"], group["n"]) for group in groups] == [({"lr": "2"}, 2), ({"lr": "1"}, 2)]
+    assert deviating(groups[1]) == "0.8500 ± 0.0707"  # numpy.std([0.8, 0.9], ddof=1)
+    assert table(book(tmp_path / "other", "lr=1 seed=0", "lr=2 seed=0"), [ACCURACY], {}).groups == []
+
+
+def test_several_objectives_have_a_pareto_front_and_no_best(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "w=1", "w=2", "w=3", "w=4")
+    for trial, best, seconds in zip(ledger.trials, (0.7, 0.9, 0.8, 0.9), (1.0, 9.0, 9.5, 9.0), strict=True):
+        finish(trial, best, training_s=seconds)
+    found = table(ledger, [ACCURACY, Objective("training_s", False)], {})
+    assert sorted(found.front) == [0, 1, 3]
+    assert found.best is None
+
+
+def test_a_metric_is_that_of_the_best_epoch(tmp_path: Path) -> None:
+    tmp_path.joinpath("run").mkdir()
+    folder = RunFolder(tmp_path / "run")
+    folder.write_metrics(
+        [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))]
+    )
+    assert Objective("val/loss", False).of(folder, "val/accuracy", is_max=True) == 2
+    assert Objective("val/loss", False).of(folder, "val/loss", is_max=False) == 1
+    assert Objective("parameters", False).of(folder, "val/accuracy", is_max=True) is None
+
+
+def test_what_is_monitored_is_what_the_best_checkpoint_is_chosen_by() -> None:
+    assert monitored(config_of()) == ACCURACY
+    loss = config_of("callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min")
+    assert monitored(loss) == Objective("val/loss", False)
+    assert monitored(config_of("callbacks.checkpoint=null")) == ACCURACY
+
+
+def test_numbers_are_shown_as_short_as_they_can_be(tmp_path: Path) -> None:
+    assert [setting(text) for text in ("0.010716295704927558", "0.05", "adamw", "1e-05", "12345678901")] == [
+        "0.01072",
+        "0.05",
+        "adamw",
+        "1e-05",
+        "12345678901",
+    ]
+    assert [shown(value) for value in (0.91234, 12345.6, 1234567.0, 0.000012, 0.0, None)] == [
+        "0.9123",
+        "12345.6000",
+        "1.235e+06",
+        "1.2e-05",
+        "0.0000",
+        "-",
+    ]
+    trials = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr=2").trials
+    assert told(trials[1], trials) == "lr=2"
+    assert told(trials[1], trials[1:]) == "w=8 lr=2"

@@ -1,0 +1,250 @@
+"""Sweeps with real processes: side by side on devices of their own, killed, broken, stopped, and gone on with."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import launch
+from lockstep.run_folder import RunFolder, read_json
+from tests.callbacks import SEES
+from tests.harness import ROOT, SMALL, command, difference, environ, wait_until, write_run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
+TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2")
+
+
+def variables(**more: str) -> dict[str, str]:
+    return {**environ(), "PYTHONPATH": str(ROOT), **more}
+
+
+def run(cwd: Path, *overrides: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("-m", *overrides), cwd=cwd, env=variables(**more), capture_output=True, text=True, timeout=250
+    )
+
+
+@contextmanager
+def started(cwd: Path, *overrides: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command("-m", *overrides),
+        cwd=cwd,
+        env=variables(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def tree_of(cwd: Path) -> Path:
+    (found,) = cwd.glob("outputs/*/*/sweep.json")
+    return found.parent
+
+
+def trials_of(cwd: Path) -> list[RunFolder]:
+    tree = tree_of(cwd)
+    return [RunFolder(tree / entry["folder"]) for entry in read_json(tree / "sweep.json")["trials"]]
+
+
+def seen(folder: RunFolder) -> dict[str, Any]:
+    return json.loads((folder.path / "seen.json").read_text())
+
+
+def table_of(cwd: Path) -> dict[str, Any]:
+    return read_json(tree_of(cwd) / "table.json")
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes whose command line names a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(folder) in words:
+                found.append(int(entry.name))
+    return found
+
+
+def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one["begin"] < other["end"] and other["begin"] < one["end"]
+
+
+def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alone(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    done = run(tmp_path, *TINY, "optimizer.lr=0.01,0.1", "seed=0,1,2,3", "launcher.parallel=2", SEES % "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folders = trials_of(tmp_path)
+    facts = [seen(folder) for folder in folders]
+    assert len({core for each in facts for core in each["cores"]}) >= 2
+    for one, other in itertools.combinations(facts, 2):
+        assert not (overlap(one, other) and set(one["cores"]) & set(other["cores"]))
+    assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))
+    table = table_of(tmp_path)
+    assert [trial["state"] for trial in table["trials"]] == ["finished"] * 8
+    values = [trial["val/accuracy"] for trial in table["trials"]]
+    assert values == sorted(values, reverse=True)
+    assert {(group["settings"]["optimizer.lr"], group["n"]) for group in table["groups"]} == {("0.01", 4), ("0.1", 4)}
+    # the test set is for the chosen trial alone
+    assert [trial["trial"] for trial in table["trials"] if trial["test_accuracy"] is not None] == [table["best"]]
+    alone = write_run(tmp_path / "alone", [*TINY, "optimizer.lr=0.1", "seed=2"])
+    options = {"command": "", "has_test": True}
+    assert launch.run_here(launch.Job("train", str(alone.path), options), None) == 0
+    assert difference(alone, folders[6]) <= 1e-12
+
+
+def test_trials_with_one_and_two_workers_see_gpus_of_their_own_and_all_are_used(tmp_path: Path) -> None:
+    path = f"{ROOT / 'tests' / 'faked_gpus'}:{ROOT}"
+    overrides = [*TINY, "strategy=ddp", "trainer.devices=1,2", "seed=0,1,2,3", SEES % "1", "sweep.test=none"]
+    done = run(tmp_path, *overrides, PYTHONPATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folders = trials_of(tmp_path)
+    facts = [{**seen(folder), "seen": seen(folder)["gpus"].split(",")} for folder in folders]
+    assert [len(each["seen"]) for each in facts] == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert [folder.read_summary()["workers"] for folder in folders] == [1, 1, 1, 1, 2, 2, 2, 2]
+    for one, other in itertools.combinations(facts, 2):
+        assert not (overlap(one, other) and set(one["seen"]) & set(other["seen"]))
+    assert {gpu for each in facts for gpu in each["seen"]} == {"0", "1", "2", "3"}
+    assert all(folder.read_summary()["test_accuracy"] is None for folder in folders)
+
+
+def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themselves(tmp_path: Path) -> None:
+    breaks = "+callbacks.breaks={_target_:tests.callbacks.Breaks,seed:0,word:kaputt}"
+    overrides = [*TINY, "trainer.devices=2", "seed=0,1,2", breaks, SEES % "3", "trainer.max_epochs=3"]
+    with started(tmp_path, *overrides, "launcher.parallel=1") as sweep:
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/seen.json")), 200, "the second trial")
+        folder = trials_of(tmp_path)[1]
+        (main,) = (pid for pid in processes_of(folder.path) if b"lockstep.runner" in _words(pid))
+        assert len(processes_of(folder.path)) == 3  # it and its two workers
+        os.kill(main, signal.SIGKILL)
+        out, _ = sweep.communicate(timeout=200)
+    assert sweep.returncode == 1, out
+    assert processes_of(folder.path) == []
+    assert out.index("Trial 0 failed: RuntimeError: kaputt") < out.index("Trial 1 failed: the process of the trial was")
+    assert out.index("Trial 1 failed") < out.index("Trial 2 finished")
+    rows = {trial["trial"]: trial for trial in table_of(tmp_path)["trials"]}
+    assert [rows[number]["state"] for number in range(3)] == ["failed", "failed", "finished"]
+    assert "kaputt" in rows[0]["reason"]
+    assert "SIGKILL" in rows[1]["reason"]
+    assert rows[2]["test_accuracy"] is not None  # the best of what there is
+
+
+def _words(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is_done(tmp_path: Path) -> None:
+    recipe = [*TINY, "trainer.max_epochs=4"]
+    overrides = [*recipe, "seed=0,1,2", "launcher.parallel=1", SEES % "2"]
+    with started(tmp_path, *overrides) as sweep:
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")), 120, "an epoch of trial 1")
+        sweep.send_signal(signal.SIGKILL)
+        sweep.wait()
+    folders = trials_of(tmp_path)
+    wait_until(lambda: not processes_of(folders[1].path), 20, "the trials die with their sweep")
+    before = {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")}
+    (tmp_path / "fast").touch()
+    done = run(tmp_path, *overrides[-3:], *recipe)  # the order of the words makes no other sweep
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Going on with" in done.stdout
+    assert "1 of 3 trials are done" in done.stdout
+    assert "Trial 0" not in done.stdout
+    table = table_of(tmp_path)
+    if table["best"] != 0:  # else its test came after
+        assert {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")} == before
+    assert [trial["state"] for trial in table["trials"]] == ["finished"] * 3
+    uncut = write_run(tmp_path / "uncut", [*recipe, "seed=1"])
+    assert launch.run_here(launch.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
+    assert difference(uncut, folders[1]) <= 1e-12
+    again = run(tmp_path, *overrides)
+    assert (again.returncode, "All 3 trials" in again.stdout) == (0, True)
+    other = run(tmp_path, *recipe, "sweep.name=other", "seed=0", "trainer.max_epochs=1")
+    assert other.returncode == 0
+    assert len(list(tmp_path.glob("outputs/*/*_other/sweep.json"))) == 1
+
+
+@pytest.mark.parametrize("way", ["ctrl-c", "flag"])
+def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp_path: Path, way: str) -> None:
+    recipe = [*TINY, "trainer.max_epochs=20"]
+    overrides = [*recipe, "seed=0,1", "trainer.devices=1", SEES % "5", "sweep.name=two"]
+    with started(tmp_path, *overrides) as sweep:
+        wait_until(lambda: len(list(tmp_path.glob("outputs/*/*/*/metrics.csv"))) == 2, 120, "both trials train")
+        if way == "ctrl-c":
+            sweep.send_signal(signal.SIGINT)
+        else:
+            stop = [sys.executable, "-m", "lockstep.cli", "stop", str(tree_of(tmp_path)), "--reason", "lunch"]
+            subprocess.run(stop, env=environ(), check=True, capture_output=True)
+        out, _ = sweep.communicate(timeout=120)
+    assert sweep.returncode == 75, out
+    assert (
+        "Stopping all trials, each with a checkpoint: " + {"ctrl-c": "signal SIGINT", "flag": "stop flag: lunch"}[way]
+    ) in out
+    folders = trials_of(tmp_path)
+    assert [folder.read_status()["state"] for folder in folders] == ["stopped", "stopped"]
+    (tmp_path / "fast").touch()
+    done = run(tmp_path, *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+    uncut = write_run(tmp_path / "uncut", [*recipe, "seed=1"])
+    assert launch.run_here(launch.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
+    assert difference(uncut, folders[1]) <= 1e-12
+
+
+def test_more_failures_than_allowed_stop_the_rest(tmp_path: Path) -> None:
+    breaks = "+callbacks.breaks={_target_:tests.callbacks.Breaks,seed:0,word:kaputt}"
+    done = run(tmp_path, *TINY, "seed=0,1,2,3", breaks, "launcher.mode=sequential", "sweep.max_failed=0")
+    assert done.returncode == 1
+    assert "1 trials failed, more than sweep.max_failed=0" in done.stdout
+    states = [trial["state"] for trial in table_of(tmp_path)["trials"]]
+    assert sorted(states) == ["failed", "queued", "queued", "queued"]
+
+
+def test_what_changed_under_a_name_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = run(tmp_path, *TINY, "seed=0", "sweep.name=one", "launcher.parallel=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = trials_of(tmp_path)
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
+    done = run(tmp_path, *TINY, "seed=0", "sweep.name=one", "launcher.parallel=1")
+    assert done.returncode == 2
+    assert "was made with another label_smoothing: sweep.name=... starts another sweep" in done.stderr
+    with RunFolder(tree_of(tmp_path)).lock():
+        folder.config.write_text(text)
+        done = run(tmp_path, *TINY, "seed=0", "sweep.name=one")
+    assert done.returncode == 2
+    assert "is being run by another process" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["launcher.parallel=99"], "launcher.parallel=99, but this machine has"),
+        (["launcher.parallel=1,2"], "is of the whole sweep: give one"),
+        (["resume=somewhere"], "resume goes on with one run: leave -m out"),
+        (["scale_with_workers=true"], "say how many workers a trial of a sweep has"),
+        (["optimizer.lr=interval(0.1,1)"], "needs a search that draws values (search=tpe)"),
+        (["search=tpe"], "search=... needs something to draw"),
+        (["hydra/sweeper=optuna", "optimizer.lr=interval(0.1,1)"], "hydra/sweeper=optuna is chosen by search=..."),
+        (["search=tpe", "search.objectives={val/acc:max}"], "search.objectives has val/acc, which is never measured"),
+    ],
+)
+def test_faults_of_a_sweep_are_told_before_it_starts(tmp_path: Path, overrides: list[str], words: str) -> None:
+    done = run(tmp_path, *TINY, *overrides)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert words in done.stderr
+    assert not list(tmp_path.glob("outputs/*/*/*/status.json"))
