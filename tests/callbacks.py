@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -74,6 +75,19 @@ class Terminated(Callback):
     def _send(self, trainer: L.Trainer, *, is_now: bool) -> None:
         if is_now and trainer.global_rank == self._rank:
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class SlowAtFirst(L.Callback):
+    """Every step takes `step_s` more, until the run goes on from a checkpoint: a test has time to cut it."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.ckpt_path is None and "SLURM_RESTART_COUNT" not in os.environ:
+            time.sleep(self._step_s)
 
 
 SEES = "+callbacks.sees={_target_:tests.callbacks.Sees,epoch_s:%s}"

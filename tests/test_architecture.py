@@ -14,19 +14,23 @@ PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
     ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal", "drawing"),
-    ("data", "models", "checkpoint_io", "workers", "runs"),
+    ("data", "models", "checkpoint_io", "allocation", "runs"),
+    ("workers",),
     ("callbacks", "config", "watching", "notification", "board"),
     ("staging", "overrides"),
     ("session",),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),
-    ("benchmark", "runner", "sweeps"),
+    ("benchmark", "runner"),
+    ("cluster",),
+    ("sweeps",),
     ("cli",),
 )
 KNOW_HYDRA = {"cli", "config", "overrides", "help", "runner"}
 STARTS_AT_ONCE = (
     *("cli", "run_folder", "runs", "config", "terminal", "benchmark.command", "board.command", "notification"),
     *("watching.status", "watching.table", "watching.comparison", "watching.pruning"),
+    *("cluster.commands", "cluster.submission"),
 )
 
 
@@ -116,7 +120,9 @@ def test_what_must_start_at_once_imports_no_torch(name: str) -> None:
     assert result.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", ["run_folder", "watching.status", "watching.table", "watching.pruning"])
+@pytest.mark.parametrize(
+    "name", ["run_folder", "watching.status", "watching.table", "watching.pruning", "cluster.commands"]
+)
 def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str) -> None:
     code = f"import sys, lockstep.{name}; print(sorted({{'hydra', 'pydantic', 'yaml', 'numpy'}} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,6 +19,7 @@ SECTIONS = {
     "scheduler",
     "strategy",
     "trainer",
+    "cluster",
     "callbacks",
     "logger",
 }

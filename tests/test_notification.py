@@ -373,7 +373,7 @@ def test_one_process_tells_once_after_the_run_is_free(
     config = configuration.checked(composed([f"trainer.devices={num_workers}", "strategy=ddp", "silent=true"]))
 
     def make(held: Any) -> RunFolder:
-        held.enter_context(runner._locked(folder))
+        held.enter_context(runner.locked(folder))
         return folder
 
     assert runner._train(make, config) == (folder, code)

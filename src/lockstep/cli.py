@@ -125,14 +125,22 @@ def train(cfg: Any) -> float:
         _serial.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent) or not _is_first())
         if cfg.notify.url or cfg.notify.command:  # Hydra's copy of the settings would keep what may be a token
             (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
+    is_submitted = cfg.cluster.name != "none"
     try:
-        if cfg.resume is not None:
+        if is_submitted:
+            from lockstep.cluster import submission
+
+            if cfg.resume is not None:
+                folder, code = submission.resume(*runner.resumed(cfg, overrides))
+            else:
+                folder, code = submission.start(configuration.checked(cfg), overrides, chosen)
+        elif cfg.resume is not None:
             folder, code = runner.resume(cfg, overrides)
         else:
             folder, code = runner.start(configuration.checked(cfg), overrides, chosen)
     except configuration.ConfigError as error:
         configuration.exit_with(error)
-    if is_sweep:
+    if is_sweep and not is_submitted:
         _serial.end(hydra.job.num, overrides, folder, code)
     if code == 0:
         best = folder.read_summary().get("best")
@@ -162,8 +170,12 @@ def _command() -> int:
         sys.path.insert(0, str(TRAIN.parent))  # as for a script: modules beside train.py are targets, too
         runpy.run_path(str(TRAIN), run_name="__main__")
         return 0
-    arguments = _parser().parse_args(_joined(sys.argv[1:]))
     try:
+        if sys.argv[1:2] == ["jobs"]:
+            from lockstep.cluster.commands import run
+
+            return run(sys.argv[2:])
+        arguments = _parser().parse_args(_joined(sys.argv[1:]))
         return arguments.function(arguments)
     except (FileNotFoundError, ValueError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
@@ -186,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
         return found
 
     _add_watching_commands(commands)
+    commands.add_parser("jobs", help="what was submitted to a cluster: list, follow, cancel, ...", add_help=False)
     command(
         "stop", _stop, "ask a run, or all trials of a sweep, to stop in good order, with a checkpoint"
     ).add_argument("--reason", default="lockstep stop", help="kept in the status of the run")

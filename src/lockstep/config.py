@@ -19,7 +19,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from lockstep import signatures, workers
+from lockstep import allocation, signatures, workers
 from lockstep.data import remote
 from lockstep.run_folder import EXIT_CONFIG, write_atomically
 from lockstep.schema import ENVIRONMENTS, FALLBACK, NAMED, Config, Files, Open, Target, fields, kind_of, root, section
@@ -364,7 +364,7 @@ def _conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     found: list[str] = []
     rules = (_batch_rules, _data_rules, _file_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules)
-    for rule in (*rules, workers.faults):
+    for rule in (*rules, workers.faults, *allocation.RULES):
         try:
             found += rule(config)
         except AttributeError:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+FROZEN_COMMIT = "COMMIT"  # beside the code of a job
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard", "lockstep")
 
 
@@ -144,7 +146,7 @@ def describe() -> dict[str, Any]:
         "cpu_cores": os.cpu_count(),
         "gpus": gpus,
         "cuda": torch.version.cuda,
-        "commit": _commit(),
+        "commit": commit(),
         "command": without_secrets(sys.argv),
     }
 
@@ -171,9 +173,10 @@ def cpu_name() -> str:
     return found[1] if found else platform.processor()
 
 
-def _commit() -> str | None:
+def commit(root: Path = ROOT) -> str | None:
     """Commit of the source tree, marked "+changes" when files differ from it; None outside git."""
-    root = Path(__file__).parents[2]
+    with contextlib.suppress(FileNotFoundError):  # a copy that a job runs, perhaps inside a repository
+        return (root / FROZEN_COMMIT).read_text().strip() or None
     try:
         head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
         changes = subprocess.run(

@@ -124,7 +124,7 @@ class Steps(L.Callback):
         self._synchronize(trainer, self._num_steps % 2 == 0)  # Lightning switches it on after every batch
         is_asked = trainer.is_global_zero and self._here.folder.stop_flag.exists()
         if self._channel.agree(STOP_FILE if is_asked else self._flag.received):
-            raise Stopped("asked to stop")
+            raise Stopped("asked to stop", None)
         self._step_started = time.perf_counter()
 
     def on_train_batch_end(

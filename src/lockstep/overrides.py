@@ -50,6 +50,8 @@ FROZEN_ON_RESUME = (
     "trainer.limit_train_batches",
     "trainer.overfit_batches",
 )
+# where a run is trained is a matter of the command, not of the run
+OF_THE_COMMAND = ("cluster", "dry_run")
 # each environment of a benchmark says these
 SET_BY_ENVIRONMENTS = (
     "strategy",
@@ -179,6 +181,8 @@ def _elsewhere(override: Override, *, is_benchmark: bool) -> str | None:
         return f"{text}: only `lockstep benchmark` reads benchmark: leave it out" if is_foreign else None
     if key == "resume":
         return f"{text}: a benchmark starts anew: leave it out"
+    if key.partition(".")[0] in OF_THE_COMMAND:
+        return f"{text}: a benchmark measures the machine it is started on: leave it out"
     if key in SET_BY_ENVIRONMENTS:
         return f"{text}: every environment of a benchmark says it itself: see benchmark.environments and budget_s"
     return None
@@ -409,6 +413,7 @@ def resumed(saved: Config, cfg: DictConfig, overrides: Sequence[str]) -> Config:
             tree = copy.deepcopy(typed)
         elif not override.is_hydra_override():
             _copy(typed, tree, key.split("."))
+    tree |= {key: copy.deepcopy(typed[key]) for key in OF_THE_COMMAND}
     faults = _changes(to_tree(saved), tree)
     try:
         config = check_tree({**tree, "resume": None})

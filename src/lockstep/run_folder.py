@@ -31,6 +31,7 @@ ENDED_STATES = ("stopped", "finished", "failed")
 SILENT_S = 600.0  # longer than any step: between two steps a status is written every second
 MAX_BYTES = 16 * 2**20  # of a file of plain values
 BENCHMARK = "results.json"  # beside the run folders of a benchmark
+CODE = "code"  # what a job runs: its config.yaml files are of no run
 SWEEP = "sweep.json"  # beside the run folders of a sweep
 
 
@@ -166,6 +167,16 @@ class RunFolder:
         """What a step is made of, of a run of a benchmark."""
         return self.path / "measurement.json"
 
+    @property
+    def code(self) -> Path:
+        """The source of the project when a job was submitted."""
+        return self.path / CODE
+
+    @property
+    def job_files(self) -> Path:
+        """The script of a job and what it prints, a log for every rank."""
+        return self.path / "job"
+
     def rank_log(self, rank: int) -> Path:
         """Everything a rank other than 0 printed."""
         return self.path / f"rank{rank}.log"
@@ -224,6 +235,26 @@ class RunFolder:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         return read_json(self.path / name)
+
+    # -- the job that trains the run ---------------------------------------------------------------------------------
+
+    @property
+    def job_file(self) -> Path:
+        """The record of the last job; nothing else knows of it."""
+        return self.path / "job.json"
+
+    def read_job(self) -> dict[str, Any]:
+        """The record of the job, empty where nobody submitted the run."""
+        return self._read_json(self.job_file.name)
+
+    def write_job(self, record: dict[str, Any]) -> None:
+        """Replace the record of the job."""
+        write_json(self.job_file, record)
+
+    @property
+    def job_lock(self) -> Path:
+        """Held by a job in the background of this machine, from its start to its end."""
+        return self.path / ".job"
 
     # -- metrics: a row per epoch ------------------------------------------------------------------------------------
 
@@ -313,14 +344,11 @@ class RunFolder:
 
     def is_locked(self) -> bool:
         """Whether a live process on this machine trains the run."""
-        try:
-            with open(self.lock_file, "rb", opener=_no_link) as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        return _is_held(self.lock_file)
+
+    def has_job_here(self) -> bool:
+        """Whether a job in the background of this machine lives."""
+        return _is_held(self.job_lock)
 
     def remove(self) -> None:
         """Remove the run and all in its folder, links themselves only. Hold the lock.
@@ -335,6 +363,17 @@ class RunFolder:
         self.config.unlink()
         self.lock_file.unlink()
         self.path.rmdir()
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with open(path, "rb", opener=_no_link) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def create(root: Path, name: str, now: datetime) -> RunFolder:
@@ -382,7 +421,8 @@ def find(name: str) -> RunFolder:
     for path in (Path(name), Path("outputs") / name):
         if (path / "config.yaml").is_file():
             return RunFolder(path.resolve())
-    newest = sorted(Path("outputs").glob("**/config.yaml"), key=lambda p: p.stat().st_mtime, reverse=True)[:3]
+    configs = (path for path in Path("outputs").glob("**/config.yaml") if CODE not in path.parts)
+    newest = sorted(configs, key=lambda p: p.stat().st_mtime, reverse=True)[:3]
     known = ", ".join(str(p.parent) for p in newest) or "none below outputs/"
     raise FileNotFoundError(f"{name} is no run folder: it has no config.yaml. Newest runs: {known}.")
 

@@ -23,7 +23,7 @@ from lockstep.environment import leave, outer_world, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, RunFolder, shown
 from lockstep.schema import Config
 
-LOCKED_EVERY_S = 2.0
+LOCKED_EVERY_S = 0.5
 
 
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
@@ -42,7 +42,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
         else:
             chosen.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(chosen.resolve())
-        held.enter_context(_locked(folder))
+        held.enter_context(locked(folder))
         if folder.config.exists():
             raise ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
         save(folder, scaled, typed)
@@ -59,7 +59,20 @@ def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
 
 
 def resume(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, int]:
-    """Go on with a run in its own folder, from its saved configuration with what was typed on top."""
+    """Go on with a run in its own folder. Returns the folder and the exit code."""
+    folder, config = resumed(cfg, typed)
+
+    def make(held: contextlib.ExitStack) -> RunFolder:
+        held.enter_context(locked(folder))
+        _begin_again(folder)
+        configuration.save(config, folder.config)
+        return folder
+
+    return _train(make, config, known=folder)
+
+
+def resumed(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, Config]:
+    """The run to go on with, and its saved configuration with what was typed on top. Raises ConfigError."""
     try:
         folder = run_folder.find(cfg.resume)
     except FileNotFoundError as error:
@@ -70,14 +83,7 @@ def resume(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, int]:
         raise ConfigError(
             [f"resume={cfg.resume} is finished: train longer with trainer.max_epochs above {config.trainer.max_epochs}"]
         )
-
-    def make(held: contextlib.ExitStack) -> RunFolder:
-        held.enter_context(_locked(folder))
-        _begin_again(folder)
-        configuration.save(config, folder.config)
-        return folder
-
-    return _train(make, config, known=folder)
+    return folder, config
 
 
 def go_on(folder: RunFolder, *, has_test: bool) -> int:
@@ -90,6 +96,8 @@ def go_on(folder: RunFolder, *, has_test: bool) -> int:
     faults = workers.faults(config)
     if faults:
         raise ConfigError(faults)
+    while folder.is_locked():  # every rank: one that waits in a collective would run into its timeout
+        time.sleep(LOCKED_EVERY_S)
 
     def make(held: contextlib.ExitStack) -> RunFolder:
         while True:
@@ -152,7 +160,8 @@ def _train(
 
 
 @contextlib.contextmanager
-def _locked(folder: RunFolder) -> Iterator[None]:
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Hold a run. Raises ConfigError while another process does."""
     try:
         with folder.lock():
             yield
@@ -190,7 +199,7 @@ def test(folder: RunFolder) -> int:
     """Measure a finished run on its test set; the result joins its summary. Returns the exit code."""
     num_workers = workers.found(configuration.load(folder.config)).world_size
     job = launch.Job("test", str(folder.path), {})
-    with _locked(folder):
+    with locked(folder):
         return launch.run_workers(job, num_workers) if num_workers > 1 else launch.run_here(job, None)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.run_folder import ENDED_STATES, LIVE_STATES, RunFolder, shown
+from lockstep.run_folder import CODE, ENDED_STATES, LIVE_STATES, RunFolder, shown
 
 DEPTH = 6  # folders below the root that are searched
 MOST = 5000
@@ -39,7 +39,10 @@ class Found:
 
 
 def scan(root: Path) -> dict[str, Found]:
-    """Every run below `root`, itself included, by its id. Links are not followed, hidden folders not entered."""
+    """Every run below `root`, itself included, by its id.
+
+    Links are not followed, hidden folders and the code of jobs not entered.
+    """
     found: dict[str, Found] = {}
     waiting = [(root, 0)]
     while waiting and len(found) < MOST:
@@ -53,9 +56,13 @@ def scan(root: Path) -> dict[str, Found]:
             run = _found(RunFolder(path), os.path.relpath(path, root))
             found[run.id] = run
         if depth < DEPTH:
-            folders = (e for e in listed if not e.name.startswith(".") and e.is_dir(follow_symlinks=False))
+            folders = (e for e in listed if _may_hold_runs(e.name) and e.is_dir(follow_symlinks=False))
             waiting += [(Path(entry.path), depth + 1) for entry in folders]
     return found
+
+
+def _may_hold_runs(name: str) -> bool:
+    return not name.startswith(".") and name != CODE
 
 
 def _found(folder: RunFolder, name: str) -> Found:

@@ -23,6 +23,8 @@ Path = Annotated[str, Field(min_length=1), "a path"]
 Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
 Command = Annotated[str, Field(pattern=r"\S"), "a command line"]
+Word = Annotated[str, Field(pattern=r"^\S+$"), "a word"]
+Line = Annotated[str, Field(pattern=r"^[^\n]*\S[^\n]*$"), "a line of text"]
 Url = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+([/?#]\S*)?$"), "an http(s) URL, no user in it"]
 Interface = Annotated[str, Field(min_length=1), "a network interface"]
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
@@ -98,6 +100,32 @@ class Notify(Section):
     command: Command | None = Field(description="run without a shell; LOCKSTEP_RUN, _STATE and _REASON are set")
     url: Url | None = Field(description="gets a POST; whatever stands in it is kept in config.yaml")
     timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(description="seconds each of the two may take")
+
+
+class Cluster(Section):
+    """Where the run is trained: a job has trainer.num_nodes nodes."""
+
+    name: Literal["none", "local", "slurm"] = Field(description="set by cluster=...")
+    partition: Word | None = Field(description="SLURM's partition; null = its default, as in the next two")
+    account: Word | None = Field(description="who pays")
+    qos: Word | None = Field(description="quality of service")
+    time_min: Positive | None = Field(description="time limit in minutes, after which the job is requeued")
+    memory_gib: PositiveFloat | None = Field(description="GiB of memory on each node; null = SLURM's default")
+    cpus_per_worker: Positive | None = Field(description="cores for each worker; null = SLURM's default")
+    gpus_per_node: Count | None = Field(
+        description="null = one for each worker, none with strategy=cpu; 0 = SLURM is not asked for GPUs"
+    )
+    constraint: Line | None = Field(description="what a node must have")
+    sbatch: list[Line] = Field(description="other options of sbatch, e.g. [--exclusive,'--reservation=class']")
+    setup: list[Line] = Field(description="shell lines before the training, e.g. [module load cuda]")
+    container: Line | None = Field(
+        description="what stands before python, e.g. 'apptainer exec --nv image.sif'; python is then the container's"
+    )
+    warn_s: Annotated[int, Field(ge=1, le=65535)] = Field(
+        description="seconds before the time limit at which the run saves and is requeued"
+    )
+    max_requeues: Count = Field(description="a job that was requeued more often stays stopped")
+    parallel: Positive | None = Field(description="jobs of a sweep that run at the same time; null = all")
 
 
 class Launcher(Section):
@@ -383,6 +411,7 @@ class Config(Section):
     silent: bool = Field(description="say nothing on the terminal but what went wrong")
     notify: Notify
     resume: Path | None = Field(description="run folder to go on with")
+    dry_run: bool = Field(description="with a cluster: print the script that would be submitted, and leave nothing")
     launcher: Launcher
     sweep: Sweep
     search: Search | None = Field(description="set by search=...")
@@ -392,6 +421,7 @@ class Config(Section):
     scheduler: SchedulerSection
     strategy: Strategy
     trainer: Trainer
+    cluster: Cluster
     callbacks: dict[str, Open | None]
     logger: dict[str, Open | None]
 

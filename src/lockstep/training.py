@@ -69,7 +69,7 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         try:
             trainer.fit(module, data, ckpt_path=folder.last_checkpoint if is_resumed else None, weights_only=True)
         except Stopped as stopped:
-            record.end(trainer, module, "stopped", stopped.reason)
+            record.end(trainer, module, "stopped", stopped.reason, signal=stopped.signal)
             if here.rank == 0:
                 folder.clear_stop()
                 if not config.silent:

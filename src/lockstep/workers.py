@@ -5,7 +5,7 @@ import shutil
 import socket
 from dataclasses import dataclass
 
-from lockstep import environment
+from lockstep import allocation, environment
 from lockstep.schema import Config
 
 
@@ -29,8 +29,13 @@ def found(config: Config) -> Workers:
 
 
 def faults(config: Config) -> list[str]:
-    """What this machine, or the launcher that started this process, cannot give."""
+    """What this machine, or the launcher that started this process, cannot give.
+
+    The machine of a job is not this one: what it gives is looked at there.
+    """
     asked, faults = _asked(config)
+    if config.cluster.name == "slurm":
+        return (faults or _load_faults(config, asked)) + _backend_faults(config, asked)
     faults = faults + _world_faults(asked, environment.outer_world(os.environ))
     return (faults or _load_faults(config, asked)) + _backend_faults(config, asked) + _compiler_faults(config, asked)
 
@@ -47,6 +52,8 @@ def interface_faults(config: Config) -> list[str]:
 
 
 def _asked(config: Config) -> tuple[Workers, list[str]]:
+    if config.cluster.name == "slurm":
+        return _allocated(config)
     devices, name = config.trainer.devices, config.strategy.name
     world = environment.outer_world(os.environ)
     num_gpus = 0 if name == "cpu" else environment.num_visible_gpus()
@@ -82,11 +89,20 @@ def _asked(config: Config) -> tuple[Workers, list[str]]:
                 f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
             )
     workers = Workers(num_local, config.trainer.num_nodes, gpus)
-    if name == "single_device" and workers.world_size > 1:
-        faults.append(
-            f"strategy=single_device has one worker, not {workers.world_size}: use strategy=ddp, or one device"
-        )
-    return workers, faults
+    return workers, faults + _single_faults(config, workers)
+
+
+def _allocated(config: Config) -> tuple[Workers, list[str]]:
+    """The workers of a job."""
+    num_local, faults = allocation.num_workers(config)
+    workers = Workers(num_local, config.trainer.num_nodes, tuple(range(allocation.num_gpus(config))))
+    return workers, faults or _single_faults(config, workers)
+
+
+def _single_faults(config: Config, workers: Workers) -> list[str]:
+    if config.strategy.name != "single_device" or workers.world_size == 1:
+        return []
+    return [f"strategy=single_device has one worker, not {workers.world_size}: use strategy=ddp, or one device"]
 
 
 def _gpus(count: int) -> str:

@@ -107,8 +107,11 @@ class Record(L.Callback):
         """Say that all ranks have agreed to stop, and save."""
         self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
 
-    def end(self, trainer: L.Trainer, pl_module: Classifier, state: str, reason: str) -> None:
-        """Write the last status of this process."""
+    def end(
+        self, trainer: L.Trainer, pl_module: Classifier, state: str, reason: str, *, signal: str | None = None
+    ) -> None:
+        """Write the last status of this process; `signal` names the one that stopped it."""
+        self._facts["signal"] = signal
         self._write(trainer, pl_module, state, is_urgent=True, reason=reason)
 
     def _write(

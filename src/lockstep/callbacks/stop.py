@@ -20,11 +20,12 @@ LOOK_EVERY_S = 0.2
 
 
 class Stopped(Exception):
-    """The run ended in good order before its last epoch; `reason` is for people."""
+    """The run ended in good order before its last epoch; `reason` is for people, `signal` names one that asked."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, signal: str | None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.signal = signal
 
 
 class StopTogether(Checkpoint):
@@ -94,7 +95,7 @@ class StopTogether(Checkpoint):
         reason = self._reason(request)  # before others can be through and remove the stop flag
         self._record.stopping(trainer, trainer.lightning_module, reason)
         trainer.save_checkpoint(self._folder.last_checkpoint)
-        raise Stopped(reason)
+        raise Stopped(reason, signal.Signals(request).name if request < STOP_FILE else None)
 
     def _reason(self, request: int) -> str:
         if request == STOP_FILE:

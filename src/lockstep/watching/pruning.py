@@ -21,7 +21,7 @@ from lockstep.run_folder import (
     link_latest,
     shown,
 )
-from lockstep.runs import Watched
+from lockstep.runs import Found, Watched, look
 from lockstep.terminal import printable, terminal
 from lockstep.watching import cells
 from lockstep.watching.selection import REMOVABLE, Listed, Selection
@@ -61,6 +61,16 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
         which = "in these states" if is_named else "that ended badly without a checkpoint (others by --state)"
         print(f"Nothing to remove: no run {which} below {printable(shown(selection.root))}.")
         return 0
+    return _ask_and_remove(going, selection.root, is_sure=is_sure)
+
+
+def remove(runs: Sequence[Found], root: Path, *, is_sure: bool) -> int:
+    """Remove these runs below `root`, once a person has agreed. Returns the exit code."""
+    going = [_candidate(Listed(found, look(found), 0.0)) for found in runs]
+    return _ask_and_remove(going, root, is_sure=is_sure)
+
+
+def _ask_and_remove(going: Sequence[Candidate], root: Path, *, is_sure: bool) -> int:
     _list(going)
     total = f"{cells.plural(len(going), 'run')}, {cells.size(sum(each.num_bytes for each in going))}"
     if not is_sure:
@@ -75,7 +85,7 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
         if not is_sure:
             print("Nothing was removed.")
             return 0
-    return _remove_all(going, selection.root)
+    return _remove_all(going, root)
 
 
 # -- what goes ---------------------------------------------------------------------------------------------------------
@@ -129,6 +139,8 @@ def _stamp(folder: RunFolder) -> tuple[int, ...]:
 
 def _reason_to_stay(candidate: Candidate, *, is_named: bool) -> str:
     folder, facts = candidate.folder, candidate.run.facts
+    if folder.job_file.is_file():
+        return "it has a job, remove it by lockstep jobs delete"
     if not folder.lock_file.is_file():
         return "no training has ever held it"
     try:

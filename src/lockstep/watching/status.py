@@ -92,7 +92,7 @@ def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
     if state == "finished":
         return "evaluate", f"lockstep eval {run}"
     if state == "not started":
-        return "start", resume
+        return ("look", f"lockstep jobs show {run}") if folder.job_file.is_file() else ("start", resume)
     if state == "broken":
         return "look", f"cat {run}/status.json"
     return ("go on" if folder.last_checkpoint.exists() else "try again"), resume

@@ -1,0 +1,59 @@
+"""A run is trained in the background of this machine: a process of its own session, which no terminal can end."""
+
+import fcntl
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.cluster.slurm import exports
+from lockstep.config import ConfigError
+from lockstep.run_folder import RunFolder
+from lockstep.schema import Cluster
+from lockstep.signals import STOP_SIGNALS
+
+
+def script(cluster: Cluster, folder: RunFolder, task: str, code: Path) -> str:
+    """The shell lines of the process."""
+    python = "python" if cluster.container else shlex.quote(sys.executable)
+    prefix = f"{cluster.container} " if cluster.container else ""
+    command = f"exec {prefix}{python} -u -m lockstep.cluster.job {shlex.quote(str(folder.path))} {task}"
+    return "\n".join([*cluster.setup, *exports(code), command])
+
+
+def start(
+    cluster: Cluster, folders: Sequence[RunFolder], *, task: str, code: Path, cwd: Path
+) -> list[tuple[str, Path, int]]:
+    """Start the process of one run. Returns its id, log and number."""
+    if len(folders) != 1:
+        message = f"cluster=local trains one run, not {len(folders)}: they would take each other's cores and GPUs"
+        raise ConfigError([message])
+    folder = folders[0]
+    name = f"local-{secrets.token_hex(3)}"
+    folder.job_files.mkdir(exist_ok=True)
+    log = folder.job_files / f"{name}_0_log.out"
+    lock = os.open(folder.job_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    # held back until the run takes them: a signal in the first moments is neither lost nor deadly
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process shares it, to its end
+        with open(log, "ab") as file:
+            process = subprocess.Popen(
+                ["bash", "-c", script(cluster, folder, task, code)],
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[lock],
+            )
+    except BlockingIOError as error:
+        raise ConfigError([f"{folder.path} has a job in the background already: cancel it first"]) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        os.close(lock)
+    return [(name, log, process.pid)]

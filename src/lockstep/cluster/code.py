@@ -1,0 +1,75 @@
+"""What a job runs is what was there when it was submitted: the source is copied, and edits come too late."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lockstep import environment
+from lockstep.config import ConfigError
+from lockstep.environment import ROOT
+from lockstep.run_folder import shown
+from lockstep.watching.cells import size
+
+WITHOUT_GIT = ("src", "conf", "train.py")
+MAX_BYTES = 100 * 2**20
+COMMIT, CHANGES = environment.FROZEN_COMMIT, "CHANGES.diff"
+GIT_TIMEOUT_S = 60.0
+
+
+def files(root: Path = ROOT, max_bytes: int = MAX_BYTES) -> list[Path]:
+    """Files of the project relative to `root`: those git knows, and others it does not ignore.
+
+    Without git, all of src, conf and train.py. Raises ConfigError when they are too large to be copied for every job.
+    """
+    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    names = sorted(set(filter(None, listed.split("\0")))) if listed else []
+    found = [path for path in map(Path, names) if (root / path).is_file()]  # not what is gone, no other repositories
+    if Path(WITHOUT_GIT[-1]) not in found:
+        found = list(_walk(root))
+    sizes = {path: os.stat(root / path).st_size for path in found}
+    total = sum(sizes.values())
+    if total > max_bytes:
+        largest = ", ".join(f"{path} ({size(sizes[path])})" for path in sorted(found, key=lambda p: -sizes[p])[:3])
+        message = f"the code in {shown(root)} has {size(total)}, and a job gets a copy of at most {size(max_bytes)}"
+        raise ConfigError([f"{message}: let .gitignore name what is not code, largest are {largest}"])
+    return found
+
+
+def freeze(found: Sequence[Path], target: Path, root: Path = ROOT) -> None:
+    """Copy `found` into `target`, with the commit and what differs from it. An older copy there is replaced."""
+    new = target.with_name(f".{target.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    for path in found:
+        (new / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / path, new / path)
+    (new / COMMIT).write_text(f"{environment.commit(root) or ''}\n")
+    (new / CHANGES).write_text(_git(root, "diff", "HEAD"))
+    if target.exists():
+        shutil.rmtree(target)
+    new.rename(target)
+
+
+def search_path(code: Path) -> str:
+    """What stands first in PYTHONPATH of a job; then an editable install of the project is not found."""
+    return f"{code / 'src'}:{code}"
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for name in WITHOUT_GIT:
+        if (root / name).is_file():
+            yield Path(name)
+        for path in sorted((root / name).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path.relative_to(root)
+
+
+def _git(root: Path, *words: str) -> str:
+    """What git prints, empty where there is no git or no repository."""
+    command = ["git", "-C", str(root), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape", timeout=GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

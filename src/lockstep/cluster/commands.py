@@ -1,0 +1,345 @@
+"""`lockstep jobs`: what was submitted, from any shell and on any day; the records are in the run folders."""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from lockstep.cluster import jobs, record, scheduler
+from lockstep.cluster.jobs import Job
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder, shown, to_json
+from lockstep.runs import Found
+from lockstep.terminal import printable, show_table, terminal
+from lockstep.watching import cells, pruning
+
+ASK_EVERY_S = (2.0, 15.0)  # first and last pause between two questions to the scheduler
+READ_EVERY_S = 0.2
+STYLES = {"pending": "dim", "running": "cyan", "completed": "green", "cancelled": "yellow", "stopped": "yellow"}
+# SLURM's reasons that a newcomer meets first
+REASONS = {
+    "Resources": "waits for free nodes",
+    "Priority": "others come first",
+    "BeginTime": "was requeued, starts in a moment",
+    "Dependency": "waits for another job",
+    "JobHeldUser": "held: scontrol release lets it go",
+    "JobHeldAdmin": "held by an administrator",
+    "JobArrayTaskLimit": "cluster.parallel others of the array run",
+    "PartitionTimeLimit": "cluster.time_min is above what the partition allows",
+    "PartitionNodeLimit": "the partition has not so many nodes",
+    "ReqNodeNotAvail": "nodes are down or reserved",
+    "NodeDown": "a node is down",
+}
+DROPPED = ("time", "nodes", "best", "reason", "epoch")  # on a narrow terminal, the first one first
+NAMES = "id of a job or an array, run folder, or latest"
+EPILOG = "Names are ids such as 17, 17_3 (of an array: 17) and local-3fa9c1, run folders, or latest."
+
+
+def run(words: Sequence[str]) -> int:
+    """Do a command. Returns its exit code. Raises ValueError for what is asked for wrongly, or fails outside."""
+    arguments = _parser().parse_args(words)
+    roots = [Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())]
+    if arguments.folder != "outputs" and not roots[0].is_dir():
+        raise ValueError(f"--folder {arguments.folder} is no folder: give one that holds runs.")
+    found = jobs.below(roots)
+    if arguments.names or not arguments.may_be_all:
+        found = jobs.chosen(found, arguments.names or ["latest"])
+    return arguments.function(found, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lockstep jobs", description="Jobs: runs that were submitted.", epilog=EPILOG)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(
+        name: str, function: Callable[[list[Job], argparse.Namespace], int], text: str, *, names: str = "*"
+    ) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", epilog=EPILOG)
+        default = "; default: all" if name == "list" else "; default: latest" if names == "*" else ""
+        found.add_argument("names", nargs=names, metavar="job", help=NAMES + default)
+        found.add_argument("--folder", default="outputs", help="where runs are searched; default: outputs")
+        found.set_defaults(function=function, may_be_all=name == "list")
+        return found
+
+    for name, function, text in (
+        ("list", _list, "all jobs, the newest last; tab-separated in a pipe"),
+        ("show", _show, "all of a job, also why it waits"),
+    ):
+        command(name, function, text).add_argument("--json", action="store_true", help="as JSON")
+    command("follow", _follow, "what a job prints, from the start to its end; Ctrl-C leaves the job alone")
+    command("wait", _wait, "wait for the end; exit code 0 only if all runs are through")
+    command("result", _result, "summary.json of the run, a list of several")
+    command("cancel", _cancel, "end jobs; what runs saves a checkpoint first", names="+")
+    command("requeue", _requeue, "put jobs that have ended back into the queue, to go on", names="+")
+    text = "remove record and run folder of jobs that have ended, after asking"
+    command("delete", _delete, text, names="+").add_argument("--yes", action="store_true", help="without asking")
+    return parser
+
+
+# -- list and show -----------------------------------------------------------------------------------------------------
+
+
+def _row(job: Job) -> dict[str, str]:
+    facts = job.facts
+    return {
+        "job": job.id,
+        "state": job.state,
+        "run": printable(job.found.name),
+        "epoch": cells.epochs(facts),
+        "best": printable(cells.best(facts)),
+        "time": job.scheduled.elapsed or cells.NONE,
+        "nodes": printable(job.scheduled.nodes) or cells.NONE,
+        "reason": printable(job.scheduled.reason or facts.get("reason", "")) or cells.NONE,
+    }
+
+
+def _list(found: list[Job], arguments: argparse.Namespace) -> int:
+    rows = [_row(job) for job in found]
+    if arguments.json:
+        print(to_json([jobs.plain(job) for job in found]))
+    elif not rows:
+        print("No jobs: submit a run with cluster=slurm or cluster=local, or name another --folder.", file=sys.stderr)
+    elif sys.stdout.isatty():
+        out = terminal()
+        out.print(_table(rows, out.width), soft_wrap=True)
+    else:
+        print("\n".join("\t".join(row) for row in [list(rows[0]), *(list(row.values()) for row in rows)]))
+    return 0
+
+
+def _table(rows: Sequence[dict[str, str]], width: int) -> Text:
+    """Heads and lines in columns, as many of them as fit into `width`."""
+    names = [name for name in rows[0] if name in ("job", "state", "run") or {row[name] for row in rows} != {cells.NONE}]
+    wide = {name: max(map(cells.cell_len, [name, *(row[name] for row in rows)])) for name in names}
+    wide |= {"reason": min(wide["reason"], 30)} if "reason" in names else {}
+    for name in DROPPED:
+        if sum(wide[each] + 2 for each in names) - 2 > width and name in names:
+            names.remove(name)
+    rest = width - sum(wide[name] + 2 for name in names if name != "run")
+    wide["run"] = max(1, min(wide["run"], rest))
+    lines = [[Text(name, style="bold") for name in names]]
+    for row in rows:
+        texts = {name: cells.cut(row[name], wide[name], keeps_end=name == "run") for name in names}
+        lines.append(
+            [Text(text, style=_style(row["state"]) if name == "state" else "") for name, text in texts.items()]
+        )
+    return cells.aligned(lines, [wide[name] for name in names], [name in ("epoch", "best", "time") for name in names])
+
+
+def _style(state: str) -> str:
+    return STYLES.get(state, "cyan" if state.upper() in scheduler.LIVE else "red")
+
+
+def _show(found: list[Job], arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        values = [jobs.plain(job) for job in found]
+        print(to_json(values if len(values) > 1 else values[0]))
+        return 0
+    for job in found:
+        _show_one(job)
+    return 0
+
+
+def _show_one(job: Job) -> None:
+    read, scheduled, facts = job.record, job.scheduled, job.facts
+    run = shlex.quote(shown(job.folder.path))
+    set_ = {key: value for key, value in read.cluster.items() if value not in (None, [], "") and key != "name"}
+    rows: list[tuple[str, str | Text]] = [
+        ("state", Text(job.state, style=_style(job.state))),
+        ("reason", _explained(scheduled.reason)),
+        ("run", printable(facts["state"] + (f": {facts['reason']}" if facts.get("reason") else ""))),
+        ("epoch", cells.epochs(facts) if "epoch" in facts else ""),
+        ("best", printable(cells.best(facts)) if "best" in facts else ""),
+        ("nodes", printable(scheduled.nodes)),
+        ("asked for", f"{read.num_nodes} x {read.workers_per_node} workers, {read.gpus_per_node} GPUs a node"),
+        ("settings", printable(", ".join(f"{key}={json.dumps(value)}" for key, value in set_.items()))),
+        ("time", scheduled.elapsed),
+        ("requeued", f"{scheduled.restarts} times" if scheduled.restarts else ""),
+        ("exit code", "" if job.exit_code is None else str(job.exit_code)),
+        ("submitted", f"{cells.moment(read.submitted)} on {printable(read.host)}"),
+        ("earlier jobs", ", ".join(read.earlier)),
+        ("log", printable(shown(Path(read.log)))),
+        ("code", printable(shown(Path(read.code)))),
+        ("run folder", printable(shown(job.folder.path))),
+        ("follow", f"lockstep jobs follow {job.id}" if job.is_live else ""),
+        ("cancel", f"lockstep jobs cancel {job.id}" if job.is_live else ""),
+        ("go on", f"lockstep jobs requeue {job.id}" if not job.is_live and job.exit_code else ""),
+        ("evaluate", f"lockstep eval {run}" if job.exit_code == 0 else ""),
+    ]
+    show_table(f"Job {job.id}: {printable(read.name)}", [row for row in rows if row[1]])
+
+
+def _explained(reason: str) -> str:
+    meaning = REASONS.get(reason.partition(",")[0].strip("()"))
+    return printable(f"{reason} ({meaning})" if meaning else reason)
+
+
+# -- follow, wait, result ----------------------------------------------------------------------------------------------
+
+
+class _Asking:
+    """The same jobs, asked for again and again with growing pauses; what fails in between fails only if it stays."""
+
+    def __init__(self, found: Sequence[Job]) -> None:
+        self.jobs = list(found)
+        self._pause, self._next, self._failed = ASK_EVERY_S[0], time.monotonic() + ASK_EVERY_S[0], 0
+
+    def look(self) -> list[Job]:
+        """The jobs as of some seconds ago."""
+        if time.monotonic() < self._next:
+            return self.jobs
+        try:
+            self.jobs, self._failed = jobs.again(self.jobs), 0
+        except ValueError:
+            self._failed += 1
+            if self._failed == 5:
+                raise
+        self._pause = min(1.2 * self._pause, ASK_EVERY_S[1])
+        self._next = time.monotonic() + self._pause
+        return self.jobs
+
+
+def _follow(found: list[Job], arguments: argparse.Namespace) -> int:
+    if len(found) > 1:
+        raise ValueError(f"follow shows one job, not {len(found)}: choose from {', '.join(job.id for job in found)}.")
+    asking, said, log, at = _Asking(found), "", "", 0
+    try:
+        while asking.look():
+            job = asking.jobs[0]
+            if job.record.log != log:
+                log, at = job.record.log, 0
+            # before the log is read: what it printed last is there when it has ended
+            is_live = job.is_live
+            at = _print_from(Path(log), at)
+            state = f"{job.state}: {_explained(job.scheduled.reason)}" if job.scheduled.reason else job.state
+            if state != said and job.state != "running":
+                print(f"[job {job.id} {state}]", file=sys.stderr, flush=True)
+            said = state
+            if not is_live:
+                return job.exit_code or 0
+            time.sleep(READ_EVERY_S)
+    except KeyboardInterrupt:
+        print(f"\nJob {found[0].id} goes on: lockstep jobs cancel {found[0].id} ends it.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    raise ValueError(f"job {found[0].id} was deleted.")
+
+
+def _print_from(log: Path, at: int) -> int:
+    """Print what the log has from byte `at` on. Returns where it ends now."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(at)
+            text = file.read()
+    except FileNotFoundError:  # it has not begun
+        return at
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+    return at + len(text)
+
+
+def _wait(found: list[Job], arguments: argparse.Namespace) -> int:
+    asking = _Asking(found)
+    told: set[str] = set()
+    try:
+        while True:
+            ended = [job for job in asking.look() if not job.is_live]
+            for job in ended:
+                if job.id not in told:
+                    print(f"{job.id}\t{job.state}\t{job.found.name}", flush=True)
+            told |= {job.id for job in ended}
+            if len(ended) == len(asking.jobs):
+                return next((job.exit_code for job in ended if job.exit_code), 0)
+            time.sleep(READ_EVERY_S)
+    except KeyboardInterrupt:
+        print("The jobs go on.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _result(found: list[Job], arguments: argparse.Namespace) -> int:
+    results = [job.folder.read_summary() or None for job in found]
+    for job, result in zip(found, results, strict=True):
+        if result is None:
+            reason = f": {job.facts['reason']}" if job.facts.get("reason") else ""
+            text = f"job {job.id} has no result: it is {job.state}, its run {job.facts['state']}{reason}"
+            print(f"lockstep: {printable(text)}", file=sys.stderr)
+    if len(found) > 1:
+        print(to_json(results))
+    elif results[0] is not None:
+        print(to_json(results[0]))
+    return EXIT_FAILED if None in results else 0
+
+
+# -- cancel, requeue, delete -------------------------------------------------------------------------------------------
+
+
+def _cancel(found: list[Job], arguments: argparse.Namespace) -> int:
+    for job in found:
+        if not job.is_live:
+            print(f"Job {job.id} has ended already: {job.state}.")
+    live = [job for job in found if job.is_live]
+    for job in live:
+        record.mark(job.folder, cancelled=True)  # first, or it would be requeued
+    submitted = [job.id for job in live if job.record.engine == "slurm"]
+    if submitted:
+        scheduler.cancel(submitted)
+    for job in live:
+        if job.record.engine == "local":
+            _end_here(job)
+        if job.state == "pending":
+            job.folder.update_status(reason="cancelled")
+            print(f"Cancelled job {job.id} before it has begun.")
+        else:
+            print(f"Cancelled job {job.id}: it saves a checkpoint first. Go on with lockstep jobs requeue {job.id}")
+    return 0 if live else EXIT_CONFIG
+
+
+def _end_here(job: Job) -> None:
+    if job.record.host != socket.gethostname() or job.record.pid is None:
+        job.folder.request_stop("lockstep jobs cancel")
+    elif job.folder.has_job_here():  # its number is its own as long as it lives
+        os.kill(job.record.pid, signal.SIGTERM)
+
+
+def _requeue(found: list[Job], arguments: argparse.Namespace) -> int:
+    for job in found:
+        if job.is_live:
+            raise ValueError(f"job {job.id} is {job.state}: only one that has ended can be requeued.")
+        if job.exit_code == 0:
+            raise ValueError(f"job {job.id} is through: train longer with resume={shown(job.folder.path)}.")
+    for job in found:
+        print(f"Job {job.id} {_put_back(job)}.", flush=True)
+    return 0
+
+
+def _put_back(job: Job) -> str:
+    """The same job while SLURM remembers it, and its count of requeues leaves room; else a new one."""
+    record.mark(job.folder, cancelled=False)
+    is_known = job.record.engine == "slurm" and job.id in scheduler.states([job.id])
+    if is_known and job.scheduled.restarts < job.record.cluster["max_requeues"]:
+        before = job.folder.read_status()
+        job.folder.update_status(reason="requeued: see lockstep jobs", exit_code=None, signal=None)
+        try:
+            scheduler.requeue(job.id)
+            return "is back in the queue"
+        except ValueError:  # it remembers, but has not the script any more
+            job.folder.write_status(**before)
+    from lockstep.cluster import submission
+
+    return f"goes on as job {submission.again(job.folder, job.record).id}"
+
+
+def _delete(found: list[Job], arguments: argparse.Namespace) -> int:
+    live = [job for job in found if job.is_live]
+    if live:
+        raise ValueError(f"job {live[0].id} is {live[0].state}: lockstep jobs cancel {live[0].id} first.")
+    root = Path(os.path.commonpath([job.folder.path.parent for job in found]))
+    going = [Found(job.found.id, job.found.name, RunFolder(job.folder.path)) for job in found]
+    return pruning.remove(going, root, is_sure=arguments.yes)

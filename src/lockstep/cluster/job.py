@@ -1,0 +1,181 @@
+"""Inside a job: its run is trained as by any other command, and afterwards one mechanism decides whether it goes on.
+
+A signal -> the stop flag of all ranks -> a checkpoint between two steps -> `scontrol requeue` by rank 0 -> the same
+folder. Lightning requeues on SIGUSR1 and submitit on SIGUSR2, both inside signal handlers: neither is let.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, NoReturn
+
+from lockstep.cluster import record, scheduler
+from lockstep.environment import leave, num_visible_gpus, outer_world
+from lockstep.launch import GRACE_S
+from lockstep.run_folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder, shown
+from lockstep.signals import STOP_SIGNALS
+
+HELD = (*STOP_SIGNALS, signal.SIGUSR2)
+# the first words of every process of a job: signals wait until the run can take them
+HOLD = (
+    "import os, signal, sys; "
+    f"signal.pthread_sigmask(signal.SIG_BLOCK, [{', '.join(f'signal.{number.name}' for number in HELD)}]); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+TIME_LIMIT = signal.SIGUSR1.name  # what sbatch is told to warn with
+PREEMPTION = signal.SIGTERM.name
+
+
+class Settings(NamedTuple):
+    """What a job must know before its record is there."""
+
+    task: str
+    max_requeues: int
+    gpus_per_node: int
+
+
+def run(path: str, settings: tuple[str, int, int]) -> NoReturn:
+    """What submitit calls, in every task of srun. Leaves with the exit code of the run."""
+    leave(lambda: work(RunFolder(Path(path)), Settings(*settings)))
+
+
+def work(folder: RunFolder, settings: Settings) -> int:
+    """Train the run of a job, and requeue the job if that is due. Returns the exit code of this process."""
+    take_signals()
+    world = outer_world(os.environ)
+    is_first = world is None or world.rank == 0
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    refusal = _refusal(folder, settings, restarts)
+    if refusal:
+        if is_first:
+            folder.update_status(state="stopped", reason=refusal, exit_code=EXIT_STOPPED)
+            print(refusal, flush=True)
+        return EXIT_STOPPED if is_first else 0
+    code = _trained(folder, settings)
+    if code == EXIT_STOPPED and "SLURM_JOB_ID" in os.environ:
+        if not is_first:
+            return 0  # srun ends all others when one leaves with another code, and rank 0 has work to do
+        reason = next_of(folder, settings, restarts)
+        folder.update_status(reason=reason, exit_code=code)
+        print(reason, flush=True)
+        if reason.startswith(REQUEUED):
+            _requeue(folder)
+        return code
+    if is_first:
+        folder.update_status(exit_code=code)
+    elif code == EXIT_STOPPED:
+        return 0
+    if code and world is not None and world.world_size > 1:
+        time.sleep(GRACE_S)  # the others notice a failure themselves, and leave with their own code
+    return code
+
+
+def take_signals() -> None:
+    """Replace submitit's handlers by one that does nothing; what is held back stays so until the run takes it.
+
+    A handler, for to ignore a signal is to forget one that waits.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, _pass)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
+
+
+def _pass(number: int, frame: FrameType | None) -> None:
+    """Do nothing."""
+
+
+def _trained(folder: RunFolder, settings: Settings) -> int:
+    faults = _gpu_faults(settings)
+    if faults:
+        folder.record_failure(f"config error: {faults}\n")
+        folder.update_status(state="failed", reason=faults)
+        print(f"config error: {faults}", file=sys.stderr, flush=True)
+        return EXIT_CONFIG
+    from lockstep import runner
+
+    return runner.main([str(folder.path), "--task", settings.task])
+
+
+def _gpu_faults(settings: Settings) -> str:
+    count = num_visible_gpus() if settings.gpus_per_node else 0
+    if count >= settings.gpus_per_node:
+        return ""
+    return (
+        f"cluster.gpus_per_node={settings.gpus_per_node}, but SLURM shows {count} GPUs on {socket.gethostname()}: "
+        "choose another partition, or strategy=cpu"
+    )
+
+
+# -- what becomes of the job ------------------------------------------------------------------------------------------
+
+REQUEUED = "requeued"
+
+
+def _refusal(folder: RunFolder, settings: Settings, restarts: int) -> str:
+    """Why a job that SLURM has started is not wanted any more."""
+    if record.is_cancelled(folder):
+        return "cancelled"
+    if restarts > settings.max_requeues and not folder.read_summary():
+        return _over_limit(folder, settings, restarts)
+    return ""
+
+
+def _over_limit(folder: RunFolder, settings: Settings, restarts: int) -> str:
+    return (
+        f"the job was requeued {restarts} times, and cluster.max_requeues={settings.max_requeues} allows no more: "
+        f"go on with lockstep jobs requeue {shown(folder.path)}"
+    )
+
+
+def next_of(folder: RunFolder, settings: Settings, restarts: int) -> str:
+    """What becomes of a job whose run has stopped, as a reason for people; it begins with `REQUEUED` if that is due.
+
+    Nobody who stopped the run by hand gets it back. Where SLURM has decided already, it is left to it.
+    """
+    status = folder.read_status()
+    reason, number = status.get("reason", ""), status.get("signal")
+    if record.is_cancelled(folder):
+        return "cancelled"
+    if number not in (TIME_LIMIT, PREEMPTION):
+        return reason
+    try:
+        job = scheduler.show(os.environ["SLURM_JOB_ID"])
+    except ValueError as error:
+        return f"{reason}, not requeued: {error}"
+    if int(job.get("Restarts", 0)) > restarts:
+        return "preempted: SLURM has requeued the job"
+    is_over = job.get("JobState") != "RUNNING"
+    if is_over and not (number == TIME_LIMIT and job.get("Reason") == "TimeLimit"):
+        return f"{reason}, and SLURM has ended the job"
+    if restarts >= settings.max_requeues:
+        return _over_limit(folder, settings, restarts)
+    return f"{REQUEUED}: {'time limit' if number == TIME_LIMIT else 'preempted'}"
+
+
+def _requeue(folder: RunFolder) -> None:
+    """Ask SLURM to start this job again; it ends this process then."""
+    try:
+        scheduler.requeue(os.environ["SLURM_JOB_ID"])
+    except ValueError as error:
+        reason = f"not requeued: {error}; go on with lockstep jobs requeue {shown(folder.path)}"
+        folder.update_status(reason=reason)
+        print(reason, flush=True)
+
+
+def main(words: list[str]) -> int:
+    """A job in the background of this machine: `python -m lockstep.cluster.job FOLDER TASK`."""
+    parser = argparse.ArgumentParser(prog="python -m lockstep.cluster.job")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("task", choices=record.TASKS)
+    arguments = parser.parse_args(words)
+    return work(RunFolder(arguments.folder.resolve()), Settings(arguments.task, 0, 0))
+
+
+if __name__ == "__main__":
+    leave(lambda: main(sys.argv[1:]))

@@ -1,0 +1,145 @@
+"""All jobs below a folder: their records, what the scheduler says of them, and what their runs say of themselves."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep import runs
+from lockstep.cluster import record, scheduler
+from lockstep.cluster.record import Record
+from lockstep.cluster.scheduler import Scheduled
+from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES, RunFolder
+from lockstep.runs import Found
+from lockstep.terminal import printable
+
+# the words of a job by the state of a run that no scheduler knows any more
+ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job: where its run is, its record, the facts of the run, and what the scheduler has."""
+
+    found: Found
+    record: Record
+    facts: dict[str, Any]
+    scheduled: Scheduled
+
+    @property
+    def id(self) -> str:
+        """Such as 17, 17_3 or local-3fa9c1."""
+        return self.record.id
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder of its run."""
+        return self.found.folder
+
+    @property
+    def state(self) -> str:
+        """One word for people: pending, running, completed, failed, cancelled, timeout, ..."""
+        return self.scheduled.state
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it waits or runs."""
+        return self.scheduled.is_live
+
+    @property
+    def exit_code(self) -> int | None:
+        """0 where the run is through, None before the end of the job."""
+        if self.is_live:
+            return None
+        if self.facts["state"] == "finished" and self.state in ("completed", "unknown"):
+            return 0
+        own = self.folder.read_status().get("exit_code")
+        code = own if isinstance(own, int) else self.scheduled.exit_code
+        return code or (EXIT_STOPPED if self.record.cancelled else EXIT_FAILED)
+
+
+def below(roots: Iterable[Path]) -> list[Job]:
+    """Every job below the folders, in the order of submission."""
+    records = {}
+    for root in roots:
+        for found in runs.scan(root).values():
+            path = found.folder.path.resolve()
+            if path in records:
+                continue
+            try:
+                read = record.read(RunFolder(path))
+            except (OSError, ValueError) as error:
+                print(f"lockstep: {error}", file=sys.stderr)
+                continue
+            if read is not None:
+                records[path] = Found(found.id, runs.look_at(RunFolder(path))["run"], RunFolder(path)), read
+    ordered = sorted(records.values(), key=lambda each: (each[1].submitted, _number(each[1].id)))
+    return _joined(ordered)
+
+
+def again(jobs: Sequence[Job]) -> list[Job]:
+    """The same jobs as they are now, perhaps submitted anew. What was removed meanwhile is left out."""
+    read = [(job.found, record.read(job.folder)) for job in jobs]
+    return _joined([(found, each) for found, each in read if each is not None])
+
+
+def chosen(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
+    """The jobs of ids, of arrays, and of run folders or folders that hold them; `latest` is the newest job.
+
+    Raises ValueError for a name that is of none, with those there are.
+    """
+    picked: dict[str, Job] = {}
+    for name in names:
+        path = Path(name).resolve()
+        meant = [job for job in jobs if name in (job.id, job.id.partition("_")[0])]
+        meant = meant or [job for job in jobs if job.folder.path.is_relative_to(path)]
+        if not meant and name == "latest":
+            meant = list(jobs[-1:])
+        if not meant:
+            newest = ", ".join(job.id for job in list(reversed(jobs))[:20])
+            raise ValueError(f"{name} is no job: known are {newest or 'none, submit one with cluster=slurm'}.")
+        picked |= {job.id: job for job in meant}
+    return list(picked.values())
+
+
+def _joined(read: Sequence[tuple[Found, Record]]) -> list[Job]:
+    asked = [each.id for _, each in read if each.engine == "slurm"]
+    known = scheduler.states(asked) if asked and scheduler.is_here() else {}
+    found = []
+    for run, each in read:
+        facts = runs.look(run)
+        found.append(Job(run, each, facts, known.get(each.id) or _without_scheduler(run.folder, each, facts)))
+    return found
+
+
+def _without_scheduler(folder: RunFolder, job: Record, facts: dict[str, Any]) -> Scheduled:
+    """What the run says itself: of a job in the background, or of one that SLURM has forgotten."""
+    is_here = job.engine == "local" and job.host == socket.gethostname()
+    if folder.has_job_here() if is_here else facts["state"] in LIVE_STATES:
+        return Scheduled("running", nodes=job.host if job.engine == "local" else "")
+    state = "cancelled" if job.cancelled else ENDED.get(facts["state"], "unknown")
+    return Scheduled("completed" if facts["state"] == "finished" else state)
+
+
+def _number(job: str) -> int:
+    """The place in an array."""
+    place = job.partition("_")[2]
+    return int(place) if place else 0
+
+
+def plain(job: Job) -> dict[str, Any]:
+    """All of a job as plain values."""
+    return {
+        "id": job.id,
+        "state": job.state,
+        "reason": printable(job.scheduled.reason or job.facts.get("reason", "")),
+        "nodes": job.scheduled.nodes,
+        "elapsed": job.scheduled.elapsed,
+        "restarts": job.scheduled.restarts,
+        "exit_code": job.exit_code,
+        "run": {key: value for key, value in job.facts.items() if key != "id"} | {"path": os.fspath(job.folder.path)},
+        "record": {key: value for key, value in vars(job.record).items() if key != "id"},
+    }

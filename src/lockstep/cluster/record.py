@@ -1,0 +1,63 @@
+"""The record of a job: who trains a run, where its log is, and whether somebody has cancelled it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lockstep.run_folder import RunFolder
+
+ID = re.compile(r"\d+(_\d+)?|local-[0-9a-f]+")
+TASKS = ("train", "train-without-test")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One submission of a run. `cluster` holds its settings, `earlier` the ids of the submissions before it."""
+
+    id: str
+    engine: str
+    name: str
+    task: str
+    cluster: Mapping[str, Any]
+    num_nodes: int
+    workers_per_node: int
+    gpus_per_node: int
+    submitted: float
+    log: str
+    code: str
+    cwd: str
+    host: str
+    pid: int | None = None
+    cancelled: bool = False
+    earlier: tuple[str, ...] = ()
+
+    def save(self, folder: RunFolder) -> None:
+        """Make it the record of a run."""
+        folder.write_job(asdict(self))
+
+
+def read(folder: RunFolder) -> Record | None:
+    """The record of a run, None where nobody submitted it. Raises ValueError for a file that is no record."""
+    try:
+        found = folder.read_job()
+        if not found:
+            return None
+        record = Record(**{**found, "earlier": tuple(found["earlier"])})
+        if not ID.fullmatch(record.id) or record.task not in TASKS:
+            raise ValueError("it has no id of a job")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder.job_file} is no record of a job: {error}") from error
+    return record
+
+
+def mark(folder: RunFolder, *, cancelled: bool) -> None:
+    """Write down whether somebody has cancelled the job of a run: it is not requeued then."""
+    record = read(folder)
+    assert record is not None
+    replace(record, cancelled=cancelled).save(folder)
+
+
+def is_cancelled(folder: RunFolder) -> bool:
+    """Whether somebody has; not where there is no record yet."""
+    return folder.read_job().get("cancelled") is True

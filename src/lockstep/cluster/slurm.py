@@ -1,0 +1,121 @@
+"""A run, or an array of them, becomes a job of SLURM through submitit."""
+
+import contextlib
+import os
+import shlex
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cluster import job
+from lockstep.cluster.code import search_path
+from lockstep.config import ConfigError
+from lockstep.run_folder import RunFolder
+from lockstep.schema import Cluster
+from lockstep.workers import Workers
+
+if TYPE_CHECKING:
+    import submitit
+
+# what an outer launcher left would be taken for the place of a rank
+OUTER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def executor(
+    cluster: Cluster, workers: Workers, *, name: str, files: Path, code: Path, cwd: Path
+) -> "submitit.SlurmExecutor":
+    """Submitit's executor with all that the configuration says; `files` is where scripts and logs go."""
+    import submitit
+
+    python = "python" if cluster.container else sys.executable
+    prefix = f"{cluster.container} " if cluster.container else ""
+    found = submitit.SlurmExecutor(
+        files, python=f"{prefix}{shlex.quote(python)} -I -S -c {shlex.quote(job.HOLD)} {shlex.quote(python)}"
+    )
+    cpus = cluster.cpus_per_worker
+    asked: dict[str, Any] = {
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "time": cluster.time_min,
+        "mem": f"{round(cluster.memory_gib * 1024)}M" if cluster.memory_gib is not None else None,
+        "cpus_per_task": cpus,
+        "gpus_per_node": len(workers.gpus) or None,
+        "constraint": cluster.constraint,
+        "array_parallelism": cluster.parallel,
+    }
+    found.update_parameters(
+        **{key: value for key, value in asked.items() if value is not None},
+        job_name=name,
+        wckey=None,
+        nodes=workers.num_nodes,
+        ntasks_per_node=workers.num_local,
+        setup=[*cluster.setup, *exports(code), "export SUBMITIT_LOG_LEVEL=WARNING"],
+        stderr_to_stdout=True,
+        srun_args=[
+            "--open-mode=append",  # the log goes on after a requeue
+            "--kill-on-bad-exit=1",  # a rank that failed leaves others in a collective
+            *([f"--cpus-per-task={cpus}"] if cpus is not None else []),  # srun does not read it since SLURM 22.05
+        ],
+        additional_parameters={
+            "signal": f"USR1@{cluster.warn_s}",  # instead of submitit's, on which it requeues inside a handler
+            "requeue": True,
+            "chdir": str(cwd),
+            **{
+                key: value if sign else True
+                for key, sign, value in (line[2:].partition("=") for line in cluster.sbatch)
+            },
+        },
+    )
+    return found
+
+
+def exports(code: Path) -> list[str]:
+    """Shell lines after which python finds the frozen code, and nothing beside the current folder."""
+    path = shlex.quote(search_path(code))
+    return [f"export PYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}}", "export PYTHONSAFEPATH=1"]
+
+
+def script(found: "submitit.SlurmExecutor") -> str:
+    """What sbatch would get."""
+    return found._make_submission_file_text(found._submitit_command_str, uuid.uuid4().hex)  # no public way, 1.5.4
+
+
+def submit(
+    found: "submitit.SlurmExecutor", folders: Sequence[RunFolder], settings: job.Settings
+) -> list[tuple[str, Path]]:
+    """Submit runs, several as one array. Returns the id and the log of each. Raises ConfigError where SLURM refuses."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    paths = [str(folder.path) for folder in folders]
+    try:
+        with _own_environment():
+            jobs = found.map_array(job.run, paths, [settings] * len(paths))
+    except (FailedJobError, FailedSubmissionError, OSError) as error:
+        raise ConfigError([f"sbatch refused the job: {_said(error)}"]) from error
+    return [(each.job_id, each.paths.stdout) for each in jobs]
+
+
+def _said(error: Exception) -> str:
+    """What sbatch said, without the traceback that submitit puts in front."""
+    lines = [line.removeprefix("sbatch: error: ").strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith(("Traceback", "File ", "stderr", "stdout"))]
+    return "; ".join(told[-3:]) or type(error).__name__
+
+
+@contextlib.contextmanager
+def _own_environment() -> Iterator[None]:
+    """Without what a job or a launcher around this process says of itself: sbatch hands the environment on."""
+    is_inside = "SLURM_JOB_ID" in os.environ
+    left = [
+        name
+        for name in os.environ
+        if name in OUTER or (is_inside and name.startswith("SLURM") and name != "SLURM_CONF")
+    ]
+    kept = {name: os.environ.pop(name) for name in left}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)

@@ -1,0 +1,233 @@
+"""Runs are prepared, their code is frozen, and they are handed to a scheduler, which has them from then on."""
+
+import contextlib
+import os
+import shlex
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from lockstep import allocation, run_folder, runner, workers
+from lockstep import config as configuration
+from lockstep.cluster import background, code, record, scheduler, slurm
+from lockstep.cluster.job import Settings
+from lockstep.cluster.record import Record
+from lockstep.config import ConfigError
+from lockstep.run_folder import RunFolder, shown
+from lockstep.schema import Config
+from lockstep.terminal import show_table
+from lockstep.workers import Workers
+
+
+def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
+    """Submit a new run. Returns its folder, whose name is fixed from now on, and the exit code."""
+    config = configuration.scaled(config)
+    outputs, now = Path("outputs").resolve(), datetime.now()
+    if config.dry_run:
+        folder = RunFolder(chosen.resolve() if chosen else run_folder.free_path(outputs, config.run_name, now))
+        return _shown_script(folder, config)
+    files = code.files()  # a fault leaves nothing behind
+    if chosen is None:
+        folder = RunFolder(run_folder.create_path(outputs, config.run_name, now))
+    else:
+        if RunFolder(chosen).config.exists():
+            raise ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
+        chosen.mkdir(parents=True, exist_ok=True)
+        folder = RunFolder(chosen.resolve())
+    try:
+        runner.save(folder, for_job(config), typed)
+        found = submit_all([folder], [config], name=config.run_name, files=files)
+    except BaseException:
+        _withdraw(folder)
+        raise
+    if chosen is None:
+        run_folder.link_latest(outputs, folder.path)
+    _show(folder, found[0], config)
+    return folder, 0
+
+
+def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
+    """Submit the rest of a run in its own folder, perhaps on other nodes. Returns the folder and the exit code."""
+    if config.dry_run:
+        return _shown_script(folder, config)
+    files = code.files()
+    refuse_live(folder)
+    with runner.locked(folder):
+        before = folder.config.read_text()
+        configuration.save(for_job(config), folder.config)
+    try:
+        found = submit_all([folder], [config], name=config.run_name, files=files)
+    except BaseException:
+        run_folder.write_atomically(folder.config, before)
+        raise
+    _show(folder, found[0], config)
+    return folder, 0
+
+
+def submit_all(
+    folders: Sequence[RunFolder],
+    configs: Sequence[Config],
+    *,
+    name: str,
+    files: Sequence[Path] | None = None,
+    has_test: bool = True,
+    old_code: Path | None = None,
+    cwd: Path | None = None,
+) -> list[Record]:
+    """Submit prepared runs, several as one array of one script: what is wrong with one is no harm to the others.
+
+    All share one copy of the code, in the folder that holds them: of `files` of the project, by default all that is
+    code; `old_code` is one that is there. What was saved in the folders is replaced by what the job reads. Jobs run in
+    `cwd`, by default the current folder. Raises ConfigError where runs ask for different nodes, or the scheduler
+    refuses; then nothing is submitted.
+    """
+    cluster, asked = configs[0].cluster, workers.found(configs[0])
+    if any((config.cluster, workers.found(config)) != (cluster, asked) for config in configs):
+        raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
+    base = RunFolder(folders[0].path if len(folders) == 1 else Path(os.path.commonpath([f.path for f in folders])))
+    frozen = old_code or base.code
+    if old_code is None:
+        code.freeze(code.files() if files is None else files, frozen)
+    cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
+    with contextlib.ExitStack() as undone:
+        for folder, config in zip(folders, configs, strict=True):
+            configuration.save(for_job(config), folder.config)
+            undone.enter_context(_waiting(folder, config))
+        if cluster.name == "local":
+            found = background.start(cluster, folders, task=task, code=frozen, cwd=cwd)
+        else:
+            made = slurm.executor(cluster, asked, name=name, files=base.job_files, code=frozen, cwd=cwd)
+            settings = Settings(task, cluster.max_requeues, len(asked.gpus))
+            found = [(job, log, None) for job, log in slurm.submit(made, folders, settings)]
+        records = []
+        for folder, config, (job, log, pid) in zip(folders, configs, found, strict=True):
+            old = record.read(folder)
+            made_record = Record(
+                id=job,
+                engine=cluster.name,
+                name=config.run_name,
+                task=task,
+                cluster=cluster.model_dump(),
+                num_nodes=asked.num_nodes,
+                workers_per_node=asked.num_local,
+                gpus_per_node=len(asked.gpus),
+                submitted=time.time(),
+                log=str(log),
+                code=str(frozen),
+                cwd=str(cwd),
+                host=socket.gethostname(),
+                pid=pid,
+                earlier=(*old.earlier, old.id) if old else (),
+            )
+            made_record.save(folder)
+            records.append(made_record)
+    return records
+
+
+def again(folder: RunFolder, job: Record) -> Record:
+    """Submit the rest of a run as it was submitted before, with the code of that time. Raises ConfigError."""
+    if not Path(job.code).is_dir():
+        raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: use resume={shown(folder.path)}"])
+    tree = configuration.to_tree(configuration.load(folder.config)) | {"cluster": dict(job.cluster)}
+    config = Config.model_validate(tree)
+    faults = [*workers.faults(config), *allocation.faults(config)]  # the rest was checked, and is that code's business
+    if faults:
+        raise ConfigError(faults)
+    return submit_all(
+        [folder],
+        [config],
+        name=job.name,
+        has_test=job.task == record.TASKS[0],
+        old_code=Path(job.code),
+        cwd=Path(job.cwd),
+    )[0]
+
+
+def for_job(config: Config) -> Config:
+    """What the processes of the job read: there the run is trained, by as many workers as were asked for."""
+    if config.cluster.name == "none":
+        return config
+    trainer = config.trainer
+    if config.cluster.name == "slurm":
+        trainer = trainer.model_copy(update={"devices": workers.found(config).num_local})
+    cluster = config.cluster.model_copy(update={"name": "none"})
+    return config.model_copy(update={"trainer": trainer, "cluster": cluster})
+
+
+def refuse_live(folder: RunFolder) -> None:
+    """Raise ConfigError for a run whose job waits or runs."""
+    job = record.read(folder)
+    if job is None:
+        return
+    if job.engine == "local":
+        state = "running" if folder.has_job_here() else ""
+    else:
+        found = scheduler.states([job.id]).get(job.id) if scheduler.is_here() else None
+        state = found.state if found is not None and found.is_live else ""
+    if state:
+        raise ConfigError([f"{shown(folder.path)} has job {job.id}, {state}: lockstep jobs cancel {job.id} first"])
+
+
+@contextlib.contextmanager
+def _waiting(folder: RunFolder, config: Config) -> Iterator[None]:
+    """Let the run say that it waits, before it can have begun; and take that back when it was not submitted."""
+    before = folder.read_status()
+    reason = "submitted: see lockstep jobs"
+    if before:
+        folder.update_status(reason=reason, exit_code=None, signal=None)
+    else:
+        folder.write_status(state="not started", reason=reason, name=config.run_name)
+    try:
+        yield
+    except BaseException:
+        folder.write_status(**before)
+        raise
+
+
+def _withdraw(folder: RunFolder) -> None:
+    """Remove what was prepared for a run that could not be submitted."""
+    for path in (folder.code, folder.job_files):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in (folder.overrides, folder.job_file, folder.job_lock, folder.path / "status.json", folder.config):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: somebody else's
+        folder.path.rmdir()
+        folder.path.parent.rmdir()
+
+
+# -- what a person sees ------------------------------------------------------------------------------------------------
+
+
+def _shown_script(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
+    cluster, asked = config.cluster, workers.found(config)
+    if cluster.name == "local":
+        print(background.script(cluster, folder, record.TASKS[0], folder.code))
+    else:
+        paths = {"files": folder.job_files, "code": folder.code, "cwd": Path.cwd()}
+        print(slurm.script(slurm.executor(cluster, asked, name=config.run_name, **paths)), end="")
+    return folder, 0
+
+
+def _show(folder: RunFolder, job: Record, config: Config) -> None:
+    if config.silent:
+        return
+    run = shlex.quote(shown(folder.path))
+    rows = [
+        ("job", job.id),
+        ("workers", _described(workers.found(config))),
+        ("run folder", shown(folder.path)),
+        ("follow", f"lockstep jobs follow {job.id}"),
+        ("wait", f"lockstep jobs wait {job.id}"),
+        ("cancel", f"lockstep jobs cancel {job.id}"),
+        ("watch", f"lockstep board --logdir {run}"),
+    ]
+    show_table("Submitted to SLURM" if job.engine == "slurm" else "Started in the background", rows)
+
+
+def _described(asked: Workers) -> str:
+    nodes = "1 node" if asked.num_nodes == 1 else f"{asked.num_nodes} nodes"
+    each = f"{asked.num_local} worker{'s' if asked.num_local > 1 else ''} on {'it' if asked.num_nodes == 1 else 'each'}"
+    return f"{nodes}, {each}" + (f", {len(asked.gpus)} GPUs a node" if asked.gpus else "")

@@ -1,0 +1,588 @@
+"""Jobs without SLURM: what is wrong with a submission, the code it freezes, what the tools say, the background."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import config as configuration
+from lockstep import launch, runner, runs
+from lockstep.allocation import KEYS
+from lockstep.cluster import code, commands, job, jobs, record, scheduler, slurm, submission
+from lockstep.cluster.record import Record
+from lockstep.cluster.scheduler import Scheduled
+from lockstep.config import ConfigError
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from tests.harness import SMALL, command, difference, environ, wait_until, write_run
+from tests.test_watching import on_terminal
+
+TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
+WORDS = ("partition", "account", "qos", "constraint")
+SLURM = ("cluster=slurm", "cluster.time_min=60", "trainer.devices=2")
+
+
+def tool(folder: Path, name: str, script: str) -> None:
+    """A program that stands in for one of SLURM's."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs that is found first."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "srun", "scontrol", "squeue", "sacct", "scancel"):
+        tool(folder, name, "exit 0")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def faults(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        configuration.checked(configuration.composed(overrides))
+    return caught.value.faults
+
+
+# -- what is wrong with a submission -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        ((*SLURM, "cluster.time_min=null"), "cluster.time_min has no value"),
+        ((*SLURM, "cluster.warn_s=3600"), "cluster.warn_s=3600 is not below the time limit"),
+        ((*SLURM, "cluster.sbatch=[exclusive]"), "cluster.sbatch has 'exclusive': write --option"),
+        ((*SLURM, "cluster.sbatch=['--time 3']"), "cluster.sbatch has '--time 3': write --option"),
+        ((*SLURM, "cluster.sbatch=['--mem=']"), "cluster.sbatch has '--mem=': write --option"),
+        ((*SLURM, "cluster.sbatch=['--nodes=3']"), "--nodes=3: trainer.num_nodes says it"),
+        ((*SLURM, "cluster.sbatch=['--signal=USR2@1']"), "--signal=USR2@1: cluster.warn_s says it"),
+        ((*SLURM, "cluster.sbatch=[--wait]"), "--wait: Lockstep says it itself"),
+        ((*SLURM, "cluster.sbatch=['--gres=gpu:a100:2']"), "--gres=gpu:a100:2: cluster.gpus_per_node says it"),
+        (
+            (*SLURM, "cluster.memory_gib=1", "cluster.sbatch=['--mem-per-cpu=1G']"),
+            "--mem-per-cpu=1G: cluster.memory_gib says it",
+        ),
+        ((*SLURM, "cluster.sbatch=[--exclusive,--exclusive]"), "cluster.sbatch has --exclusive twice"),
+        ((*SLURM, "trainer.devices=auto"), "trainer.devices=auto cannot see the nodes"),
+        ((*SLURM, "trainer.devices=[0,2]"), "trainer.devices=[0,2] names GPUs, but SLURM chooses them"),
+        ((*SLURM, "cluster.gpus_per_node=1"), "trainer.devices=2 is above cluster.gpus_per_node=1"),
+        ((*SLURM, "strategy=cpu", "cluster.gpus_per_node=2"), "cluster.gpus_per_node=2, but strategy=cpu uses no GPUs"),
+        ((*SLURM, "strategy=single_device"), "strategy=single_device has one worker, not 2"),
+        ((*SLURM, "trainer.num_nodes=2", "trainer.loads=[1,1]"), "trainer.loads=[1,1] has 2 entries for 4 workers"),
+        ((*SLURM, "strategy=cpu", "strategy.process_group_backend=nccl"), "process_group_backend=nccl needs GPUs"),
+        ((*SLURM, "cluster.partition='a b'"), "cluster.partition"),
+        ((*SLURM, "cluster.setup=['a\nb']"), "cluster.setup"),
+        (("dry_run=true",), "dry_run=true shows what would be submitted, and cluster=none submits nothing"),
+    ],
+)
+def test_every_fault_of_a_submission_is_told_with_its_cure(tools: Path, overrides: tuple[str, ...], fault: str) -> None:
+    (found,) = faults(*overrides)
+    assert fault in found
+
+
+def test_faults_of_a_cluster_come_with_all_others(tools: Path) -> None:
+    found = faults("cluster=slurm", "cluster.time_min=0", "cluster.sbatch=[x]", "global_batch_size=0")
+    assert len(found) == 4, found
+
+
+def test_a_machine_without_slurm_cannot_submit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "this machine has no sbatch: submit from a login node" in faults(*SLURM)[0]
+
+
+def test_ranks_of_a_launcher_do_not_submit_each(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    (found,) = faults(*SLURM)
+    assert "torchrun started 2: start one" in found
+
+
+def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
+    asked = {
+        ("trainer.devices=8",): (8, 8),
+        ("trainer.devices=8", "strategy=cpu"): (8, 0),
+        ("trainer.devices=2", "cluster.gpus_per_node=4"): (2, 4),
+        ("trainer.devices=auto", "cluster.gpus_per_node=4"): (4, 4),
+        ("trainer.devices=auto", "strategy=cpu"): (1, 0),
+        ("trainer.devices=2", "cluster.gpus_per_node=0", "cluster.sbatch=['--gres=gpu:a100:2']"): (2, 0),
+    }
+    for overrides, (num_workers, num_gpus) in asked.items():
+        config = configuration.checked(configuration.composed([*SLURM, *overrides]))
+        found = submission.workers.found(config)
+        assert (found.num_local, len(found.gpus)) == (num_workers, num_gpus), overrides
+        there = submission.for_job(config)
+        assert (there.cluster.name, there.trainer.devices) == ("none", num_workers)
+
+
+def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Path) -> None:
+    config = configuration.checked(
+        configuration.composed(
+            [*SLURM, "cluster.memory_gib=1", "cluster.cpus_per_worker=1", *(f"cluster.{key}=x" for key in WORDS)]
+        )
+    )
+    places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
+    script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places))
+    options = [line.removeprefix("#SBATCH --").partition("=")[0] for line in script.splitlines() if "#SBATCH" in line]
+    assert set(options) <= set(KEYS)
+    assert len(options) == len(set(options))
+    assert list(tmp_path.iterdir()) == [tools]
+
+
+def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:
+    overrides = [*SLURM, "cluster.container='apptainer exec --nv a.sif'"]
+    config = configuration.checked(configuration.composed(overrides))
+    places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
+    script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places))
+    (line,) = [line for line in script.splitlines() if line.startswith("srun")]
+    assert " apptainer exec --nv a.sif python -I -S -c " in line
+    assert " python -u -m submitit.core._submit " in line
+    assert sys.executable not in line
+
+
+def test_runs_of_one_array_must_ask_for_the_same(tools: Path, tmp_path: Path) -> None:
+    configs = [configuration.checked(configuration.composed([*SLURM, f"trainer.devices={n}"])) for n in (1, 2)]
+    with pytest.raises(ConfigError, match="runs of one job array must have the same"):
+        submission.submit_all([RunFolder(tmp_path / str(n)) for n in (1, 2)], configs, name="x")
+    assert list(tmp_path.iterdir()) == [tools]
+
+
+def test_a_job_hands_nothing_of_an_outer_job_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer = {"SLURM_JOB_ID": "1", "SLURM_CONF": "c", "SLURM_NTASKS": "2", "RANK": "0", "SBATCH_ACCOUNT": "mine"}
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
+    with slurm._own_environment():
+        assert {name for name in outer if name in os.environ} == {"SLURM_CONF", "SBATCH_ACCOUNT"}
+    assert {name: os.environ[name] for name in outer} == outer
+
+
+# -- the code of a job -------------------------------------------------------------------------------------------------
+
+
+def project(root: Path) -> None:
+    for name in ("src/lockstep/a.py", "conf/config.yaml", "train.py", "own.py", "data/big.bin", "outputs/x.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / ".gitignore").write_text("/data/\n/outputs/\n")
+
+
+def test_the_code_is_what_git_knows_and_does_not_ignore(tmp_path: Path) -> None:
+    root = tmp_path / "it"
+    project(root)
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "src", "conf", "train.py"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    (root / "train.py").write_text("edited\n")
+    found = code.files(root)
+    assert sorted(map(str, found)) == [".gitignore", "conf/config.yaml", "own.py", "src/lockstep/a.py", "train.py"]
+    target = tmp_path / "run" / "code"
+    for _ in range(2):  # a second time replaces the first
+        (target / "older").mkdir(parents=True)
+        code.freeze(found, target, root)
+        assert sorted(path.name for path in target.iterdir()) == sorted(
+            [".gitignore", "conf", "own.py", "src", "train.py", code.COMMIT, code.CHANGES]
+        )
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert (target / code.COMMIT).read_text() == f"{head}+changes\n"
+    assert "+edited" in (target / code.CHANGES).read_text()
+    assert code.environment.commit(target) == f"{head}+changes"  # not that of a repository around it
+
+
+def test_without_git_the_code_is_src_conf_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert sorted(map(str, code.files(tmp_path))) == ["conf/config.yaml", "src/lockstep/a.py", "train.py"]
+    code.freeze(code.files(tmp_path), tmp_path / "code", tmp_path)
+    assert code.environment.commit(tmp_path / "code") is None
+
+
+def test_code_that_is_too_large_is_a_fault_that_names_what_is(tmp_path: Path) -> None:
+    project(tmp_path)
+    (tmp_path / "src" / "weights.bin").write_bytes(bytes(3 * 2**20))
+    with pytest.raises(ConfigError, match=r"at most 1\.0 MiB: let \.gitignore .* largest are src/weights\.bin \(3\.0"):
+        code.files(tmp_path, max_bytes=2**20)
+
+
+def test_code_of_jobs_is_no_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "outputs" / "day" / "it", SMALL)
+    code.freeze(code.files(), folder.code)
+    code.freeze(code.files(), tmp_path / "outputs" / "day" / "code")
+    assert [found.name for found in runs.scan(tmp_path / "outputs").values()] == ["day/it"]
+
+
+# -- what SLURM says ---------------------------------------------------------------------------------------------------
+
+
+def line(*fields: str) -> str:
+    return "".join(f"{field:<{width}}" for field, width in zip(fields, scheduler.QUEUE.values(), strict=True))
+
+
+def test_states_come_from_the_queue_and_of_what_it_has_forgotten_from_the_accounts(tools: Path) -> None:
+    queue = [
+        line("7_0", "PENDING", "Resources", "", "0:00", "0", "0"),
+        line("7_1", "FAILED", "NonZeroExitCode", "n1", "0:03", str(75 << 8), "2"),
+        line("8", "CANCELLED", "None", "n[1-2]", "0:03", "15", "0"),
+    ]
+    tool(tools, "squeue", "cat << EOF\n" + "\n".join(queue) + "\nEOF")
+    accounts = ["9|COMPLETED|n2|00:00:04|0:0", "9_1|CANCELLED by 7|n2|00:00:04|0:15", "7_0|RUNNING|n1|00:00:01|0:0"]
+    tool(tools, "sacct", "cat << EOF\n" + "\n".join(accounts) + "\nEOF")
+    found = scheduler.states(["7_0", "7_1", "8", "9", "9_1", "10"])
+    assert found == {
+        "7_0": Scheduled("pending", "Resources", "", "0:00", None, 0),
+        "7_1": Scheduled("failed", "NonZeroExitCode", "n1", "0:03", 75, 2),
+        "8": Scheduled("cancelled", "", "n[1-2]", "0:03", 143, 0),
+        "9": Scheduled("completed", "", "n2", "00:00:04", 0, 0),
+        "9_1": Scheduled("cancelled", "", "n2", "00:00:04", 143, 0),
+    }
+    assert [name for name, each in found.items() if each.is_live] == ["7_0"]
+
+
+def test_a_tool_that_fails_or_hangs_is_a_clear_error(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(tools, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(ValueError, match="squeue failed: slurm_load_jobs error: Unable to contact"):
+        scheduler.states(["7"])
+    tool(tools, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    tool(tools, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    assert scheduler.states(["7"]) == {}
+    monkeypatch.setattr(scheduler, "TIMEOUT_S", 0.2)
+    tool(tools, "squeue", "exec sleep 60")
+    with pytest.raises(ValueError, match=r"squeue did not answer within 0\.2 s"):
+        scheduler.states(["7"])
+    (tools / "squeue").unlink()
+    monkeypatch.setenv("PATH", str(tools))
+    with pytest.raises(ValueError, match="squeue is not on this machine"):
+        scheduler.states(["7"])
+
+
+# -- what becomes of a job ---------------------------------------------------------------------------------------------
+
+
+def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
+    """A run with the record of a job."""
+    cluster = {"name": "slurm", "max_requeues": 3, "partition": "gpu"}
+    fields: dict[str, Any] = {
+        **{"id": job_id, "engine": "slurm", "name": "it", "task": "train", "cluster": cluster, "num_nodes": 1},
+        **{"workers_per_node": 2, "gpus_per_node": 0, "submitted": 1e9, "log": str(folder.path / "log"), "code": "c"},
+        **{"cwd": "/", "host": "login"},
+    }
+    made = Record(**(fields | changes))
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if not folder.config.exists():
+        folder.config.write_text("seed: 0\n")
+    made.save(folder)
+    return made
+
+
+SETTINGS = job.Settings("train", 3, 0)
+SAYS = "JobId=17 JobState={} Reason={} Restarts={}"
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "is_cancelled", "restarts", "becomes"),
+    [
+        ({"signal": "SIGUSR1"}, ("RUNNING", "None", 0), False, 0, "requeued: time limit"),
+        ({"signal": "SIGTERM"}, ("RUNNING", "None", 2), False, 2, "requeued: preempted"),
+        ({"signal": "SIGTERM"}, ("COMPLETING", "None", 1), False, 0, "preempted: SLURM has requeued the job"),
+        ({"signal": "SIGTERM"}, ("COMPLETING", "None", 0), False, 0, "why, and SLURM has ended the job"),
+        ({"signal": "SIGTERM"}, ("CANCELLED", "None", 0), False, 0, "why, and SLURM has ended the job"),
+        ({"signal": "SIGUSR1"}, ("COMPLETING", "TimeLimit", 0), False, 0, "requeued: time limit"),
+        ({"signal": "SIGUSR1"}, ("RUNNING", "None", 0), True, 0, "cancelled"),
+        ({"signal": "SIGUSR1"}, ("RUNNING", "None", 3), False, 3, "the job was requeued 3 times, and cluster.max"),
+        ({"signal": "SIGINT"}, ("RUNNING", "None", 0), False, 0, "why"),
+        ({"signal": None}, ("RUNNING", "None", 0), False, 0, "why"),  # the stop flag, or trainer.max_time_s
+        ({}, ("RUNNING", "None", 0), False, 0, "why"),
+    ],
+)
+def test_only_what_slurm_has_cut_and_nobody_has_ended_is_requeued(
+    tools: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: dict[str, Any],
+    says: tuple[Any, ...],
+    is_cancelled: bool,
+    restarts: int,
+    becomes: str,
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, cancelled=is_cancelled)
+    folder.write_status(state="stopped", reason="why", **status)
+    tool(tools, "scontrol", f"echo {SAYS.format(*says)}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert job.next_of(folder, SETTINGS, restarts).startswith(becomes)
+
+
+def test_a_scheduler_that_does_not_answer_is_the_reason(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    folder.write_status(state="stopped", reason="signal SIGUSR1", signal="SIGUSR1")
+    tool(tools, "scontrol", "echo down >&2; exit 1")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert job.next_of(folder, SETTINGS, 0) == "signal SIGUSR1, not requeued: scontrol show failed: down"
+
+
+def test_a_job_that_is_not_wanted_any_more_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_trained", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, cancelled=True)
+    assert job.work(folder, SETTINGS) == EXIT_STOPPED
+    assert folder.read_status()["reason"] == "cancelled"
+    submitted(folder)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "4")
+    assert job.work(folder, SETTINGS) == EXIT_STOPPED
+    assert "requeued 4 times, and cluster.max_requeues=3 allows no more" in folder.read_status()["reason"]
+
+
+def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", SMALL)
+    codes: list[int] = []
+    work = threading.Thread(target=lambda: codes.append(runner.go_on(folder, has_test=True)))
+    with folder.lock():
+        work.start()
+        time.sleep(3 * runner.LOCKED_EVERY_S)
+        assert codes == []
+        folder.write_summary({"epochs": 2})
+    work.join(30)
+    assert codes == [0]
+    assert not folder.last_checkpoint.exists()
+
+
+def test_signals_before_the_run_has_its_handlers_wait_for_it() -> None:
+    ours = """
+import os, signal, sys
+from lockstep.cluster import job
+from lockstep.signals import SignalFlag
+assert {*job.HELD} <= signal.pthread_sigmask(signal.SIG_BLOCK, [])
+for number in job.HELD:  # as submitit does
+    signal.signal(number, lambda *_: os._exit(3))
+for number in (signal.SIGUSR2, signal.SIGTERM):
+    os.kill(os.getpid(), number)
+job.take_signals()
+flag = SignalFlag()
+flag.install()
+print(flag.received == signal.SIGTERM, signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN)
+"""
+    words = [sys.executable, "-I", "-S", "-c", job.HOLD, sys.executable, "-c", ours]
+    done = subprocess.run(words, capture_output=True, text=True, env=environ())
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+# -- lockstep jobs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def four(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four jobs: one that waits, one that is through, one that failed, one that SLURM has forgotten."""
+    monkeypatch.chdir(tmp_path)
+    for number, (name, state) in enumerate(
+        (("waits", ""), ("done", "finished"), ("bad", "failed"), ("old", "stopped"))
+    ):
+        folder = RunFolder(tmp_path / "outputs" / "day" / name)
+        submitted(folder, f"2{number}", submitted=1e9 + number)
+        if state:
+            folder.write_status(state=state, reason="why", epoch=2, max_epochs=4, exit_code=None)
+    RunFolder(tmp_path / "outputs" / "day" / "done").write_summary({"best": 0.5})
+    queue = [
+        line("20", "PENDING", "Resources", "", "0:00", "0", "0"),
+        line("21", "COMPLETED", "None", "n1", "0:09", "0", "1"),
+        line("22", "FAILED", "NonZeroExitCode", "n2", "0:01", str(2 << 8), "0"),
+    ]
+    tool(tools, "squeue", "cat << EOF\n" + "\n".join(queue) + "\nEOF")
+    tool(tools, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
+    return tmp_path
+
+
+def test_all_jobs_are_listed_with_what_slurm_and_their_runs_say(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(["list"]) == 0
+    rows = [row.split("\t") for row in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["job", "state", "run", "epoch", "best", "time", "nodes", "reason"]
+    assert [row[:4] for row in rows[1:]] == [
+        ["20", "pending", "outputs/day/waits", "-"],
+        ["21", "completed", "outputs/day/done", "2/4"],
+        ["22", "failed", "outputs/day/bad", "2/4"],
+        ["23", "stopped", "outputs/day/old", "2/4"],
+    ]
+    assert [row[-1] for row in rows[1:]] == ["Resources", "why", "NonZeroExitCode", "why"]
+    assert commands.run(["list", "--json", "22", "23"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["id"], each["state"], each["exit_code"]) for each in found] == [
+        ("22", "failed", 2),
+        ("23", "stopped", 1),
+    ]
+    assert found[0]["record"]["cluster"]["partition"] == "gpu"
+
+
+def test_the_list_fits_a_narrow_terminal(four: Path) -> None:
+    for columns in (40, 100):
+        with on_terminal(columns, "jobs", "list", PATH=os.environ["PATH"], PWD=str(four)) as shown:
+            assert shown.end() == 0, shown.text
+    rows = [
+        {"job": "1", "state": "pending", "run": "outputs/a-long-name", "epoch": "-", "best": "-", "time": "0:01"}
+        | {"nodes": "-", "reason": "Resources"}
+    ]
+    for columns in (30, 60, 120):
+        assert max(map(len, commands._table(rows, columns).plain.splitlines())) <= columns
+    assert "nodes" not in commands._table(rows, 120).plain  # which nobody has
+
+
+def test_a_job_shows_why_it_waits(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(["show", "20"]) == 0
+    text = capsys.readouterr().out
+    assert "Resources (waits for free nodes)" in text
+    assert "lockstep jobs cancel 20" in text
+    assert commands.run(["show"]) == 0  # the latest
+    assert "lockstep jobs requeue 23" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("tools")
+def test_a_job_is_found_by_id_array_folder_and_latest_and_others_are_named(tmp_path: Path) -> None:
+    for number in range(3):
+        submitted(RunFolder(tmp_path / "sweep" / str(number)), f"7_{number}", submitted=1e9 - number)
+    found = jobs.below([tmp_path])
+    assert [each.id for each in jobs.chosen(found, ["7"])] == ["7_2", "7_1", "7_0"]
+    assert [each.id for each in jobs.chosen(found, ["7_1", "latest"])] == ["7_1", "7_0"]
+    assert [each.id for each in jobs.chosen(found, [str(tmp_path / "sweep" / "2")])] == ["7_2"]
+    assert len(jobs.chosen(found, [str(tmp_path / "sweep")])) == 3
+    with pytest.raises(ValueError, match="8 is no job: known are 7_0, 7_1, 7_2"):
+        jobs.chosen(found, ["8"])
+
+
+def test_a_broken_record_hides_no_other_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("good", "bad", "worse"):
+        submitted(RunFolder(tmp_path / name), "local-0", engine="local")
+    RunFolder(tmp_path / "bad").job_file.write_text('{"id": "x; rm"}')
+    RunFolder(tmp_path / "worse").job_file.write_text("[")
+    assert [each.found.folder.path.name for each in jobs.below([tmp_path])] == ["good"]
+    assert capsys.readouterr().err.count("is no record of a job") == 2
+
+
+def test_wait_returns_the_code_of_the_first_that_is_not_through(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(["wait", "21"]) == 0
+    assert commands.run(["wait", "21", "22", "23"]) == 2
+    assert commands.run(["wait", "23", "22"]) == EXIT_FAILED
+    assert capsys.readouterr().out.splitlines()[0] == "21\tcompleted\toutputs/day/done"
+
+
+def test_results_are_one_object_or_a_list(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(["result", "21"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"best": 0.5}
+    assert commands.run(["result", "21", "22"]) == EXIT_FAILED
+    said = capsys.readouterr()
+    assert json.loads(said.out) == [{"best": 0.5}, None]
+    assert "job 22 has no result: it is failed, its run failed: why" in said.err
+
+
+def test_what_waits_is_cancelled_and_what_has_ended_is_not(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(["cancel", "20", "21"]) == 0
+    said = capsys.readouterr().out
+    assert "Job 21 has ended already: completed." in said
+    assert "Cancelled job 20 before it has begun." in said
+    assert (four / "cancelled").read_text() == "20\n"
+    assert record.is_cancelled(RunFolder(four / "outputs/day/waits"))
+    assert not record.is_cancelled(RunFolder(four / "outputs/day/done"))
+    assert commands.run(["cancel", "22"]) == EXIT_CONFIG
+
+
+def test_only_what_has_ended_badly_is_requeued(four: Path, tools: Path) -> None:
+    with pytest.raises(ValueError, match="job 20 is pending"):
+        commands.run(["requeue", "22", "20"])
+    with pytest.raises(ValueError, match="job 21 is through"):
+        commands.run(["requeue", "21"])
+    tool(tools, "scontrol", f'echo "$@" >> {four}/requeued')
+    record.mark(RunFolder(four / "outputs/day/bad"), cancelled=True)
+    assert commands.run(["requeue", "22"]) == 0
+    assert (four / "requeued").read_text() == "requeue 22\n"
+    assert not record.is_cancelled(RunFolder(four / "outputs/day/bad"))
+
+
+def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="job 20 is pending: lockstep jobs cancel 20 first"):
+        commands.run(["delete", "20", "21", "--yes"])
+    assert commands.run(["delete", "21"]) == EXIT_CONFIG
+    assert "nobody to ask" in capsys.readouterr().err
+    assert commands.run(["delete", "21", "23", "--yes"]) == 0
+    assert sorted(path.name for path in (four / "outputs/day").iterdir()) == ["bad", "waits"]
+
+
+def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
+    with RunFolder(four / "outputs/day/bad").lock():
+        """Once it was trained."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.cli", "runs", "--prune", "--yes"], cwd=four, env=environ(), capture_output=True
+    )
+    assert done.returncode == 0
+    assert b"it has a job, remove it by lockstep jobs delete" in done.stderr
+    assert (four / "outputs/day/bad").exists()
+
+
+# -- the background of this machine ------------------------------------------------------------------------------------
+
+
+def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    words_ = [sys.executable, "-m", "lockstep.cli", "jobs", *words]
+    return subprocess.run(words_, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes_on_exactly(tmp_path: Path) -> None:
+    alone = write_run(tmp_path / "alone", TINY)
+    assert launch.run_here(launch.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
+    slow = "+callbacks.slow={_target_:tests.callbacks.SlowAtFirst,step_s:1}"
+    words = ["train", *TINY, slow, "trainer.devices=1", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
+    folder = RunFolder(tmp_path / "run")
+    with on_terminal(100, *words) as shown:
+        assert shown.end() == 0, shown.text
+        assert "Started in the background" in shown.text
+    # the terminal is closed: its processes got SIGHUP
+    assert folder.has_job_here()
+    wait_until(lambda: folder.read_status().get("step", 0) >= 1, 90, "the first step")
+    name = folder.read_job()["id"]
+    assert lockstep_jobs(tmp_path, "list", "run").stdout.splitlines()[1].split("\t")[:2] == [name, "running"]
+    again = subprocess.run(
+        command(f"resume={folder.path}", "cluster=local"), cwd=tmp_path, env=environ(), capture_output=True, text=True
+    )
+    assert f"has job {name}, running: lockstep jobs cancel {name} first" in again.stderr
+    assert "saves a checkpoint first" in lockstep_jobs(tmp_path, "cancel", "run").stdout
+    done = lockstep_jobs(tmp_path, "wait", "run")
+    assert (done.returncode, done.stdout.split("\t")[:2]) == (EXIT_STOPPED, [name, "cancelled"])
+    assert lockstep_jobs(tmp_path, "result", "run").returncode == EXIT_FAILED
+    done = lockstep_jobs(tmp_path, "requeue", "run")
+    assert done.returncode == 0, done.stderr
+    done = lockstep_jobs(tmp_path, "follow", "run")
+    assert done.returncode == 0, done.stderr
+    assert "going on" in done.stdout
+    assert "Finished 4 epochs" in done.stdout
+    assert json.loads(lockstep_jobs(tmp_path, "result", "run").stdout)["epochs"] == 4
+    assert difference(alone, folder) == 0
+    assert f"earlier jobs  {name}" in lockstep_jobs(tmp_path, "show", "run").stdout
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
+def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(tmp_path: Path) -> None:
+    words = [*TINY, "trainer.max_epochs=5000", "trainer.devices=2", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
+    subprocess.run(command(*words), cwd=tmp_path, env=environ(), check=True, capture_output=True)
+    folder = RunFolder(tmp_path / "run")
+    os.kill(folder.read_job()["pid"], signal.SIGTERM)
+    assert lockstep_jobs(tmp_path, "wait", "run").returncode == EXIT_STOPPED
+    assert folder.read_status()["reason"] == "signal SIGTERM"
+
+
+def test_a_dry_run_in_the_background_leaves_nothing(tmp_path: Path) -> None:
+    words = command(*TINY, "cluster=local", "dry_run=true", "cluster.setup=[module load x]")
+    done = subprocess.run(words, cwd=tmp_path, env=environ(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("module load x\nexport PYTHONPATH=")
+    assert list(tmp_path.iterdir()) == []
