@@ -106,6 +106,8 @@ def test_hydras_sweeps_are_what_is_drawn_from(text: str, expected: object) -> No
     fixed, space = searched(["seed=3", text], groups(CONF))
     assert fixed == ["seed=3"]
     assert list(space.values()) == [expected]
+    if text == "model.width=range(8,33,8)":
+        assert distributions(space) == {"model.width": optuna.distributions.IntDistribution(8, 32, step=8)}
     kinds = {type(value) for value in distributions(space).values()}
     assert kinds <= {
         optuna.distributions.FloatDistribution,
@@ -139,9 +141,10 @@ def test_a_study_goes_on_with_other_draws_and_with_what_was_interrupted(tmp_path
     assert len(longer.run()) == 2
 
 
-def test_a_draw_that_comes_again_is_not_trained_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_draw_that_comes_again_is_not_trained_again(tmp_path: Path, at_once: int) -> None:
     fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), "seed=1,2,3", lambda drawn: float(drawn["seed"]))
-    assert len(fake.run(at_once=4)) == 3
+    assert len(fake.run(at_once=at_once)) == 3
     states = [trial.state for trial in fake.study.trials]
     assert states == [optuna.trial.TrialState.COMPLETE] * 12
     assert fake.study.best_value == 3.0

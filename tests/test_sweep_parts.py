@@ -110,6 +110,13 @@ def test_no_two_trials_ever_hold_the_same_gpu_or_core_and_all_of_them_are_used()
         assert used == set(getattr(machine, kind))
 
 
+def test_no_more_trials_run_than_were_allowed_though_devices_are_free() -> None:
+    devices = Devices(GPUS, at_once=2)
+    assert devices.take(Need(1, 1)) is not None
+    assert devices.take(Need(1, 1)) is not None
+    assert devices.take(Need(1, 1)) is None
+
+
 def test_gpus_named_by_number_are_waited_for_and_stay_visible_under_their_numbers() -> None:
     devices = Devices(GPUS, at_once=4)
     first = devices.take(Need(1, 1))
