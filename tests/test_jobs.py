@@ -131,18 +131,25 @@ def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Pa
         )
     )
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
-    script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places))
+    script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places), 1)
     options = [line.removeprefix("#SBATCH --").partition("=")[0] for line in script.splitlines() if "#SBATCH" in line]
     assert set(options) <= set(KEYS)
     assert len(options) == len(set(options))
     assert list(tmp_path.iterdir()) == [tools]
 
 
+def test_many_runs_are_one_array(tools: Path, tmp_path: Path) -> None:
+    config = configuration.checked(configuration.composed([*SLURM, "cluster.parallel=2"]))
+    lines = submission.script(RunFolder(tmp_path / "sweep"), config, name="x", num_runs=5).splitlines()
+    assert "#SBATCH --array=0-4%2" in lines
+    assert f"#SBATCH --output={tmp_path}/sweep/job/%A_%a_0_log.out" in lines
+
+
 def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:
     overrides = [*SLURM, "cluster.container='apptainer exec --nv a.sif'"]
     config = configuration.checked(configuration.composed(overrides))
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
-    script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places))
+    script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places), 1)
     (line,) = [line for line in script.splitlines() if line.startswith("srun")]
     assert " apptainer exec --nv a.sif python -I -S -c " in line
     assert " python -u -m submitit.core._submit " in line

@@ -31,7 +31,7 @@ METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
 BY_POSITION = ("optimizer", "scheduler")
 BY_KEYWORD = {"model": ("in_channels", "num_classes"), "scheduler": ("total_steps",), "logger": ("save_dir",)}
 # how, where and for whom a run is trained
-NOT_OF_A_TRAINING = ("notify", "launcher", "sweep", "search")
+NOT_OF_A_TRAINING = ("notify", "launcher", "sweep", "search", "cluster", "dry_run")
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for the cures
 
 

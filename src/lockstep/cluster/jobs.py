@@ -12,7 +12,7 @@ from lockstep import runs
 from lockstep.cluster import record, scheduler
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
-from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES, RunFolder
+from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES, RunFolder, shown
 from lockstep.runs import Found
 from lockstep.terminal import printable
 
@@ -75,7 +75,7 @@ def below(roots: Iterable[Path]) -> list[Job]:
                 print(f"lockstep: {error}", file=sys.stderr)
                 continue
             if read is not None:
-                records[path] = Found(found.id, runs.look_at(RunFolder(path))["run"], RunFolder(path)), read
+                records[path] = Found(found.id, shown(path), RunFolder(path)), read
     ordered = sorted(records.values(), key=lambda each: (each[1].submitted, _number(each[1].id)))
     return _joined(ordered)
 

@@ -78,8 +78,10 @@ def exports(code: Path) -> list[str]:
     return [f"export PYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}}", "export PYTHONSAFEPATH=1"]
 
 
-def script(found: "submitit.SlurmExecutor") -> str:
-    """What sbatch would get."""
+def script(found: "submitit.SlurmExecutor", num_runs: int) -> str:
+    """What sbatch would get for so many runs."""
+    if num_runs > 1:
+        found.parameters["map_count"] = num_runs
     return found._make_submission_file_text(found._submitit_command_str, uuid.uuid4().hex)  # no public way, 1.5.4
 
 

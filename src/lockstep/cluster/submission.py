@@ -28,7 +28,8 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
     outputs, now = Path("outputs").resolve(), datetime.now()
     if config.dry_run:
         folder = RunFolder(chosen.resolve() if chosen else run_folder.free_path(outputs, config.run_name, now))
-        return _shown_script(folder, config)
+        print(script(folder, config, name=config.run_name), end="")
+        return folder, 0
     files = code.files()  # a fault leaves nothing behind
     if chosen is None:
         folder = RunFolder(run_folder.create_path(outputs, config.run_name, now))
@@ -52,7 +53,8 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
 def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     """Submit the rest of a run in its own folder, perhaps on other nodes. Returns the folder and the exit code."""
     if config.dry_run:
-        return _shown_script(folder, config)
+        print(script(folder, config, name=config.run_name), end="")
+        return folder, 0
     files = code.files()
     refuse_live(folder)
     with runner.locked(folder):
@@ -173,8 +175,12 @@ def refuse_live(folder: RunFolder) -> None:
 
 @contextlib.contextmanager
 def _waiting(folder: RunFolder, config: Config) -> Iterator[None]:
-    """Let the run say that it waits, before it can have begun; and take that back when it was not submitted."""
-    before = folder.read_status()
+    """Let the run say that it waits, before it can have begun; and take that back when it was not submitted.
+
+    It is not through any more either: a job leaves alone what is.
+    """
+    before, summary = folder.read_status(), folder.read_summary()
+    folder.forget_end()
     reason = "submitted: see lockstep jobs"
     if before:
         folder.update_status(reason=reason, exit_code=None, signal=None)
@@ -184,6 +190,8 @@ def _waiting(folder: RunFolder, config: Config) -> Iterator[None]:
         yield
     except BaseException:
         folder.write_status(**before)
+        if summary:
+            folder.write_summary(summary)
         raise
 
 
@@ -201,14 +209,12 @@ def _withdraw(folder: RunFolder) -> None:
 # -- what a person sees ------------------------------------------------------------------------------------------------
 
 
-def _shown_script(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
-    cluster, asked = config.cluster, workers.found(config)
-    if cluster.name == "local":
-        print(background.script(cluster, folder, record.TASKS[0], folder.code))
-    else:
-        paths = {"files": folder.job_files, "code": folder.code, "cwd": Path.cwd()}
-        print(slurm.script(slurm.executor(cluster, asked, name=config.run_name, **paths)), end="")
-    return folder, 0
+def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1) -> str:
+    """What would be submitted for runs in `base`, or for the one that is `base`. Nothing is written."""
+    if config.cluster.name == "local":
+        return background.script(config.cluster, base, record.TASKS[0], base.code) + "\n"
+    paths = {"files": base.job_files, "code": base.code, "cwd": Path.cwd()}
+    return slurm.script(slurm.executor(config.cluster, workers.found(config), name=name, **paths), num_runs)
 
 
 def _show(folder: RunFolder, job: Record, config: Config) -> None:
