@@ -61,17 +61,29 @@ class Workstation(Launcher):
         if self._within is not None:
             return self._within.launch(job_overrides, initial_job_idx)
         from lockstep.config import ConfigError, exit_with
-        from lockstep.sweeps import command
+        from lockstep.sweeps import array, command
 
+        is_submitted = self._config.cluster.name != "none"
         notify = self._config.notify
         if notify.url or notify.command:  # Hydra's copy of the settings would keep what may be a token
             (Path(self._config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
         try:
+            if is_submitted:
+                config, _ = self._compose(job_overrides[0], initial_job_idx)
+                array.check(config)
+                if config.dry_run:
+                    path = Path(self._config.hydra.sweep.dir)
+                    print(array.script(path, config, len(job_overrides)), end="")
+                    _remove_empty(path)
+                    return []
             with _ledger(self._config) as ledger:
                 made = [command.prepared(ledger, texts, partial(self._compose, texts)) for texts in job_overrides]
                 configs = {trial.number: config for trial, config in made}
                 trials = [trial for trial, _ in made]
                 objective = command.monitored(made[0][1])
+                if is_submitted:
+                    array.submit(ledger, made, [objective])
+                    return []
                 code = command.run(
                     ledger,
                     command.Grid(trials),
@@ -105,6 +117,8 @@ class Study(Sweeper):
             fixed, space = searched(arguments, groups(CONF))
             first = [f"{key}={drawn.low if isinstance(drawn, Interval) else drawn[0]}" for key, drawn in space.items()]
             config, _ = self._compose([*fixed, *first], 0)
+            if config.cluster.name != "none":
+                raise ConfigError(["a search draws from what has ended, job by job: leave cluster=... out"])
             if config.search is None:
                 raise ConfigError(["hydra/sweeper=optuna is chosen by search=...: use search=tpe"])
             if outer_world(os.environ) is not None:
@@ -133,6 +147,17 @@ class Study(Sweeper):
             exit_with(error)
         if code:
             raise SystemExit(code)
+
+
+def _remove_empty(path: Path) -> None:
+    """Take back what Hydra made for a sweep that does not begin; what is there already stays."""
+    if not (path / "sweep.json").exists():
+        (path / "multirun.yaml").unlink(missing_ok=True)
+        for folder in (path, path.parent, path.parent.parent):
+            try:
+                folder.rmdir()
+            except OSError:  # not empty, or not there
+                return
 
 
 def _ledger(config: DictConfig) -> AbstractContextManager[Any]:

@@ -65,7 +65,15 @@ SET_BY_ENVIRONMENTS = (
 # where files are read, not what is in them
 FREE_ON_RESUME = ("data.copy_to", "data.copy_remove")
 EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
-OF_THE_WHOLE = ("launcher", "sweep", "search", "notify")  # sections that cannot differ between the jobs of a sweep
+OF_THE_WHOLE = (
+    "launcher",
+    "sweep",
+    "search",
+    "notify",
+    "cluster",
+    "dry_run",
+    "silent",
+)  # sections that cannot differ between the jobs of a sweep
 SWEEPERS = ("search", "hydra/sweeper")  # groups whose options draw values
 MAX_COMBINATIONS = 100  # of a sweep that are all tried: about 10 ms each (2-core CPU, 2026-11-21)
 Groups = Mapping[str, Sequence[str]]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from lockstep import config as configuration
 from lockstep import environment
+from lockstep.cluster import submission
 from lockstep.config import ConfigError, leaves
-from lockstep.run_folder import EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, shown, write_atomically
+from lockstep.run_folder import EXIT_INTERRUPTED, EXIT_STOPPED, LIVE_STATES, RunFolder, shown, write_atomically
 from lockstep.schema import Config
 from lockstep.sweeps import devices, views
 from lockstep.sweeps.course import Course, Source
@@ -17,6 +18,9 @@ from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.table import Objective, Table, table, write
 
+# what may change when a sweep goes on
+WHERE = ("trainer.devices", "trainer.num_nodes", "trainer.loads", "trainer.max_time_s", "silent")
+ELSEWHERE = (*configuration.NOT_OF_A_TRAINING, "strategy")
 MONITOR = "val/accuracy"  # where no checkpoint says another one
 
 
@@ -58,31 +62,26 @@ def prepared(
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(["scale_with_workers=true: say how many workers a trial of a sweep has, trainer.devices=..."])
     config = configuration.scaled(config)
+    saved = submission.for_job(config)
     folder = trial.folder
     if folder.config.exists():
-        _check_same(ledger, trial, configuration.load(folder.config), config)
+        _check_same(ledger, trial, configuration.load(folder.config), saved)
     folder.path.mkdir(parents=True, exist_ok=True)
-    if trial.state not in DONE:
-        configuration.save(config, folder.config)
+    if trial.state not in (*DONE, *LIVE_STATES):
+        configuration.save(saved, folder.config)
         text = "".join(f"{override}\n" for override in environment.without_secrets(own))
         write_atomically(folder.overrides, text)
     return trial, config
 
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
-    if configuration.fingerprint(saved) == configuration.fingerprint(config):
-        return
+    """Raise ConfigError where a trial would compute something else; how many workers do so is another matter."""
     before, after = (dict(leaves(configuration.to_tree(each), "")) for each in (saved, config))
-    apart = configuration.NOT_OF_A_TRAINING
-    changed = [
-        key for key in {**before, **after} if before.get(key) != after.get(key) and key.split(".")[0] not in apart
-    ]
-    raise ConfigError(
-        [
-            f"trial {trial.number} of {shown(ledger.path)} was made with another {', '.join(changed[:5])}: "
-            "sweep.name=... starts another sweep"
-        ]
-    )
+    keys = [key for key in {**before, **after} if not (key in WHERE or key.partition(".")[0] in ELSEWHERE)]
+    changed = [key for key in keys if before.get(key) != after.get(key)]
+    if changed:
+        cure = "sweep.name=... starts another sweep"
+        raise ConfigError([f"trial {trial.number} of {shown(ledger.path)} was made with another {changed[0]}: {cure}"])
 
 
 def run(

@@ -1,0 +1,70 @@
+"""The trials of a sweep as one array of jobs on a cluster: submitted, and looked at again by the same command."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.cluster import jobs, submission
+from lockstep.config import ConfigError
+from lockstep.run_folder import RunFolder, shown
+from lockstep.schema import Config
+from lockstep.sweeps import views
+from lockstep.sweeps.ledger import DONE, Ledger, Trial
+from lockstep.sweeps.table import Objective, table, write
+
+
+def script(path: Path, config: Config, num_trials: int) -> str:
+    """What would be submitted for so many trials of a sweep in `path`. Nothing is written. Raises ConfigError."""
+    check(config)
+    return submission.script(RunFolder(path.resolve()), config, name=_name(config), num_runs=num_trials)
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for a cluster that takes no sweeps."""
+    if config.cluster.name == "local":
+        cure = "leave it out and start the sweep with nohup ... &, the same command goes on with it"
+        raise ConfigError([f"cluster=local trains one run in the background, no sweep: {cure}"])
+
+
+def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objectives: Sequence[Objective]) -> None:
+    """Submit the trials that are neither done nor on their way, and show the table. Raises ConfigError."""
+    config = made[0][1]
+    states = {job.folder.path: job.state for job in jobs.below([ledger.path]) if job.is_live}
+    left = [(t, c) for t, c in made if t.state not in DONE and t.folder.path.resolve() not in states]
+    array = ""
+    if left:
+        base = RunFolder(ledger.path)
+        records = submission.submit_all(
+            [trial.folder for trial, _ in left],
+            [each for _, each in left],
+            name=_name(config),
+            has_test=config.sweep.test == "all",
+            old_code=base.code if states and base.code.is_dir() else None,  # jobs that wait or run read it there
+        )
+        for (trial, _), record in zip(left, records, strict=True):
+            trial.device, array = f"job {record.id}", record.id.partition("_")[0]
+            states[trial.folder.path.resolve()] = "submitted"
+    ledger.write()
+    known = {trial.number: states.get(trial.folder.path.resolve(), "") for trial, _ in made}
+    found = table(ledger, objectives, {number: state for number, state in known.items() if state})
+    write(ledger, found)
+    if not config.silent:
+        views.show(found, shown(ledger.path))
+        print(_next(ledger, len(left), len(states), array))
+
+
+def _name(config: Config) -> str:
+    return config.sweep.name or config.run_name
+
+
+def _next(ledger: Ledger, num_submitted: int, num_live: int, array: str) -> str:
+    """What was submitted, and what there is to be typed now."""
+    where = shown(ledger.path)
+    if num_submitted:
+        plural = "s" if num_submitted > 1 else ""
+        text = f"Submitted {num_submitted} trial{plural} as job {array}. The same command shows how far they are."
+    elif num_live:
+        text = "Nothing to submit: the rest is on its way."
+    else:
+        return "All trials are done. Measure the best one on the test set by the same command without cluster=..."
+    words = [f"lockstep jobs list {where}", f"lockstep jobs wait {where}", f"lockstep jobs cancel {where}"]
+    return "\n  ".join([text, *words, f"lockstep board --logdir {where}"])
