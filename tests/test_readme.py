@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,16 @@ def test_sweeps_run(tmp_path: Path) -> None:
             out = run(tmp_path, *smaller(kept), *fewer, f"sweep.name=s{number}")
             assert "Testing the best trial" in out
             assert len(list(tmp_path.glob(f"outputs/*/*_s{number}/table.*"))) == 3
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="no sbatch: tests/slurm.sh install has not been run")
+def test_what_goes_to_a_cluster_can_be_submitted(tmp_path: Path) -> None:
+    found = [words for words in commands("python train.py") if any(word.startswith("cluster=") for word in words)]
+    assert len(found) > 1
+    for words in found:
+        script = run(tmp_path, *words, "dry_run=true")
+        assert "#SBATCH --time" in script
+        assert ("--array=0-2%3" in script) == ("-m" in words)
 
 
 def test_images_are_prepared(tmp_path: Path) -> None:
