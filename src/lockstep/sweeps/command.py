@@ -120,6 +120,7 @@ def run(
         max_failed=config.sweep.max_failed,
         task="train" if config.sweep.test == "all" else "train-without-test",
     )
+    ledger.stop_flag.clear_stop()  # of a sweep that was killed before it could
     ledger.write()
     if not config.silent:
         print(_begins(ledger, total, at_once), flush=True)
