@@ -176,7 +176,15 @@ def test_a_job_hands_nothing_of_an_outer_job_on(monkeypatch: pytest.MonkeyPatch)
 
 
 def project(root: Path) -> None:
-    for name in ("src/lockstep/a.py", "conf/config.yaml", "train.py", "own.py", "data/big.bin", "outputs/x.py"):
+    for name in (
+        "src/lockstep/a.py",
+        "conf/config.yaml",
+        "train.py",
+        "own.py",
+        "data/big.bin",
+        "outputs/x.py",
+        "a/outputs/x.py",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     (root / ".gitignore").write_text("/data/\n/outputs/\n")

@@ -368,7 +368,7 @@ def test_one_process_tells_once_after_the_run_is_free(
     monkeypatch.setattr(launch, "run_workers", lambda job, count: code)
     monkeypatch.setattr("lockstep.environment.outer_world", lambda environ: world)
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
-    session = SimpleNamespace(shared_folder=lambda make, config, place: make())
+    session = SimpleNamespace(shared_folder=lambda make, config, place, known: make())
     monkeypatch.setitem(sys.modules, "lockstep.session", session)  # which imports torch
     config = configuration.checked(composed([f"trainer.devices={num_workers}", "strategy=ddp", "silent=true"]))
 

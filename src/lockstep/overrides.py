@@ -421,7 +421,7 @@ def resumed(saved: Config, cfg: DictConfig, overrides: Sequence[str]) -> Config:
             tree = copy.deepcopy(typed)
         elif not override.is_hydra_override():
             _copy(typed, tree, key.split("."))
-    tree |= {key: copy.deepcopy(typed[key]) for key in OF_THE_COMMAND}
+    tree |= {key: copy.deepcopy(typed[key]) for key in OF_THE_COMMAND if key in typed}
     faults = _changes(to_tree(saved), tree)
     try:
         config = check_tree({**tree, "resume": None})

@@ -13,6 +13,7 @@ from lockstep.run_folder import shown
 from lockstep.watching.cells import size
 
 WITHOUT_GIT = ("src", "conf", "train.py")
+RUNS = "outputs"  # with copies of the code in them, also where a command was typed elsewhere in the project
 MAX_BYTES = 100 * 2**20
 COMMIT, CHANGES = environment.FROZEN_COMMIT, "CHANGES.diff"
 GIT_TIMEOUT_S = 60.0
@@ -25,7 +26,8 @@ def files(root: Path = ROOT, max_bytes: int = MAX_BYTES) -> list[Path]:
     """
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     names = sorted(set(filter(None, listed.split("\0")))) if listed else []
-    found = [path for path in map(Path, names) if (root / path).is_file()]  # not what is gone, no other repositories
+    paths = [path for path in map(Path, names) if RUNS not in path.parts]
+    found = [path for path in paths if (root / path).is_file()]  # not what is gone, no other repositories
     if Path(WITHOUT_GIT[-1]) not in found:
         found = list(_walk(root))
     sizes = {path: os.stat(root / path).st_size for path in found}
