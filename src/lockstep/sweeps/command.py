@@ -9,7 +9,7 @@ from lockstep import config as configuration
 from lockstep import environment
 from lockstep.cluster import submission
 from lockstep.config import ConfigError, leaves
-from lockstep.run_folder import EXIT_INTERRUPTED, EXIT_STOPPED, LIVE_STATES, RunFolder, shown, write_atomically
+from lockstep.run_folder import LIVE_STATES, RunFolder, shown, write_atomically
 from lockstep.schema import Config
 from lockstep.sweeps import devices, views
 from lockstep.sweeps.course import Course, Source
@@ -129,7 +129,7 @@ def run(
     finally:
         write(ledger, known())
     best = known().best
-    is_through = code not in (EXIT_STOPPED, EXIT_INTERRUPTED)
+    is_through = all(trial.state in (*DONE, "failed") for trial in ledger.trials)
     if is_through and best is not None and config.sweep.test == "best" and best.test_accuracy is None:
         if not config.silent:
             print(f"Testing the best trial, {best.trial.number} ...", flush=True)
