@@ -25,6 +25,7 @@ from tests.harness import SMALL, wait_until
 from tests.test_sweeps import run, started, table_of, tree_of, trials_of
 
 ACCURACY = Objective("val/accuracy", True)
+OPTIONS = groups(CONF).__getitem__
 Result = Callable[[dict[str, str]], float | None]
 
 
@@ -44,7 +45,7 @@ class Fake:
         self.ledger = Ledger.opened(path, None, ())
         self.search = search
         self.result = result
-        _, self.space = searched([space], groups(CONF))
+        _, self.space = searched([space], OPTIONS)
         self.study = study_in(path, search, [ACCURACY])
         self.draws = self.begin()
 
@@ -55,13 +56,14 @@ class Fake:
             self.ledger,
             self.make,
             objectives=[ACCURACY],
+            monitored=ACCURACY,
             num_trials=self.search.num_trials,
         )
 
     def make(self, drawn: Sequence[str]) -> Trial:
         if any(text.endswith("=bad") for text in drawn):
             raise ConfigError(["bad cannot be trained"])
-        trial = self.ledger.find(drawn) or self.ledger.add(drawn)
+        trial = self.ledger.find(drawn) or self.ledger.add(drawn, str(self.ledger.next_number))
         trial.folder.path.mkdir(exist_ok=True)
         self.ledger.write()
         return trial
@@ -97,16 +99,17 @@ def rate(settings: dict[str, str]) -> float:
         ("optimizer.lr=interval(0.1,1)", Interval(0.1, 1.0, None, False)),
         ("optimizer.lr=tag(log,interval(0.1,1))", Interval(0.1, 1.0, None, True)),
         ("model.width=range(8,33,8)", Interval(8, 32, 8, False)),
+        ("model.width=range(32,7,-8)", Interval(8, 32, 8, False)),
         ("optimizer=sgd,adamw", ("sgd", "adamw")),
         ("optimizer=glob(*)", ("adamw", "sgd")),
         ("trainer.loads=[1,2],[3,4]", ("[1,2]", "[3,4]")),
     ],
 )
 def test_hydras_sweeps_are_what_is_drawn_from(text: str, expected: object) -> None:
-    fixed, space = searched(["seed=3", text], groups(CONF))
+    fixed, space = searched(["seed=3", text], OPTIONS)
     assert fixed == ["seed=3"]
     assert list(space.values()) == [expected]
-    if text == "model.width=range(8,33,8)":
+    if text.startswith("model.width"):
         assert distributions(space) == {"model.width": optuna.distributions.IntDistribution(8, 32, step=8)}
     kinds = {type(value) for value in distributions(space).values()}
     assert kinds <= {
@@ -192,6 +195,32 @@ def test_a_study_is_not_turned_around_under_its_name(tmp_path: Path) -> None:
     study_in(tmp_path, search_of(), [ACCURACY])
     with pytest.raises(ConfigError, match="optimizes something else"):
         study_in(tmp_path, search_of(), [Objective("val/loss", False)])
+
+
+def test_a_study_that_cannot_be_read_or_draws_from_something_else_is_refused(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=9"), "seed=1,2,3", lambda drawn: 0.5)
+    fake.run(most=2, at_once=1)
+    with pytest.raises(ConfigError, match=r"choose another sweep\.name"):
+        Fake(tmp_path / "s", search_of("search.num_trials=9"), "seed=1,2,3,4", lambda drawn: 0.5).run()
+    (tmp_path / "s" / "study.journal").write_text("no journal\nat all\n")
+    with pytest.raises(ConfigError, match=r"study\.journal cannot be read"):
+        study_in(tmp_path / "s", search_of(), [ACCURACY])
+
+
+def test_what_is_optimized_need_not_be_what_the_best_checkpoint_is_chosen_by(tmp_path: Path) -> None:
+    search = search_of("search.num_trials=2", "search.objectives={training_s:min,val/loss:min}", "search.pruner=null")
+    fake = Fake(tmp_path / "s", search, "seed=1,2,3,4,5,6", lambda drawn: 0.9)
+    objectives = [Objective("training_s", False), Objective("val/loss", False)]
+    (tmp_path / "two").mkdir()
+    study = study_in(tmp_path / "two", search, objectives)
+    space = distributions(fake.space)
+    draws = Draws(study, space, fake.ledger, fake.make, objectives=objectives, monitored=ACCURACY, num_trials=2)
+    (trial,) = draws.proposed(1)
+    trial.folder.write_summary({"best": 0.9, "monitor": "val/accuracy", "training_s": 12.5})
+    epochs = ((1, 0.5, 0.1), (2, 0.9, 0.3))
+    trial.folder.write_metrics([{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in epochs])
+    draws.ended(trial, "finished")
+    assert study.trials[0].values == [12.5, 0.3]  # the loss of the epoch with the best accuracy
 
 
 def test_every_search_of_conf_names_a_sampler_there_is() -> None:

@@ -3,20 +3,27 @@
 import csv
 import json
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from lockstep import config as configuration
-from lockstep.run_folder import RunFolder
+from lockstep.config import ConfigError
+from lockstep.run_folder import EXIT_STOPPED, RunFolder
 from lockstep.schema import Config
+from lockstep.signals import STOP_SIGNALS
+from lockstep.sweeps import command
 from lockstep.sweeps import ledger as ledgers
-from lockstep.sweeps.command import monitored
+from lockstep.sweeps.command import monitored, opened, prepared
 from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import environ_of
 from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
+from tests.harness import SMALL, environ, write_run
 
 CPU = Machine((), (0, 1, 2, 3))
 GPUS = Machine(("4", "5", "GPU-6", "7"), tuple(range(16)))
@@ -151,7 +158,7 @@ def book(path: Path, *settings: str, name: str | None = None, command: Sequence[
     path.mkdir(parents=True)
     ledger = Ledger.opened(path, name, command)
     for text in settings:
-        ledger.add(text.split()).folder.path.mkdir()
+        ledger.add(text.split(), str(ledger.next_number)).folder.path.mkdir()
     ledger.write()
     return ledger
 
@@ -169,7 +176,59 @@ def test_a_ledger_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert again == ledger
     assert again.find(["seed=0", "lr=2"]) is again.trials[1]
     assert again.find(["lr=3", "seed=0"]) is None
-    assert again.add(["lr=3", "seed=0"]).number == 2
+    assert again.next_number == 2
+    assert again.add(["lr=3", "seed=0"], "deep/er").number == 2
+    with pytest.raises(ValueError, match="deep/er is the folder of trial 2 already"):
+        again.add(["lr=4"], "deep/er")
+    again.write()
+    assert Ledger.opened(ledger.path, None, ()).trials[2].folder.path == ledger.path / "deep" / "er"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"command": null}', '{"command": [1, "a"], "trials": []}', '{"trials": 3}', "[1]", "{"]
+)
+def test_a_foreign_ledger_is_passed_over_and_refused(tmp_path: Path, text: str) -> None:
+    foreign = tmp_path / "day" / "sweep"
+    foreign.mkdir(parents=True)
+    (foreign / "sweep.json").write_text(text)
+    assert ledgers.find(tmp_path, None, ["lr=1,2"]) is None
+    with pytest.raises(ConfigError, match="cannot be read"), opened(foreign, None, []):
+        pass
+
+
+def test_a_trial_that_cannot_be_composed_is_no_trial(tmp_path: Path) -> None:
+    def compose(number: int) -> tuple[Config, str]:
+        raise ConfigError(["no"])
+
+    ledger = book(tmp_path / "sweep")
+    with pytest.raises(ConfigError):
+        prepared(ledger, ["lr=1"], compose)
+    assert ledger.trials == []
+
+
+def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1", "lr=2")
+    command._refuse_live(ledger)
+    ledger.trials[1].folder.write_status(state="training", host="elsewhere")
+    with pytest.raises(ConfigError, match="1 is being trained by another process"):
+        command._refuse_live(ledger)
+
+
+def test_a_run_that_waits_for_another_process_can_be_stopped(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", SMALL)
+    words = [sys.executable, "-m", "lockstep.runner", str(folder.path), "--task", "train"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a sweep and a job start it
+    with folder.lock():
+        try:
+            process = subprocess.Popen(words, env=environ(), stdout=subprocess.PIPE, text=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert process.stdout is not None
+        assert "waiting for its end" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == EXIT_STOPPED
+        process.stdout.close()
+    assert not folder.last_checkpoint.exists()
 
 
 def test_a_trial_is_what_its_run_folder_says(tmp_path: Path) -> None:
@@ -198,6 +257,7 @@ def test_a_sweep_is_found_by_its_name_else_by_its_command_in_any_order(tmp_path:
 
 def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:
     typed = ["lr=1,2", "launcher.parallel=2", "sweep.max_failed=1", "search=tpe", "search.num_trials=9", "silent=true"]
+    typed += ["hydra.sweep.subdir=x", "hydra/launcher=workstation"]
     assert command_of(typed) == ["lr=1,2", "search=tpe"]
     assert trial_of(typed) == ["lr=1,2"]
     assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
@@ -212,12 +272,14 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     finish(ledger.trials[1], 0.9, test_accuracy=0.8)
     ledger.trials[2].is_pruned = True
     ledger.trials[2].folder.write_metrics([{"epoch": 1, "val/accuracy": 0.95}])
-    found = table(ledger, [ACCURACY], {})
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
     assert found.keys == ("lr",)
     assert [row.trial.number for row in found.rows] == [1, 0, 2, 3]  # a pruned trial's value is no result
     assert found.best is not None
     assert found.best.trial.number == 1
-    assert [row.trial.number for row in table(ledger, [Objective("val/accuracy", False)], {}).rows] == [0, 1, 2, 3]
+    assert [
+        row.trial.number for row in table(ledger, [Objective("val/accuracy", False)], {}, monitored=ACCURACY).rows
+    ] == [0, 1, 2, 3]
     write(ledger, found)
     rows = list(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
     assert [(row["trial"], row["lr"], row["state"]) for row in rows[:2]] == [
@@ -236,17 +298,19 @@ def test_seeds_become_a_mean_and_a_deviation(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=1 seed=1", "lr=2 seed=0", "lr=2 seed=1", "lr=3 seed=0")
     for trial, best in zip(ledger.trials, (0.8, 0.9, 0.95, 0.97, 0.99), strict=True):
         finish(trial, best)
-    groups = table(ledger, [ACCURACY], {}).groups
+    groups = table(ledger, [ACCURACY], {}, monitored=ACCURACY).groups
     assert [(group["settings"], group["n"]) for group in groups] == [({"lr": "2"}, 2), ({"lr": "1"}, 2)]
     assert deviating(groups[1]) == "0.8500 ± 0.0707"  # numpy.std([0.8, 0.9], ddof=1)
-    assert table(book(tmp_path / "other", "lr=1 seed=0", "lr=2 seed=0"), [ACCURACY], {}).groups == []
+    assert (
+        table(book(tmp_path / "other", "lr=1 seed=0", "lr=2 seed=0"), [ACCURACY], {}, monitored=ACCURACY).groups == []
+    )
 
 
 def test_several_objectives_have_a_pareto_front_and_no_best(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "w=1", "w=2", "w=3", "w=4")
     for trial, best, seconds in zip(ledger.trials, (0.7, 0.9, 0.8, 0.9), (1.0, 9.0, 9.5, 9.0), strict=True):
         finish(trial, best, training_s=seconds)
-    found = table(ledger, [ACCURACY, Objective("training_s", False)], {})
+    found = table(ledger, [ACCURACY, Objective("training_s", False)], {}, monitored=ACCURACY)
     assert sorted(found.front) == [0, 1, 3]
     assert found.best is None
 
@@ -257,9 +321,12 @@ def test_a_metric_is_that_of_the_best_epoch(tmp_path: Path) -> None:
     folder.write_metrics(
         [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))]
     )
-    assert Objective("val/loss", False).of(folder, "val/accuracy", is_max=True) == 2
-    assert Objective("val/loss", False).of(folder, "val/loss", is_max=False) == 1
-    assert Objective("parameters", False).of(folder, "val/accuracy", is_max=True) is None
+    loss = Objective("val/loss", False)
+    assert loss.of(folder, ACCURACY) == 2
+    assert loss.of(folder, loss) == 1
+    assert Objective("parameters", False).of(folder, ACCURACY) is None
+    folder.write_summary({"best": 0.8, "monitor": "val/accuracy"})
+    assert (loss.of(folder, ACCURACY), ACCURACY.of(folder, ACCURACY)) == (2, 0.8)
 
 
 def test_what_is_monitored_is_what_the_best_checkpoint_is_chosen_by() -> None:

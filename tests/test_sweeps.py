@@ -205,6 +205,19 @@ def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp
     assert difference(uncut, folders[1]) <= 1e-12
 
 
+def test_the_best_trial_may_be_of_an_earlier_command_and_all_are_tested_on_demand(tmp_path: Path) -> None:
+    for overrides, tested in (
+        (["optimizer.lr=0.1", "sweep.test=none"], []),
+        (["optimizer.lr=0.0000001"], [0]),
+        (["optimizer.lr=0.0000001", "sweep.test=all"], [0, 1]),
+    ):
+        done = run(tmp_path, *TINY, "trainer.max_epochs=5", "sweep.name=two", "launcher.parallel=1", *overrides)
+        assert done.returncode == 0, done.stdout + done.stderr
+        trials = table_of(tmp_path)["trials"]
+        assert sorted(trial["trial"] for trial in trials if trial["test_accuracy"] is not None) == tested
+    assert table_of(tmp_path)["best"] == 0
+
+
 def test_more_failures_than_allowed_stop_the_rest(tmp_path: Path) -> None:
     breaks = "+callbacks.breaks={_target_:tests.callbacks.Breaks,seed:0,word:kaputt}"
     done = run(tmp_path, *TINY, "seed=0,1,2,3", breaks, "launcher.mode=sequential", "sweep.max_failed=0")
@@ -239,6 +252,7 @@ def test_what_changed_under_a_name_is_refused_before_anything_runs(tmp_path: Pat
         (["scale_with_workers=true"], "say how many workers a trial of a sweep has"),
         (["optimizer.lr=interval(0.1,1)"], "needs a search that draws values (search=tpe)"),
         (["search=tpe"], "search=... needs something to draw"),
+        (["search=tpe", "optimizer.lr=interval(1,0.1)"], "ends before it begins: write the smaller number first"),
         (["hydra/sweeper=optuna", "optimizer.lr=interval(0.1,1)"], "hydra/sweeper=optuna is chosen by search=..."),
         (["search=tpe", "search.objectives={val/acc:max}"], "search.objectives has val/acc, which is never measured"),
     ],

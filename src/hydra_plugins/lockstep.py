@@ -62,41 +62,42 @@ class Workstation(Launcher):
             return self._within.launch(job_overrides, initial_job_idx)
         from lockstep.config import ConfigError, exit_with
         from lockstep.sweeps import array, command
+        from lockstep.sweeps.ledger import DONE
 
-        is_submitted = self._config.cluster.name != "none"
-        notify = self._config.notify
-        if notify.url or notify.command:  # Hydra's copy of the settings would keep what may be a token
-            (Path(self._config.hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
+        path = Path(self._config.hydra.sweep.dir)
         try:
+            config, _ = self._compose(job_overrides[0], initial_job_idx)
+            if config.notify.url or config.notify.command:  # Hydra's copy of them would keep what may be a token
+                (path / "multirun.yaml").unlink(missing_ok=True)
+            is_submitted = config.cluster.name != "none"
             if is_submitted:
-                config, _ = self._compose(job_overrides[0], initial_job_idx)
                 array.check(config)
                 if config.dry_run:
-                    path = Path(self._config.hydra.sweep.dir)
                     print(array.script(path, config, len(job_overrides)), end="")
                     _remove_empty(path)
                     return []
-            with _ledger(self._config) as ledger:
+            with _ledger(self._config, config.sweep.name) as ledger:
                 made = [command.prepared(ledger, texts, partial(self._compose, texts)) for texts in job_overrides]
                 configs = {trial.number: config for trial, config in made}
                 trials = [trial for trial, _ in made]
-                objective = command.monitored(made[0][1])
+                objective = command.monitored(config)
                 if is_submitted:
-                    array.submit(ledger, made, [objective])
+                    array.submit(ledger, made, objective)
                     return []
                 code = command.run(
                     ledger,
                     command.Grid(trials),
                     configs,
-                    config=made[0][1],
+                    config=config,
                     total=len(trials),
+                    num_done=sum(trial.state in DONE for trial in trials),
                     objectives=[objective],
                 )
         except ConfigError as error:
             exit_with(error)
         if code:
             raise SystemExit(code)
-        return [_returned(objective.of(trial.folder, objective.name, is_max=objective.is_max)) for trial in trials]
+        return [_returned(objective.of(trial.folder, objective)) for trial in trials]
 
 
 class Study(Sweeper):
@@ -105,16 +106,18 @@ class Study(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what a sweep needs."""
         self._compose = Composer(hydra_context, config)
+        self._options_of = hydra_context.config_loader.get_group_options
         self._config = config
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the study. Leaves with the exit code of the sweep where that is not 0."""
-        from lockstep.config import CONF, ConfigError, exit_with
-        from lockstep.overrides import Interval, groups, searched
+        from lockstep.config import ConfigError, exit_with
+        from lockstep.overrides import Interval, searched
         from lockstep.sweeps import command, search
+        from lockstep.sweeps.ledger import DONE
 
         try:
-            fixed, space = searched(arguments, groups(CONF))
+            fixed, space = searched(arguments, self._options_of)
             first = [f"{key}={drawn.low if isinstance(drawn, Interval) else drawn[0]}" for key, drawn in space.items()]
             config, _ = self._compose([*fixed, *first], 0)
             if config.cluster.name != "none":
@@ -123,8 +126,10 @@ class Study(Sweeper):
                 raise ConfigError(["hydra/sweeper=optuna is chosen by search=...: use search=tpe"])
             if outer_world(os.environ) is not None:
                 raise ConfigError(["a search starts its own workers: leave torchrun or srun out"])
-            with _ledger(self._config) as ledger:
-                objectives = search.objectives_of(config.search, command.monitored(config))
+            with _ledger(self._config, config.sweep.name) as ledger:
+                command.check_study(ledger, arguments, self._compose)
+                monitored = command.monitored(config)
+                objectives = search.objectives_of(config.search, monitored)
                 configs: dict[int, Any] = {}
 
                 def make(drawn: Sequence[str]) -> Any:
@@ -138,10 +143,17 @@ class Study(Sweeper):
                     ledger,
                     make,
                     objectives=objectives,
+                    monitored=monitored,
                     num_trials=config.search.num_trials,
                 )
                 code = command.run(
-                    ledger, draws, configs, config=config, total=config.search.num_trials, objectives=objectives
+                    ledger,
+                    draws,
+                    configs,
+                    config=config,
+                    total=config.search.num_trials,
+                    num_done=sum(trial.state in DONE for trial in ledger.trials),
+                    objectives=objectives,
                 )
         except ConfigError as error:
             exit_with(error)
@@ -160,11 +172,11 @@ def _remove_empty(path: Path) -> None:
                 return
 
 
-def _ledger(config: DictConfig) -> AbstractContextManager[Any]:
+def _ledger(config: DictConfig, name: str | None) -> AbstractContextManager[Any]:
     from lockstep.sweeps import command
     from lockstep.sweeps.ledger import command_of
 
-    return command.opened(Path(config.hydra.sweep.dir), config.sweep.name, command_of(config.hydra.overrides.task))
+    return command.opened(Path(config.hydra.sweep.dir), name, command_of(config.hydra.overrides.task))
 
 
 def _returned(value: float | None) -> JobReturn:

@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +74,6 @@ OF_THE_WHOLE = (
     "dry_run",
     "silent",
 )  # sections that cannot differ between the jobs of a sweep
-SWEEPERS = ("search", "hydra/sweeper")  # groups whose options draw values
 MAX_COMBINATIONS = 100  # of a sweep that are all tried: about 10 ms each (2-core CPU, 2026-11-21)
 Groups = Mapping[str, Sequence[str]]
 Choice = tuple[DictConfig | None, list[str]]
@@ -133,7 +132,6 @@ def check(
     faults: list[str] = []
     values: list[list[str]] = []
     configs: list[Config] = []
-    is_drawn = any(text.partition("=")[0] in SWEEPERS for text in overrides)
     for text in overrides:
         try:
             override = _parsed(text)
@@ -146,7 +144,7 @@ def check(
             elif override.is_sweep_override() and override.key_or_group.partition(".")[0] in OF_THE_WHOLE:
                 faults.append(f"{text} lists several values, but it is of the whole sweep: give one")
             else:
-                values.append(_values(override, options, source, is_drawn=is_drawn))
+                values.append(_values(override, options, partial(_is_drawn, overrides, options, source)))
         except HydraException:
             faults.append(f"{text!r} cannot be read: write key=value, no spaces around =, special characters in quotes")
         except ConfigError as error:
@@ -161,13 +159,16 @@ def check(
         faults += found
         if config is not None:
             configs.append(config)
-            faults += _sweep_faults(config, is_multirun=is_multirun)
+            faults += _sweep_faults(config, configs[0], is_multirun=is_multirun)
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     return Plan(math.prod(map(len, values)), configs[0])
 
 
-def _sweep_faults(config: Config, *, is_multirun: bool) -> list[str]:
+def _sweep_faults(config: Config, first: Config, *, is_multirun: bool) -> list[str]:
+    apart = [name for name in OF_THE_WHOLE if getattr(config, name) != getattr(first, name)]
+    if apart:
+        return [f"{apart[0]} differs between the jobs, but it is of the whole sweep: choose one experiment"]
     if config.search is not None and not is_multirun:
         return ["search draws values for a sweep: add -m, and what to search, e.g. 'optimizer.lr=interval(0.01,1)'"]
     if config.resume is not None and is_multirun:
@@ -206,13 +207,25 @@ def _parsed(text: str) -> Override:
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
-def _values(override: Override, options: Groups, source: Source, *, is_drawn: bool) -> list[str]:
+def _is_drawn(overrides: Sequence[str], options: Groups, source: Source) -> bool:
+    """Whether a search draws the values of a sweep: typed, or chosen by an experiment."""
+    chosen = [text for text in overrides if text.partition("=")[0] in options or text.startswith("hydra/")]
+    try:
+        cfg = composed([text for text in chosen if not _parsed(text).is_sweep_override()], source, with_hydra=True)
+    except REFUSALS:
+        return True  # what is wrong with them is told elsewhere
+    return not cfg.hydra.sweeper._target_.endswith(".BasicSweeper")
+
+
+def _values(override: Override, options: Groups, is_drawn: Callable[[], bool]) -> list[str]:
     """An override for every value of a sweep; the ends of a range or interval stand for what lies between."""
     text, value, name = override.input_line or "", override.value(), override.get_key_element()
     if not override.is_sweep_override():
         return [text]
     if isinstance(value, IntervalSweep):
-        if not is_drawn:
+        if (value.start or 0) >= (value.end or 0):
+            raise ConfigError([f"{text} ends before it begins: write the smaller number first"])
+        if not is_drawn():
             ends = f"{override.key_or_group}={value.start},...,{value.end}"
             raise ConfigError([f"{text} needs a search that draws values (search=tpe): add one, or list them, {ends}"])
         found = [value.start, value.end]
@@ -228,8 +241,11 @@ def _values(override: Override, options: Groups, source: Source, *, is_drawn: bo
     return [f"{name}={value}" for value in found]
 
 
-def searched(overrides: Sequence[str], options: Groups) -> tuple[list[str], Space]:
-    """The overrides with one value, and what a search draws the others from. Raises ConfigError."""
+def searched(overrides: Sequence[str], options_of: Callable[[str], Sequence[str]]) -> tuple[list[str], Space]:
+    """The overrides with one value, and what a search draws the others from. Raises ConfigError.
+
+    `options_of` has the options of a configuration group.
+    """
     fixed: list[str] = []
     space: Space = {}
     for override in map(_parsed, overrides):
@@ -239,10 +255,10 @@ def searched(overrides: Sequence[str], options: Groups) -> tuple[list[str], Spac
         elif isinstance(value, IntervalSweep):
             space[key] = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
         elif isinstance(value, RangeSweep):
-            first, last = _ends(value)[0], _ends(value)[-1]
-            space[key] = Interval(first, last, value.step, False)
+            low, high = sorted(_ends(value))
+            space[key] = Interval(low, high, abs(value.step), False)
         elif isinstance(value, Glob):
-            space[key] = tuple(value.filter(list(options.get(override.key_or_group, ()))))
+            space[key] = tuple(value.filter(list(options_of(override.key_or_group))))
         else:
             space[key] = tuple(override.sweep_string_iterator())
     if not space:

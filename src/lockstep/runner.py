@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import os
 import shlex
+import signal
 import socket
 import sys
 import time
@@ -20,8 +21,9 @@ from lockstep import config as configuration
 from lockstep import launch, notification, overrides, run_folder, workers
 from lockstep.config import ConfigError
 from lockstep.environment import leave, outer_world, without_secrets
-from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, RunFolder, shown
+from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, shown
 from lockstep.schema import Config
+from lockstep.signals import STOP_SIGNALS
 
 LOCKED_EVERY_S = 0.5
 
@@ -96,7 +98,11 @@ def go_on(folder: RunFolder, *, has_test: bool) -> int:
     faults = workers.faults(config)
     if faults:
         raise ConfigError(faults)
+    if folder.is_locked():
+        print(f"{shown(folder.path)} is being trained by another process: waiting for its end", flush=True)
     while folder.is_locked():  # every rank: one that waits in a collective would run into its timeout
+        if signal.sigpending() & set(STOP_SIGNALS):  # held back until there is a run to stop
+            return EXIT_STOPPED
         time.sleep(LOCKED_EVERY_S)
 
     def make(held: contextlib.ExitStack) -> RunFolder:

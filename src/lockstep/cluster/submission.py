@@ -167,7 +167,10 @@ def refuse_live(folder: RunFolder) -> None:
     if job.engine == "local":
         state = "running" if folder.has_job_here() else ""
     else:
-        found = scheduler.states([job.id]).get(job.id) if scheduler.is_here() else None
+        try:
+            found = scheduler.states([job.id]).get(job.id) if scheduler.is_here() else None
+        except ValueError as error:  # SLURM does not answer
+            raise ConfigError([str(error)]) from error
         state = found.state if found is not None and found.is_live else ""
     if state:
         raise ConfigError([f"{shown(folder.path)} has job {job.id}, {state}: lockstep jobs cancel {job.id} first"])

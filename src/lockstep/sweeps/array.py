@@ -25,10 +25,13 @@ def check(config: Config) -> None:
         raise ConfigError([f"cluster=local trains one run in the background, no sweep: {cure}"])
 
 
-def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objectives: Sequence[Objective]) -> None:
+def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Objective) -> None:
     """Submit the trials that are neither done nor on their way, and show the table. Raises ConfigError."""
     config = made[0][1]
-    states = {job.folder.path: job.state for job in jobs.below([ledger.path]) if job.is_live}
+    try:
+        states = {job.folder.path: job.state for job in jobs.below([ledger.path]) if job.is_live}
+    except ValueError as error:  # SLURM does not answer
+        raise ConfigError([str(error)]) from error
     left = [(t, c) for t, c in made if t.state not in DONE and t.folder.path.resolve() not in states]
     array = ""
     if left:
@@ -45,7 +48,8 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objectives: Seq
             states[trial.folder.path.resolve()] = "submitted"
     ledger.write()
     known = {trial.number: states.get(trial.folder.path.resolve(), "") for trial, _ in made}
-    found = table(ledger, objectives, {number: state for number, state in known.items() if state})
+    live = {number: state for number, state in known.items() if state}
+    found = table(ledger, [objective], live, monitored=objective)
     write(ledger, found)
     if not config.silent:
         views.show(found, shown(ledger.path))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep import config as configuration
 from lockstep import environment
-from lockstep.cluster import submission
+from lockstep.cluster import jobs, submission
 from lockstep.config import ConfigError, leaves
 from lockstep.run_folder import LIVE_STATES, RunFolder, shown, write_atomically
 from lockstep.schema import Config
@@ -53,16 +53,16 @@ def prepared(
     """
     own = trial_of(overrides)
     trial = ledger.find(own)
-    is_new = trial is None
-    if trial is None:
-        trial = ledger.add(own)
-    config, subdir = compose(trial.number)
-    if is_new:
-        trial.folder = RunFolder(ledger.path / subdir)
+    config, subdir = compose(ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(["scale_with_workers=true: say how many workers a trial of a sweep has, trainer.devices=..."])
     config = configuration.scaled(config)
     saved = submission.for_job(config)
+    if trial is None:
+        try:
+            trial = ledger.add(own, subdir)
+        except ValueError as error:
+            raise ConfigError([f"hydra.sweep.subdir: {error}"]) from error
     folder = trial.folder
     if folder.config.exists():
         _check_same(ledger, trial, configuration.load(folder.config), saved)
@@ -84,6 +84,23 @@ def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> 
         raise ConfigError([f"trial {trial.number} of {shown(ledger.path)} was made with another {changed[0]}: {cure}"])
 
 
+def check_study(
+    ledger: Ledger, overrides: Sequence[str], compose: Callable[[Sequence[str], int], tuple[Config, str]]
+) -> None:
+    """Raise ConfigError where a study that goes on would draw from something else, or train something else."""
+    if not ledger.trials:
+        return
+    before, now = trial_of(ledger.command), trial_of(environment.without_secrets(overrides))
+    if sorted(before) != sorted(now):
+        changed = next(iter({*now} ^ {*before}))
+        where = shown(ledger.path)
+        raise ConfigError([f"{where} was begun with other settings, see {changed}: choose another sweep.name"])
+    first = ledger.trials[0]
+    if first.folder.config.exists():
+        config, _ = compose(first.overrides, first.number)
+        _check_same(ledger, first, configuration.load(first.folder.config), configuration.scaled(config))
+
+
 def run(
     ledger: Ledger,
     source: Source,
@@ -91,13 +108,15 @@ def run(
     *,
     config: Config,
     total: int,
+    num_done: int,
     objectives: Sequence[Objective],
 ) -> int:
     """Run the trials of a source, write and show the table. Returns the exit code.
 
     `configs` has the configuration of every trial by number, and may grow; `config` says what holds for all of them.
-    `total` is how many there are to be.
+    `total` is how many there are to be, `num_done` how many of them are done.
     """
+    _refuse_live(ledger)
     machine = machine_here()
     try:
         at_once = devices.num_at_once(config.launcher, machine, total, list(configs.values()) or [config])
@@ -107,7 +126,11 @@ def run(
         raise ConfigError([str(error)]) from error
 
     def known(running: dict[int, str] | None = None) -> Table:
-        return table(ledger, objectives, running or {})
+        return table(ledger, objectives, running or {}, monitored=monitored(config))
+
+    def need_of(trial: Trial) -> devices.Need:
+        own = configs.get(trial.number) or configuration.load(trial.folder.config)  # of an earlier command
+        return devices.need(own, machine, at_once)
 
     pool = Pool(Devices(machine, at_once))
     course = Course(
@@ -115,7 +138,7 @@ def run(
         source=source,
         pool=pool,
         view=views.Silent() if config.silent else views.Shown(known, total),
-        need_of=lambda trial: devices.need(configs[trial.number], machine, at_once),
+        need_of=need_of,
         at_once=at_once,
         max_failed=config.sweep.max_failed,
         task="train" if config.sweep.test == "all" else "train-without-test",
@@ -123,23 +146,23 @@ def run(
     ledger.stop_flag.clear_stop()  # of a sweep that was killed before it could
     ledger.write()
     if not config.silent:
-        print(_begins(ledger, total, at_once), flush=True)
+        print(_begins(ledger, num_done, total, at_once), flush=True)
     try:
         code = course.run()
     finally:
         write(ledger, known())
-    best = known().best
-    is_through = all(trial.state in (*DONE, "failed") for trial in ledger.trials)
-    if is_through and best is not None and config.sweep.test == "best" and best.test_accuracy is None:
+    chosen = _to_be_tested(known(), ledger, config)
+    if chosen:
         if not config.silent:
-            print(f"Testing the best trial, {best.trial.number} ...", flush=True)
+            what = f"the best trial, {chosen[0].number}" if config.sweep.test == "best" else f"{len(chosen)} trials"
+            print(f"Testing {what} ...", flush=True)
         tested = Course(
             ledger=ledger,
-            source=Once(best.trial),
+            source=Once(chosen),
             pool=pool,
             view=views.Silent(),
-            need_of=course.need_of,
-            at_once=1,
+            need_of=need_of,
+            at_once=at_once,
             max_failed=None,
             task="test",
         ).run()
@@ -150,9 +173,9 @@ def run(
     return code
 
 
-def _begins(ledger: Ledger, total: int, at_once: int) -> str:
+def _begins(ledger: Ledger, num_done: int, total: int, at_once: int) -> str:
     """What is to be done, and what is done already."""
-    where, num_done = shown(ledger.path), sum(trial.state in DONE for trial in ledger.trials)
+    where = shown(ledger.path)
     plural = "s" if total > 1 else ""
     if num_done >= total:
         return f"All {num_done} trial{plural} of {where} are done: sweep.name=... starts another sweep."
@@ -162,11 +185,37 @@ def _begins(ledger: Ledger, total: int, at_once: int) -> str:
     return f"A sweep of {total} trial{plural}, {many}, in {where}"
 
 
-class Once(Grid):
-    """A single task on a trial that is done."""
+def _to_be_tested(found: Table, ledger: Ledger, config: Config) -> list[Trial]:
+    """The trials that meet the test set now: the best one once all are through, or all that have not yet."""
+    if config.sweep.test == "none" or any(trial.state not in (*DONE, "failed") for trial in ledger.trials):
+        return []
+    best = [found.best] if found.best is not None else []
+    rows = found.rows if config.sweep.test == "all" else best
+    return [row.trial for row in rows if row.state == "finished" and row.test_accuracy is None]
 
-    def __init__(self, trial: Trial) -> None:
-        self._left = [trial]
+
+def _refuse_live(ledger: Ledger) -> None:
+    """Raise ConfigError while somebody else trains a trial, or a cluster is about to."""
+    try:
+        on_their_way = {job.folder.path for job in jobs.below([ledger.path]) if job.is_live}
+    except ValueError as error:  # SLURM does not answer
+        raise ConfigError([str(error)]) from error
+    for trial in ledger.trials:
+        if trial.folder.path.resolve() in on_their_way:
+            where = shown(ledger.path)
+            cure = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
+            raise ConfigError([f"trial {trial.number} of {where} is a job that waits or runs: {cure}"])
+        if trial.state in LIVE_STATES:
+            raise ConfigError(
+                [f"{shown(trial.folder.path)} is being trained by another process: stop it first, or wait for its end"]
+            )
+
+
+class Once(Grid):
+    """A task on trials that are done."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._left = list(trials)
 
 
 def machine_here() -> Machine:
@@ -202,6 +251,6 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
             raise ConfigError(
                 [f"{shown(path)} is being run by another process: stop it, or wait for its end"]
             ) from error
-        except (KeyError, TypeError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError([f"{shown(path)}/sweep.json cannot be read: choose another sweep.name"]) from error
         yield ledger

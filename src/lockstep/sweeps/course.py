@@ -79,6 +79,9 @@ class Course:
         try:
             with self.view:
                 return self._run(received)
+        except Exception:
+            self.pool.leave()
+            raise
         finally:
             self.pool.kill()
             for number, handler in before:

@@ -13,7 +13,7 @@ from lockstep.run_folder import SWEEP, RunFolder, read_json, write_json
 from lockstep.runs import look_at
 
 DONE = ("finished", "pruned")
-HOW = ("launcher", "sweep", "notify", "cluster", "dry_run", "silent")  # say how and where, not what
+HOW = ("launcher", "sweep", "notify", "cluster", "dry_run", "silent", "hydra")  # say how and where, not what
 
 
 @dataclass
@@ -53,23 +53,32 @@ class Ledger:
     @classmethod
     def opened(cls, path: Path, name: str | None, command: Sequence[str]) -> "Ledger":
         """The ledger in a folder; an empty one where there is none. Raises ValueError when it cannot be read."""
-        kept = read_json(path / SWEEP)
-        ledger = cls(path, kept.get("name", name), tuple(kept.get("command", command)))
-        for entry in kept.get("trials", ()):
+        kept = _read(path)
+        if kept is None:
+            return cls(path, name, tuple(command))
+        ledger = cls(path, kept["name"], tuple(kept["command"]))
+        for entry in kept["trials"]:
             folder = RunFolder(path / entry["folder"])
-            ledger.trials.append(
-                Trial(entry["number"], tuple(entry["overrides"]), folder, entry["is_pruned"], entry["device"])
-            )
+            trial = Trial(entry["number"], tuple(entry["overrides"]), folder, entry["is_pruned"], entry["device"])
+            ledger.trials.append(trial)
         return ledger
 
     def find(self, overrides: Sequence[str]) -> Trial | None:
         """The trial of these overrides, in any order."""
         return next((trial for trial in self.trials if sorted(trial.overrides) == sorted(overrides)), None)
 
-    def add(self, overrides: Sequence[str]) -> Trial:
-        """A new trial, under the next number."""
-        number = max((trial.number for trial in self.trials), default=-1) + 1
-        trial = Trial(number, tuple(overrides), RunFolder(self.path / str(number)))
+    @property
+    def next_number(self) -> int:
+        """The number of a new trial."""
+        return max((trial.number for trial in self.trials), default=-1) + 1
+
+    def add(self, overrides: Sequence[str], subdir: str) -> Trial:
+        """A new trial, under the next number. Raises ValueError where its folder is that of another one."""
+        folder = RunFolder(self.path / subdir)
+        same = next((trial.number for trial in self.trials if trial.folder == folder), None)
+        if same is not None:
+            raise ValueError(f"{subdir} is the folder of trial {same} already")
+        trial = Trial(self.next_number, tuple(overrides), folder)
         self.trials.append(trial)
         return trial
 
@@ -79,7 +88,7 @@ class Ledger:
             {
                 "number": trial.number,
                 "overrides": list(trial.overrides),
-                "folder": trial.folder.path.name,
+                "folder": str(trial.folder.path.relative_to(self.path)),
                 "is_pruned": trial.is_pruned,
                 "device": trial.device,
             }
@@ -99,15 +108,37 @@ def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
     found = []
     for file in root.glob(f"*/*/{SWEEP}"):
         try:
-            kept = read_json(file)
+            kept = _read(file.parent)
         except (OSError, ValueError):
             continue
-        is_it = kept.get("name") == name
-        if name is None:
-            is_it = is_it and sorted(kept.get("command", ())) == sorted(command)
-        if is_it:
+        if kept is not None and kept["name"] == name and (name or sorted(kept["command"]) == sorted(command)):
             found.append(file.parent)
     return max(found, default=None)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What stands in sweep.json, None where there is none. Raises ValueError for what no ledger has written."""
+    kept = read_json(path / SWEEP)
+    if not kept:
+        return None
+    name, trials = kept.get("name"), kept.get("trials")
+    is_right = (name is None or isinstance(name, str)) and _are_texts(kept.get("command")) and isinstance(trials, list)
+    for entry in trials if is_right and isinstance(trials, list) else ():
+        is_right = (
+            is_right
+            and isinstance(entry, dict)
+            and isinstance(entry.get("number"), int)
+            and _are_texts(entry.get("overrides"))
+            and _are_texts([entry.get("folder"), entry.get("device")])
+            and isinstance(entry.get("is_pruned"), bool)
+        )
+    if not is_right:
+        raise ValueError(f"{path / SWEEP} is no ledger of a sweep")
+    return kept
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def command_of(overrides: Sequence[str]) -> list[str]:
@@ -126,4 +157,4 @@ def _last(overrides: Sequence[str]) -> list[str]:
 
 
 def _group(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0].partition(".")[0]
+    return override.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]

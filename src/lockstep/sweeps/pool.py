@@ -1,9 +1,11 @@
 """The processes of trials: one each, on devices of its own, in good order to its end."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +14,7 @@ from lockstep.signals import STOP_SIGNALS
 from lockstep.sweeps.devices import Devices, Need, Share
 from lockstep.sweeps.ledger import Trial
 
+LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
 LOG = "output.log"  # what a trial says, in its run folder
 
 
@@ -67,13 +70,21 @@ class Pool:
         for each in found:
             self.running.remove(each)
             self._devices.give_back(each.share)
-            _account_for(each.trial, each.process.returncode)
+            with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone, or not ours to write
+                _account_for(each.trial, each.process.returncode)
         return [(each.trial, each.process.returncode) for each in found]
 
     def stop(self) -> None:
         """Ask all trials to stop in good order."""
         for each in self.running:
             each.process.send_signal(signal.SIGTERM)
+
+    def leave(self) -> None:
+        """Stop all trials in good order, and wait for their ends; not for ever."""
+        self.stop()
+        deadline = time.monotonic() + LEAVE_S
+        while time.monotonic() < deadline and any(each.process.poll() is None for each in self.running):
+            time.sleep(0.1)
 
     def kill(self) -> None:
         """End all trials at once; their workers die with them."""

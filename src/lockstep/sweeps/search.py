@@ -48,8 +48,11 @@ def study_in(folder: Path, search: Search, objectives: Sequence[Objective]) -> o
     file = folder / JOURNAL
     file.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed
     directions = [StudyDirection.MAXIMIZE if each.is_max else StudyDirection.MINIMIZE for each in objectives]
-    storage = JournalStorage(JournalFileBackend(str(file)))
-    study = optuna.create_study(storage=storage, study_name="study", directions=directions, load_if_exists=True)
+    try:
+        storage = JournalStorage(JournalFileBackend(str(file)))
+        study = optuna.create_study(storage=storage, study_name="study", directions=directions, load_if_exists=True)
+    except (KeyError, OSError, ValueError) as error:
+        raise ConfigError([f"{shown(file)} cannot be read: choose another sweep.name"]) from error
     if study.directions != directions:
         raise ConfigError([f"{shown(folder)} optimizes something else: choose another sweep.name"])
     study.sampler = _sampler(search, len(study.trials))
@@ -76,12 +79,14 @@ class Draws:
         make: Callable[[Sequence[str]], Trial],
         *,
         objectives: Sequence[Objective],
+        monitored: Objective,
         num_trials: int,
     ) -> None:
         self._study = study
         self._space = dict(space)
         self._make = make
         self._objectives = objectives
+        self._monitored = monitored
         self._num_trials = num_trials
         self._num_failed = 0
         self._open: dict[int, list[optuna.Trial]] = {}  # a draw that is the same again waits for the first one
@@ -92,8 +97,7 @@ class Draws:
             if trial is None:  # the process was killed before there was a run
                 study.tell(frozen.number, state=TrialState.FAIL)
                 continue
-            if self._begin(optuna.Trial(study, frozen._trial_id)):
-                self._resumed.append(trial)
+            self._resumed += self._begun(optuna.Trial(study, frozen._trial_id))
 
     def _num_left(self) -> int:
         counted = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
@@ -107,26 +111,30 @@ class Draws:
             return found
         found = []
         while len(found) < num_free and self._num_left() > 0:
-            trial = self._begin(self._study.ask(self._space))
-            if trial is not None:
-                found.append(trial)
+            drawn = self._drawn()
+            try:
+                found += self._begun(drawn)
+            except ConfigError as error:
+                print(f"A draw that cannot be trained: {' '.join(error.faults)}", flush=True)
+                self._study.tell(drawn, state=TrialState.FAIL)
+                self._num_failed += 1
         return found
 
-    def _begin(self, drawn: optuna.Trial) -> Trial | None:
-        """The trial of a draw; None where there is nothing to run: it is done or runs already, or cannot be trained."""
+    def _drawn(self) -> optuna.Trial:
         try:
-            trial = self._make([f"{key}={value}" for key, value in drawn.params.items()])
-        except ConfigError as error:
-            print(f"A draw that cannot be trained: {' '.join(error.faults)}", flush=True)
-            self._study.tell(drawn, state=TrialState.FAIL)
-            self._num_failed += 1
-            return None
+            return self._study.ask(self._space)
+        except ValueError as error:  # known under this name with other values
+            raise ConfigError([f"{error}: choose another sweep.name"]) from error
+
+    def _begun(self, drawn: optuna.Trial) -> list[Trial]:
+        """The trial of a draw; none where nothing is to be run: it is done, or runs already. Raises ConfigError."""
+        trial = self._make([f"{key}={value}" for key, value in drawn.params.items()])
         drawn.set_user_attr(NUMBER, trial.number)
         self._open.setdefault(trial.number, []).append(drawn)
         if trial.state in DONE:
             self.ended(trial, trial.state)
-            return None
-        return trial if len(self._open[trial.number]) == 1 else None
+            return []
+        return [trial] if len(self._open[trial.number]) == 1 else []
 
     def is_poor(self, trial: Trial) -> bool:
         """Tell Optuna of the epochs that are done, and ask."""
@@ -146,8 +154,7 @@ class Draws:
         """Tell Optuna; a stopped trial stays open, and goes on with the next command."""
         if state == "stopped":
             return
-        first = self._objectives[0]
-        values = [each.of(trial.folder, first.name, is_max=first.is_max) for each in self._objectives]
+        values = [each.of(trial.folder, self._monitored) for each in self._objectives]
         found = [value for value in values if value is not None]
         for drawn in self._open.pop(trial.number):
             if state == "pruned":

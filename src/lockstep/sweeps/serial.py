@@ -46,4 +46,4 @@ class Serial:
 
         ledger = Ledger(Path(), None, (), self.trials)
         objective = command.monitored(configuration.load(self.trials[0].folder.config))
-        views.show(table.table(ledger, [objective], {}), None)
+        views.show(table.table(ledger, [objective], {}, monitored=objective), None)

@@ -38,17 +38,17 @@ class Objective:
     name: str
     is_max: bool
 
-    def of(self, folder: RunFolder, monitor: str | None, *, is_max: bool) -> float | None:
-        """Its value in a run; the best epoch is the one with the best `monitor`."""
+    def of(self, folder: RunFolder, monitored: "Objective") -> float | None:
+        """Its value in a run. The best epoch is that of best.ckpt, which is chosen by `monitored`."""
         summary = _or_empty(folder.read_summary)
-        if self.name == monitor and _is_number(summary.get("best")):
+        if self.name == monitored.name and _is_number(summary.get("best")):
             return summary["best"]
         if _is_number(summary.get(self.name)):
             return summary[self.name]
-        rows = [row for row in _or_empty(folder.read_metrics) if number(row.get(monitor or self.name)) is not None]
+        rows = [row for row in _or_empty(folder.read_metrics) if number(row.get(monitored.name)) is not None]
         if not rows:
             return None
-        best = (max if is_max else min)(rows, key=lambda row: number(row[monitor or self.name]) or 0.0)
+        best = (max if monitored.is_max else min)(rows, key=lambda row: number(row[monitored.name]) or 0.0)
         return number(best.get(self.name))
 
 
@@ -103,9 +103,9 @@ class Table:
         return sorted(found, key=lambda group: group["mean"], reverse=self.objectives[0].is_max)
 
 
-def table(ledger: Ledger, objectives: Sequence[Objective], running: dict[int, str]) -> Table:
+def table(ledger: Ledger, objectives: Sequence[Objective], running: dict[int, str], *, monitored: Objective) -> Table:
     """The table of a ledger. `running` has the state of the trials that run now, by number."""
-    rows = [_row(trial, objectives, running.get(trial.number)) for trial in ledger.trials]
+    rows = [_row(trial, objectives, monitored, running.get(trial.number)) for trial in ledger.trials]
     first = objectives[0]
 
     def rank(row: Row) -> tuple[bool, bool, float, int]:
@@ -130,10 +130,9 @@ def told(trial: Trial, trials: Sequence[Trial]) -> str:
     return " ".join(f"{key}={setting(trial.settings[key])}" for key in keys if key in trial.settings) or "the defaults"
 
 
-def _row(trial: Trial, objectives: Sequence[Objective], live: str | None) -> Row:
+def _row(trial: Trial, objectives: Sequence[Objective], monitored: Objective, live: str | None) -> Row:
     facts = look_at(trial.folder)
     summary = _or_empty(trial.folder.read_summary)
-    monitor, is_max = facts.get("monitor"), objectives[0].is_max
     epoch, last = facts.get("epoch"), facts.get("max_epochs")
     return Row(
         trial=trial,
@@ -141,7 +140,7 @@ def _row(trial: Trial, objectives: Sequence[Objective], live: str | None) -> Row
         state=live or trial.state,
         reason=facts.get("reason", ""),
         epoch=f"{epoch}/{last}" if epoch is not None and last is not None else "",
-        values=tuple(objective.of(trial.folder, monitor, is_max=is_max) for objective in objectives),
+        values=tuple(objective.of(trial.folder, monitored) for objective in objectives),
         test_accuracy=number(summary.get("test_accuracy")),
         training_s=number(summary.get("training_s", facts.get("elapsed_s"))),
         left_s=number(facts.get("remaining_s")) if live else None,
