@@ -241,7 +241,7 @@ def test_an_outer_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_hydra_alone_refuses_is_a_fault_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.run(["benchmark.environments={mine:null}"])
-    assert "add an environment by +benchmark.environments.NAME=" in capsys.readouterr().err
+    assert "has no mine, write +benchmark.environments={mine:null}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

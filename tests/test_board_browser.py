@@ -110,7 +110,7 @@ def test_a_live_run_is_watched_stopped_and_goes_on_exactly(tmp_path: Path, page:
         before = number_in(step), width(bar)
         expect(step).not_to_have_text(step.inner_text(), timeout=20_000)
         assert number_in(step) > before[0]
-        assert width(bar) > before[1]
+        wait_until(lambda: width(bar) > before[1], 60, "a tenth of a percent")
         folder = run.folder
         button = tab.locator(ROWS).get_by_role("button", name=re.compile("^Stop"))
         button.evaluate("button => button.addEventListener('click', () => { button.pressed = Date.now(); })")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from lockstep import launch, runner
 from lockstep.callbacks.stop import StopTogether
@@ -32,6 +33,12 @@ def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
         tag: [(e.step, 0.0 if tag.startswith("machine/") else e.value) for e in events.Scalars(tag)]
         for tag in events.Tags()["scalars"]
     }
+
+
+@pytest.fixture(autouse=True)
+def _names_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard orders the event files of one second by name, which ends with a number: 10 would come before 9."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(10**6))
 
 
 @pytest.mark.parametrize(
