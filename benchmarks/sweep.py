@@ -1,4 +1,4 @@
-"""Sweeps: how soon each trial makes its first step, and what a trial costs beside its training."""
+"""Sweeps: how soon each trial makes its first step, and what several at once are worth: python -m benchmarks.sweep."""
 
 import subprocess
 import tempfile
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from benchmarks.processes import ROOT, TRAIN
-from benchmarks.table import Row, alternate, ratios, row
+from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
 
 NUM_TRIALS = 4
 
@@ -67,3 +67,7 @@ def sweeps(num_rounds: int = 3) -> list[Row]:
         row(f"{NUM_TRIALS} short trials in one process", found["one"], "{:.1f} s"),
         row("two at once : one process", ratios(found["side"], found["one"]), "{:.2f}"),
     ]
+
+
+if __name__ == "__main__":
+    print(conditions(), markdown("Sweeps", sweeps()), sep="\n\n")
