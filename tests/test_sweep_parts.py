@@ -18,11 +18,13 @@ from lockstep.schema import Config
 from lockstep.signals import STOP_SIGNALS
 from lockstep.sweeps import command
 from lockstep.sweeps import ledger as ledgers
-from lockstep.sweeps.command import monitored, opened, prepared
+from lockstep.sweeps.command import Grid, monitored, opened, prepared
+from lockstep.sweeps.course import Course
 from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
-from lockstep.sweeps.pool import environ_of
+from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
+from lockstep.sweeps.views import Silent
 from tests.harness import SMALL, environ, write_run
 
 CPU = Machine((), (0, 1, 2, 3))
@@ -261,6 +263,29 @@ def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() ->
     assert command_of(typed) == ["lr=1,2", "search=tpe"]
     assert trial_of(typed) == ["lr=1,2"]
     assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
+
+
+def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1")
+    script = "import signal, sys; print('here', flush=True); signal.sigwait({signal.SIGTERM}); open(sys.argv[1], 'w')"
+    words = [sys.executable, "-c", script, str(tmp_path / "saved")]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    class Fails(Grid):
+        def proposed(self, num_free: int) -> Sequence[Trial]:
+            raise OSError("disk full")
+
+    pool = Pool(Devices(CPU, at_once=1))
+    pool.running.append(Running(ledger.trials[0], Share((), (0,), 1, False), process))
+    course = Course(ledger, Fails([]), pool, Silent(), lambda trial: Need(1, ()), 1, None, "train")
+    with pytest.raises(OSError, match="disk full"):
+        course.run()
+    process.stdout.close()
+    assert (tmp_path / "saved").exists()
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

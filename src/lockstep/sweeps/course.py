@@ -50,7 +50,7 @@ class View(AbstractContextManager["View"], Protocol):
         """The sweep ends early."""
         ...
 
-    def refresh(self, running: Sequence[Trial], queued: Sequence[Trial]) -> None:
+    def refresh(self, running: Sequence[Trial]) -> None:
         """Some time has passed."""
         ...
 
@@ -79,10 +79,8 @@ class Course:
         try:
             with self.view:
                 return self._run(received)
-        except Exception:
-            self.pool.leave()
-            raise
         finally:
+            self.pool.leave()  # where something has failed; else none runs any more
             self.pool.kill()
             for number, handler in before:
                 signal.signal(number, handler)
@@ -107,6 +105,7 @@ class Course:
             if not self.pool.running and (stopped or not queue):
                 break
             if list(received).count(signal.SIGINT) > 1:
+                self.pool.kill()
                 return EXIT_INTERRUPTED
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + LOOK_EVERY_S
@@ -115,7 +114,7 @@ class Course:
                     if not stopped and trial.number not in pruned and self.source.is_poor(trial):
                         pruned.add(trial.number)
                         trial.folder.request_stop(PRUNED)
-                self.view.refresh(running, queue)
+                self.view.refresh(running)
             time.sleep(POLL_S)
         self.ledger.stop_flag.clear_stop()
         if "failed" in states.values():

@@ -42,7 +42,7 @@ class Silent:
     def stopping(self, reason: str) -> None:
         """Nothing."""
 
-    def refresh(self, running: Sequence[Trial], queued: Sequence[Trial]) -> None:
+    def refresh(self, running: Sequence[Trial]) -> None:
         """Nothing."""
 
 
@@ -92,7 +92,7 @@ class Shown(Silent):
         """Say why."""
         self._say(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
 
-    def refresh(self, running: Sequence[Trial], queued: Sequence[Trial]) -> None:
+    def refresh(self, running: Sequence[Trial]) -> None:
         """Draw the trials that run, and how many are behind and before them."""
         if self._live is None:
             return
