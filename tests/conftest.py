@@ -1,5 +1,6 @@
-"""Shows the figures that tests record, e.g. how exact "exact" was, at the end of the run."""
+"""One thread to each process, and the figures that tests record, e.g. how exact "exact" was, at the end of the run."""
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,10 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.slurm import Slurm
+
+# Before torch is imported: what runs in the process of pytest is compared, bit by bit, with processes of one thread,
+# and files of tests share the cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
