@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
 
 
@@ -24,7 +25,8 @@ class Sees(L.Callback):
         self._facts = {
             "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "cores": sorted(os.sched_getaffinity(0)),
-            "threads": os.environ.get("OMP_NUM_THREADS"),
+            "threads": torch.get_num_threads(),
+            "parent": os.getppid(),
             "begin": _begin_of_process(),
         }
         self._write(trainer)

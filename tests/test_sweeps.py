@@ -22,11 +22,13 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
 TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2")
 
 
-def variables(**more: str) -> dict[str, str]:
-    return {**environ(), "PYTHONPATH": str(ROOT), **more}
+def variables(**more: str | None) -> dict[str, str]:
+    """Those of a sweep; None takes one away."""
+    found = {**environ(), "PYTHONPATH": str(ROOT), **more}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def run(cwd: Path, *overrides: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run(cwd: Path, *overrides: str, **more: str | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command("-m", *overrides), cwd=cwd, env=variables(**more), capture_output=True, text=True, timeout=250
     )
@@ -67,16 +69,17 @@ def table_of(cwd: Path) -> dict[str, Any]:
     return read_json(tree_of(cwd) / "table.json")
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Processes whose command line names a folder."""
+def processes_of(folder: RunFolder) -> list[int]:
+    """The process that trains a run, the one that has started it, and workers."""
+    known = {folder.read_status()["pid"], seen(folder)["parent"]}
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes()
+                words = (entry / "cmdline").read_bytes()  # empty once it has ended
             except OSError:
                 continue
-            if os.fsencode(folder) in words:
+            if words and (int(entry.name) in known or os.fsencode(folder.path) in words):
                 found.append(int(entry.name))
     return found
 
@@ -88,11 +91,14 @@ def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alone(tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
-    done = run(tmp_path, *TINY, "optimizer.lr=0.01,0.1", "seed=0,1,2,3", "launcher.parallel=2", SEES % "0")
+    overrides = [*TINY, "optimizer.lr=0.01,0.1", "seed=0,1,2,3", "launcher.parallel=2", SEES % "0"]
+    done = run(tmp_path, *overrides, OMP_NUM_THREADS=None)
     assert done.returncode == 0, done.stdout + done.stderr
     folders = trials_of(tmp_path)
     facts = [seen(folder) for folder in folders]
     assert len({core for each in facts for core in each["cores"]}) >= 2
+    assert [each["threads"] for each in facts] == [len(each["cores"]) for each in facts]
+    assert len({each["parent"] for each in facts}) == 1  # which has imported torch once for all
     for one, other in itertools.combinations(facts, 2):
         assert not (overlap(one, other) and set(one["cores"]) & set(other["cores"]))
     assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))
@@ -130,12 +136,11 @@ def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themse
     with started(tmp_path, *overrides, "launcher.parallel=1") as sweep:
         wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/seen.json")), 200, "the second trial")
         folder = trials_of(tmp_path)[1]
-        (main,) = (pid for pid in processes_of(folder.path) if b"lockstep.runner" in _words(pid))
-        assert len(processes_of(folder.path)) == 3  # it and its two workers
-        os.kill(main, signal.SIGKILL)
+        assert len(processes_of(folder)) == 3  # it and its two workers
+        os.kill(seen(folder)["parent"], signal.SIGKILL)
         out, _ = sweep.communicate(timeout=200)
     assert sweep.returncode == 1, out
-    assert processes_of(folder.path) == []
+    assert processes_of(folder) == []
     assert out.index("Trial 0 failed: RuntimeError: kaputt") < out.index("Trial 1 failed: the process of the trial was")
     assert out.index("Trial 1 failed") < out.index("Trial 2 finished")
     rows = {trial["trial"]: trial for trial in table_of(tmp_path)["trials"]}
@@ -143,10 +148,6 @@ def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themse
     assert "kaputt" in rows[0]["reason"]
     assert "SIGKILL" in rows[1]["reason"]
     assert rows[2]["test_accuracy"] is not None  # the best of what there is
-
-
-def _words(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is_done(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
         sweep.send_signal(signal.SIGKILL)
         sweep.wait()
     folders = trials_of(tmp_path)
-    wait_until(lambda: not processes_of(folders[1].path), 20, "the trials die with their sweep")
+    wait_until(lambda: not processes_of(folders[1]), 20, "the trials die with their sweep")
     before = {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")}
     (tmp_path / "fast").touch()
     done = run(tmp_path, *overrides[-3:], *recipe)  # the order of the words makes no other sweep
@@ -177,6 +178,19 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     other = run(tmp_path, *recipe, "sweep.name=other", "seed=0", "trainer.max_epochs=1")
     assert other.returncode == 0
     assert len(list(tmp_path.glob("outputs/*/*_other/sweep.json"))) == 1
+
+
+def test_ctrl_c_is_heard_while_torch_is_imported_and_leaves_no_process(tmp_path: Path) -> None:
+    with started(tmp_path, *TINY, "seed=0,1") as sweep:
+        children = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children")
+        wait_until(lambda: len(children.read_text().split()) == 2, 60, "the process that forks, and its tracker")
+        processes = [Path("/proc", pid, "cmdline") for pid in children.read_text().split()]
+        sweep.send_signal(signal.SIGINT)
+        out, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == 75, out
+    assert "Stopping all trials" in out
+    assert "begins" not in out
+    wait_until(lambda: not any(path.exists() and path.read_bytes() for path in processes), 5, "the end of them all")
 
 
 @pytest.mark.parametrize("way", ["ctrl-c", "flag"])

@@ -181,18 +181,20 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lockstep.runner")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--task", choices=("train", "train-without-test", "test"), required=True)
-    parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], help="use these alone")
     parser.add_argument("--parent", type=int, help="the process with which this one dies")
     arguments = parser.parse_args(words)
     if arguments.parent is not None:
         launch.die_with(arguments.parent)
-    if arguments.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, arguments.cores)
-    folder = RunFolder(arguments.folder.resolve())
+    return do(arguments.folder, arguments.task)
+
+
+def do(path: Path, task: str) -> int:
+    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code."""
+    folder = RunFolder(path.resolve())
     try:
-        if arguments.task == "test":
+        if task == "test":
             return test(folder)
-        return go_on(folder, has_test=arguments.task == "train")
+        return go_on(folder, has_test=task == "train")
     except ConfigError as error:
         text = "".join(f"config error: {fault}\n" for fault in error.faults)
         folder.record_failure(text)
