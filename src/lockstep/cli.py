@@ -38,6 +38,8 @@ def run(main: Callable[[], Any]) -> int:
     _serial = Serial(num_jobs)
     try:
         main()
+        if _serial.trials and outer_world(os.environ) is None:
+            _serial.test_best()
     except SystemExit as left:  # with the code of the run, or of Hydra
         if not isinstance(left.code, int):
             raise
@@ -137,7 +139,8 @@ def train(cfg: Any) -> float:
         elif cfg.resume is not None:
             folder, code = runner.resume(cfg, overrides)
         else:
-            folder, code = runner.start(configuration.checked(cfg), overrides, chosen)
+            has_test = not is_sweep or cfg.sweep.test == "all"
+            folder, code = runner.start(configuration.checked(cfg), overrides, chosen, has_test=has_test)
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     if is_sweep and not is_submitted:

@@ -28,7 +28,7 @@ from lockstep.signals import STOP_SIGNALS
 LOCKED_EVERY_S = 0.5
 
 
-def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
+def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test: bool = True) -> tuple[RunFolder, int]:
     """A new run, in a folder of its own or in the chosen one. Returns the folder and the exit code."""
     scaled = configuration.scaled(config)
     note = ""
@@ -50,7 +50,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
         save(folder, scaled, typed)
         return folder
 
-    return _train(make, scaled, note=note)
+    return _train(make, scaled, note=note, has_test=has_test)
 
 
 def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:

@@ -103,6 +103,8 @@ def test(folder: RunFolder, place: World | None, flag: SignalFlag) -> int:
             logger=_loggers(here),
             enable_checkpointing=False,
         )
+        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress  # counts global_step
+        progress.total.completed = folder.read_summary()["steps"]
         checkpoint = folder.best_checkpoint if folder.best_checkpoint.exists() else folder.last_checkpoint
         trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:

@@ -125,6 +125,8 @@ class Draws:
             return self._study.ask(self._space)
         except ValueError as error:  # known under this name with other values
             raise ConfigError([f"{error}: choose another sweep.name"]) from error
+        except ImportError as error:
+            raise ConfigError([f"search.sampler={type(self._study.sampler).__name__}: {error}"]) from error
 
     def _begun(self, drawn: optuna.Trial) -> list[Trial]:
         """The trial of a draw; none where nothing is to be run: it is done, or runs already. Raises ConfigError."""

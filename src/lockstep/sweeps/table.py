@@ -83,6 +83,11 @@ class Table:
         ]
 
     @property
+    def failures(self) -> list[str]:
+        """Which trials failed, and why."""
+        return [f"Trial {row.trial.number} failed: {row.reason}" for row in self.rows if row.state == "failed"]
+
+    @property
     def groups(self) -> list[dict[str, Any]]:
         """Finished trials that differ in the seed alone: mean and standard deviation over at least two, best first."""
         if SEED not in self.keys:
@@ -175,6 +180,7 @@ def _plain(row: Row, keys: Sequence[str]) -> list[Any]:
 
 
 def _markdown(found: Table) -> str:
+    first = found.objectives[0]
     heads = ["trial", *found.keys, "state", *(each.name for each in found.objectives), "test accuracy", "seconds"]
     lines = [_line(heads), _line(["---"] * len(heads))]
     for row in found.rows:
@@ -182,16 +188,25 @@ def _markdown(found: Table) -> str:
         seconds = f"{row.training_s:.1f}" if row.training_s is not None else "-"
         settings = [setting(row.settings.get(key, "-")) for key in found.keys]
         lines.append(_line([str(row.trial.number), *settings, row.state, *values, seconds]))
+    if len(found.objectives) > 1:
+        lines += ["", front_told(found)]
     if found.groups:
         keys = list(found.groups[0]["settings"])
-        lines += ["", _line([*keys, f"{found.objectives[0].name}, mean ± deviation", "n"])]
+        lines += ["", _line([*keys, f"{first.name}, mean ± deviation", "n"])]
         lines.append(_line(["---"] * (len(keys) + 2)))
         lines += [_line([*group["settings"].values(), deviating(group), str(group["n"])]) for group in found.groups]
+    if found.failures:
+        lines += ["", *(f"- {text}" for text in found.failures)]
     return "\n".join(lines) + "\n"
 
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def front_told(found: Table) -> str:
+    """Which trials no other one beats."""
+    return f"Pareto front: trials {', '.join(map(str, found.front)) or 'none'}"
 
 
 def setting(text: str) -> str:

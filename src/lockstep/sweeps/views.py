@@ -11,7 +11,7 @@ from rich.text import Text
 from lockstep.run_folder import shown as typed
 from lockstep.sweeps.ledger import Trial
 from lockstep.sweeps.pool import LOG
-from lockstep.sweeps.table import Row, Table, deviating, setting, shown, told
+from lockstep.sweeps.table import Row, Table, deviating, front_told, setting, shown, told
 from lockstep.terminal import duration, printable, terminal
 
 MOST_ROWS = 30  # at the end: the files have them all
@@ -126,10 +126,12 @@ def show(found: Table, where: str | None) -> None:
     if len(found.rows) > MOST_ROWS:
         out.print(f"... and {len(found.rows) - MOST_ROWS} more", style="dim")
     if len(found.objectives) > 1:
-        out.print(f"Pareto front: trials {', '.join(map(str, found.front)) or 'none'}")
+        out.print(front_told(found))
     for group in found.groups:
         settings = " ".join(f"{key}={setting(value)}" for key, value in group["settings"].items()) or "all"
         out.print(Text(f"{settings}: {deviating(group)} over {group['n']} seeds"), soft_wrap=True)
+    for text in found.failures:
+        out.print(Text(printable(text), style=STYLES["failed"]), soft_wrap=True)
     if where is not None:
         out.print(Text(f"In full: {where}/table.md, table.csv, table.json"), soft_wrap=True)
 
