@@ -106,6 +106,8 @@ class Shown(Silent):
         counts["queued"] = max(self._total - len(found.rows), 0) + counts.get("queued", 0)
         names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
         text = ", ".join(f"{counts[name]} {name}" for name in names if counts.get(name))
+        if not self._since:
+            text += "; importing torch, once for all"
         best = found.best
         if best is not None:
             text += f"; best so far: trial {best.trial.number}, {found.objectives[0].name} {shown(best.values[0])}"
