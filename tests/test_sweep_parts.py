@@ -324,7 +324,7 @@ def test_seeds_become_a_mean_and_a_deviation(tmp_path: Path) -> None:
     for trial, best in zip(ledger.trials, (0.8, 0.9, 0.95, 0.97, 0.99), strict=True):
         finish(trial, best)
     groups = table(ledger, [ACCURACY], {}, monitored=ACCURACY).groups
-    assert [(group["settings"], group["n"]) for group in groups] == [({"lr": "2"}, 2), ({"lr": "1"}, 2)]
+    assert [(group.settings, group.n) for group in groups] == [({"lr": "2"}, 2), ({"lr": "1"}, 2)]
     assert deviating(groups[1]) == "0.8500 ± 0.0707"  # numpy.std([0.8, 0.9], ddof=1)
     assert (
         table(book(tmp_path / "other", "lr=1 seed=0", "lr=2 seed=0"), [ACCURACY], {}, monitored=ACCURACY).groups == []

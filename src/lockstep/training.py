@@ -158,11 +158,11 @@ def _summary(
 ) -> dict[str, Any]:
     monitor = checkpoint.monitor if checkpoint is not None else None
     score = checkpoint.best_model_score if checkpoint is not None else None
-    value = score.item() if score is not None else module.metrics.get("val/accuracy")
+    value = score.item() if score is not None else module.metrics.get(configuration.MONITOR)
     times = sorted(record.epoch_times_s)
     return {
         **_tested(module),
-        "monitor": monitor or "val/accuracy",
+        "monitor": monitor or configuration.MONITOR,
         "best": value,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,

@@ -97,6 +97,7 @@ class Draws:
             if trial is None:  # the process was killed before there was a run
                 study.tell(frozen.number, state=TrialState.FAIL)
                 continue
+            # Optuna itself offers no way to go on with a trial of another process
             self._resumed += self._begun(optuna.Trial(study, frozen._trial_id))
 
     def _num_left(self) -> int:

@@ -130,8 +130,8 @@ def show(found: Table, where: str | None) -> None:
     if len(found.objectives) > 1:
         out.print(front_told(found))
     for group in found.groups:
-        settings = " ".join(f"{key}={setting(value)}" for key, value in group["settings"].items()) or "all"
-        out.print(Text(f"{settings}: {deviating(group)} over {group['n']} seeds"), soft_wrap=True)
+        settings = " ".join(f"{key}={setting(value)}" for key, value in group.settings.items()) or "all"
+        out.print(Text(f"{settings}: {deviating(group)} over {group.n} seeds"), soft_wrap=True)
     for text in found.failures:
         out.print(Text(printable(text), style=STYLES["failed"]), soft_wrap=True)
     if where is not None:
