@@ -27,6 +27,7 @@ class Sees(L.Callback):
             "cores": sorted(os.sched_getaffinity(0)),
             "threads": torch.get_num_threads(),
             "parent": os.getppid(),
+            "has_group": os.getpgrp() == os.getpid(),
             "begin": _begin_of_process(),
         }
         self._write(trainer)
