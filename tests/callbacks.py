@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Sees(L.Callback):
             "cores": sorted(os.sched_getaffinity(0)),
             "threads": torch.get_num_threads(),
             "parent": os.getppid(),
+            "is_forked": "lockstep.sweeps.preloaded" in sys.modules,
             "has_group": os.getpgrp() == os.getpid(),
             "begin": _begin_of_process(),
         }

@@ -105,7 +105,7 @@ def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alon
     assert len({core for each in facts for core in each["cores"]}) >= 2
     assert [each["threads"] for each in facts] == [len(each["cores"]) for each in facts]
     assert len({each["parent"] for each in facts}) == 1  # which has imported torch once for all
-    assert all(each["has_group"] and each["gpus"] == "" for each in facts)
+    assert all(each["is_forked"] and each["has_group"] and each["gpus"] == "" for each in facts)
     for one, other in itertools.combinations(facts, 2):
         assert not (overlap(one, other) and set(one["cores"]) & set(other["cores"]))
     assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))
@@ -200,13 +200,14 @@ def test_ctrl_c_is_heard_while_torch_is_imported_and_leaves_no_process(tmp_path:
         wait_until(lambda: len(children.read_text().split()) == 2, 60, "the process that forks, and its tracker")
         processes = [Path("/proc", pid, "cmdline") for pid in children.read_text().split()]
         # a signal in the first moments of a trial is neither lost nor deadly
-        assert any({*STOP_SIGNALS} <= blocked_by(path.with_name("status")) for path in processes)
+        (server,) = (path for path in processes if b"forkserver" in path.read_bytes())
+        assert {*STOP_SIGNALS} <= blocked_by(server.with_name("status"))
         sweep.send_signal(signal.SIGINT)
         out, _ = sweep.communicate(timeout=60)
     assert sweep.returncode == 75, out
     assert "Stopping all trials" in out
     assert "begins" not in out
-    wait_until(lambda: not any(path.exists() and path.read_bytes() for path in processes), 5, "the end of them all")
+    wait_until(lambda: not any(path.exists() and path.read_bytes() for path in processes), 2, "the end of them all")
 
 
 def blocked_by(status: Path) -> set[int]:
