@@ -7,7 +7,7 @@ import os
 from lockstep.environment import no_garbage_collection
 from lockstep.launch import die_with
 
-die_with(os.getppid())  # also while it imports
+die_with(os.getppid())  # the pipe by which it would notice is held by its forks, too
 with no_garbage_collection():
     import lockstep.training  # noqa: F401
 
