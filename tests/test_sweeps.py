@@ -203,12 +203,11 @@ def test_ctrl_c_is_heard_while_torch_is_imported_and_leaves_no_process(tmp_path:
         (server,) = (path for path in processes if b"forkserver" in path.read_bytes())
         assert {*STOP_SIGNALS} <= blocked_by(server.with_name("status"))
         sweep.send_signal(signal.SIGINT)
-        sweep.wait(60)
-        wait_until(lambda: not any(path.exists() and path.read_bytes() for path in processes), 30, "the end of them all")
-        out, _ = sweep.communicate()
+        out, _ = sweep.communicate(timeout=60)
     assert sweep.returncode == 75, out
     assert "Stopping all trials" in out
     assert "begins" not in out
+    wait_until(lambda: not any(path.exists() and path.read_bytes() for path in processes), 30, "the end of them all")
 
 
 def blocked_by(status: Path) -> set[int]:
