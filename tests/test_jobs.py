@@ -460,6 +460,14 @@ def test_a_job_shows_why_it_waits(four: Path, capsys: pytest.CaptureFixture[str]
     assert "lockstep jobs requeue 23" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["cancel", ""], ["delete", "21", "", "--yes"], ["list", "--folder="]])
+def test_an_empty_name_is_not_the_current_folder(four: Path, words: list[str]) -> None:
+    with pytest.raises(ValueError, match="a name is empty, perhaps a variable that is not set"):
+        commands.run(words)
+    assert not (four / "cancelled").exists()
+    assert len(list((four / "outputs/day").iterdir())) == 4
+
+
 @pytest.mark.usefixtures("tools")
 def test_a_job_is_found_by_id_array_folder_and_latest_and_others_are_named(tmp_path: Path) -> None:
     for number in range(3):

@@ -45,6 +45,8 @@ EPILOG = "Names are ids such as 17, 17_3 (of an array: 17) and local-3fa9c1, run
 def run(words: Sequence[str]) -> int:
     """Do a command. Returns its exit code. Raises ValueError for what is asked for wrongly, or fails outside."""
     arguments = _parser().parse_args(words)
+    if not all([arguments.folder, *arguments.names]):
+        raise ValueError("a name is empty, perhaps a variable that is not set: give an id, a run folder, or latest.")
     roots = [Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())]
     if arguments.folder != "outputs" and not roots[0].is_dir():
         raise ValueError(f"--folder {arguments.folder} is no folder: give one that holds runs.")
