@@ -21,11 +21,17 @@ from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.config import ConfigError
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.schema import Config
+from lockstep.sweeps import array
+from lockstep.sweeps import command as sweeps
+from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.sweeps.table import Objective
 from tests.harness import SMALL, command, difference, environ, wait_until, write_run
 from tests.test_watching import on_terminal
 
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
 WORDS = ("partition", "account", "qos", "constraint")
+MONITORED = Objective("val/accuracy", True)
 SLURM = ("cluster=slurm", "cluster.time_min=60", "trainer.devices=2")
 
 
@@ -158,8 +164,9 @@ def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> 
 
 def test_runs_of_one_array_must_ask_for_the_same(tools: Path, tmp_path: Path) -> None:
     configs = [configuration.checked(configuration.composed([*SLURM, f"trainer.devices={n}"])) for n in (1, 2)]
+    folders = [RunFolder(tmp_path / str(n)) for n in (1, 2)]
     with pytest.raises(ConfigError, match="runs of one job array must have the same"):
-        submission.submit_all([RunFolder(tmp_path / str(n)) for n in (1, 2)], configs, name="x")
+        submission.submit_all(folders, configs, base=RunFolder(tmp_path), name="x")
     assert list(tmp_path.iterdir()) == [tools]
 
 
@@ -170,6 +177,72 @@ def test_a_job_hands_nothing_of_an_outer_job_on(monkeypatch: pytest.MonkeyPatch)
     with slurm._own_environment():
         assert {name for name in outer if name in os.environ} == {"SLURM_CONF", "SBATCH_ACCOUNT"}
     assert {name: os.environ[name] for name in outer} == outer
+
+
+# -- folders of a submission -------------------------------------------------------------------------------------------
+
+
+ANSWERS = "echo Submitted batch job 17"
+
+
+@pytest.mark.parametrize("engine", [SLURM, ("cluster=local", "strategy=cpu", "trainer.devices=1")])
+def test_a_folder_with_files_of_somebody_else_is_refused_and_keeps_them(
+    tools: Path, tmp_path: Path, engine: tuple[str, ...]
+) -> None:
+    chosen = tmp_path / "project"
+    (chosen / "code").mkdir(parents=True)
+    (chosen / "code" / "own.py").write_text("own\n")
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*project is not empty: choose a new folder"):
+        submission.start(configuration.checked(configuration.composed(engine)), [], chosen)
+    assert [path.name for path in chosen.rglob("*")] == ["code", "own.py"]
+
+
+def test_what_is_refused_leaves_a_chosen_folder_that_was_there(tools: Path, tmp_path: Path) -> None:
+    tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    chosen = tmp_path / "mine" / "empty"
+    chosen.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="sbatch refused the job"):
+        submission.start(configuration.checked(configuration.composed(SLURM)), [], chosen)
+    assert list(chosen.iterdir()) == []
+
+
+def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config]]]:
+    """A sweep of a trial for each override, in folders as deep as `hydra.sweep.subdir` may make them."""
+    ledger = Ledger(path, None, ())
+    made = []
+    for text in overrides:
+        config = configuration.checked(configuration.composed([*SLURM, text]))
+        made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}")))
+    return ledger, made
+
+
+def test_a_trial_that_is_submitted_again_has_the_code_of_now_beside_that_of_its_live_ones(
+    tools: Path, tmp_path: Path
+) -> None:
+    tool(tools, "sbatch", ANSWERS)
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    array.submit(ledger, made, MONITORED)
+    tool(tools, "squeue", f"echo '{line('17_0', 'RUNNING', 'None', 'n1', '0:01', '0', '0')}'")
+    tool(tools, "sbatch", ANSWERS.replace("17", "18"))
+    made[1][0].folder.write_status(state="failed", exit_code=1)
+    array.submit(ledger, made, MONITORED)
+    records = [trial.folder.read_job() for trial, _ in made]
+    assert [each["id"] for each in records] == ["17_0", "18"]
+    assert [each["code"] for each in records] == [str(tmp_path / "sweep" / "code" / number) for number in "12"]
+    assert [each["log"] for each in records] == [
+        str(tmp_path / "sweep" / "job" / f"{each}_0_log.out") for each in ("17_0", "18")
+    ]
+    assert all((Path(each["code"]) / "train.py").exists() for each in records)
+
+
+def test_what_sbatch_refuses_of_a_sweep_leaves_its_trials_as_they_were(tools: Path, tmp_path: Path) -> None:
+    tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    made[1][0].folder.write_status(state="failed", reason="why", exit_code=1)
+    with pytest.raises(ConfigError, match="sbatch refused the job"):
+        array.submit(ledger, made, MONITORED)
+    assert [trial.state for trial, _ in made] == ["queued", "failed"]
+    assert not (tmp_path / "sweep" / "code").exists()
 
 
 # -- the code of a job -------------------------------------------------------------------------------------------------
@@ -199,25 +272,44 @@ def test_the_code_is_what_git_knows_and_does_not_ignore(tmp_path: Path) -> None:
     (root / "train.py").write_text("edited\n")
     found = code.files(root)
     assert sorted(map(str, found)) == [".gitignore", "conf/config.yaml", "own.py", "src/lockstep/a.py", "train.py"]
-    target = tmp_path / "run" / "code"
-    for _ in range(2):  # a second time replaces the first
-        (target / "older").mkdir(parents=True)
-        code.freeze(found, target, root)
-        assert sorted(path.name for path in target.iterdir()) == sorted(
-            [".gitignore", "conf", "own.py", "src", "train.py", code.COMMIT, code.CHANGES]
-        )
+    before = tmp_path / "run" / "code" / "1" / "train.py"
+    before.parent.mkdir(parents=True)
+    before.write_text("of a job that waits\n")
+    target = code.freeze(found, tmp_path / "run" / "code", root)
+    assert (target.name, before.read_text()) == ("2", "of a job that waits\n")
+    assert sorted(path.name for path in target.iterdir()) == sorted(
+        [".gitignore", "conf", "own.py", "src", "train.py", code.COMMIT, code.CHANGES]
+    )
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (target / code.COMMIT).read_text() == f"{head}+changes\n"
     assert "+edited" in (target / code.CHANGES).read_text()
     assert code.environment.commit(target) == f"{head}+changes"  # not that of a repository around it
 
 
+def test_code_in_an_old_encoding_is_frozen_with_its_changes(tmp_path: Path) -> None:
+    root = tmp_path / "it"
+    project(root)
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (root / "own.py").write_bytes("# gr\xfc\xdfe\n".encode("latin-1"))
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    (root / "own.py").write_bytes("# gr\xfc\xdfe 2\n".encode("latin-1"))
+    target = code.freeze(code.files(root), tmp_path / "code", root)
+    assert b"+# gr\xfc\xdfe 2\n" in (target / code.CHANGES).read_bytes()
+
+
+def test_code_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
+    project(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        code.freeze([Path("train.py"), Path("gone.py")], tmp_path / "code", tmp_path)
+    assert list((tmp_path / "code").iterdir()) == []
+
+
 def test_without_git_the_code_is_src_conf_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
     assert sorted(map(str, code.files(tmp_path))) == ["conf/config.yaml", "src/lockstep/a.py", "train.py"]
-    code.freeze(code.files(tmp_path), tmp_path / "code", tmp_path)
-    assert code.environment.commit(tmp_path / "code") is None
+    assert code.environment.commit(code.freeze(code.files(tmp_path), tmp_path / "code", tmp_path)) is None
 
 
 def test_code_that_is_too_large_is_a_fault_that_names_what_is(tmp_path: Path) -> None:

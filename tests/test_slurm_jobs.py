@@ -141,17 +141,18 @@ def test_an_array_with_one_broken_trial_trains_the_others(shell: Shell, alone: R
     trees = [[*CLUSTER, *TINY, f"seed={seed}"] for seed in (0, 1, 2)]
     trees[1].append("data.train_size=2000000000000")  # found by the job alone
     configs = [configuration.checked(configuration.composed(tree)) for tree in trees]
-    folders = [RunFolder(shell.cwd / "outputs" / "sweep" / str(number)) for number in range(3)]
+    sweep = shell.cwd / "outputs" / "sweep"
+    folders = [RunFolder(sweep / str(number)) for number in range(3)]
     for folder, config in zip(folders, configs, strict=True):
         folder.path.mkdir(parents=True)
         runner.save(folder, config, [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
         patch.chdir(shell.cwd)
-        records = submission.submit_all(folders, configs, name="sweep", has_test=False)
+        records = submission.submit_all(folders, configs, base=RunFolder(sweep), name="sweep", has_test=False)
     array = records[0].id.partition("_")[0]
     assert [record.id for record in records] == [f"{array}_{number}" for number in range(3)]
-    assert {record.code for record in records} == {str(shell.cwd / "outputs" / "sweep" / "code")}
+    assert {record.code for record in records} == {str(sweep / "code" / "1")}
     done = shell.jobs("wait", array, code=EXIT_FAILED)
     states = dict(line.split("\t")[:2] for line in done.stdout.splitlines())
     assert states == {f"{array}_0": "completed", f"{array}_1": "failed", f"{array}_2": "completed"}
@@ -274,7 +275,7 @@ def test_more_workers_than_tasks_are_refused_in_the_job(shell: Shell, slurm: Slu
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
         patch.setattr(submission, "for_job", lambda _: configuration.load(folder.config))
-        record = submission.submit_all([folder], [config], name="two")[0]
+        record = submission.submit_all([folder], [config], base=folder, name="two")[0]
     run = Submitted(shell, folder, "")
     run.wait(state="FAILED")
     assert slurm.show(record.id)["ExitCode"] == f"{EXIT_CONFIG}:0"

@@ -35,13 +35,12 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
     left = [(t, c) for t, c in made if t.state not in DONE and t.folder.path.resolve() not in states]
     array = ""
     if left:
-        base = RunFolder(ledger.path)
         records = submission.submit_all(
             [trial.folder for trial, _ in left],
             [each for _, each in left],
+            base=RunFolder(ledger.path),
             name=_name(config),
             has_test=config.sweep.test == "all",
-            old_code=base.code if states and base.code.is_dir() else None,  # jobs that wait or run read it there
         )
         for (trial, _), record in zip(left, records, strict=True):
             trial.device, array = f"job {record.id}", record.id.partition("_")[0]
