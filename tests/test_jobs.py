@@ -338,19 +338,31 @@ def test_states_come_from_the_queue_and_of_what_it_has_forgotten_from_the_accoun
         line("7_0", "PENDING", "Resources", "", "0:00", "0", "0"),
         line("7_1", "FAILED", "NonZeroExitCode", "n1", "0:03", str(75 << 8), "2"),
         line("8", "CANCELLED", "None", "n[1-2]", "0:03", "15", "0"),
+        line("11", "REVOKED", "None", "", "0:00", "0", "0"),
     ]
     tool(tools, "squeue", "cat << EOF\n" + "\n".join(queue) + "\nEOF")
     accounts = ["9|COMPLETED|n2|00:00:04|0:0", "9_1|CANCELLED by 7|n2|00:00:04|0:15", "7_0|RUNNING|n1|00:00:01|0:0"]
-    tool(tools, "sacct", "cat << EOF\n" + "\n".join(accounts) + "\nEOF")
-    found = scheduler.states(["7_0", "7_1", "8", "9", "9_1", "10"])
+    old = "case $* in *--array*) echo \"unrecognized option '--array'\" >&2; exit 1;; esac"  # SLURM 22.05
+    tool(tools, "sacct", f"{old}\ncat << EOF\n" + "\n".join(accounts) + "\nEOF")
+    found = scheduler.states(["7_0", "7_1", "8", "9", "9_1", "10", "11"])
     assert found == {
         "7_0": Scheduled("pending", "Resources", "", "0:00", None, 0),
         "7_1": Scheduled("failed", "NonZeroExitCode", "n1", "0:03", 75, 2),
         "8": Scheduled("cancelled", "", "n[1-2]", "0:03", 143, 0),
         "9": Scheduled("completed", "", "n2", "00:00:04", 0, 0),
         "9_1": Scheduled("cancelled", "", "n2", "00:00:04", 143, 0),
+        "11": Scheduled("revoked", "", "", "0:00", None, 0),
     }
-    assert [name for name, each in found.items() if each.is_live] == ["7_0"]
+    assert [name for name, each in found.items() if each.is_live] == ["7_0", "11"]
+
+
+def test_options_in_the_environment_do_not_reach_the_tools(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"squeue": "SQUEUE_STATES", "sacct": "SACCT_FORMAT", "scancel": "SCANCEL_INTERACTIVE"}
+    for name, variable in names.items():
+        monkeypatch.setenv(variable, "1")
+        tool(tools, name, f'[ -z "${variable}" ] || {{ echo has {variable} >&2; exit 1; }}')
+    assert scheduler.states(["7"]) == {}
+    scheduler.cancel(["7"])
 
 
 def test_a_tool_that_fails_or_hangs_is_a_clear_error(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,6 +372,9 @@ def test_a_tool_that_fails_or_hangs_is_a_clear_error(tools: Path, monkeypatch: p
     tool(tools, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     tool(tools, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     assert scheduler.states(["7"]) == {}
+    tool(tools, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
+    with pytest.raises(ValueError, match="sacct failed: sacct: error: Connection refused"):
+        scheduler.states(["7"])
     monkeypatch.setattr(scheduler, "TIMEOUT_S", 0.2)
     tool(tools, "squeue", "exec sleep 60")
     with pytest.raises(ValueError, match=r"squeue did not answer within 0\.2 s"):
@@ -449,6 +464,22 @@ def test_a_job_that_is_not_wanted_any_more_trains_nothing(tmp_path: Path, monkey
     monkeypatch.setenv("SLURM_RESTART_COUNT", "4")
     assert job.work(folder, SETTINGS) == EXIT_STOPPED
     assert "requeued 4 times, and cluster.max_requeues=3 allows no more" in folder.read_status()["reason"]
+
+
+@pytest.mark.parametrize(("restarts", "code"), [(0, None), (1, None), (3, EXIT_STOPPED)])
+def test_only_a_job_that_does_not_go_on_tells_its_exit_code(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, code: int | None
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    folder.write_status(state="stopped", reason="why", signal="SIGTERM", exit_code=None)
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(3 if code else 0))
+    tool(tools, "scontrol", f"echo {SAYS.format('RUNNING', 'None', restarts)}")
+    assert job.work(folder, SETTINGS) == EXIT_STOPPED
+    assert folder.read_status()["exit_code"] == code
 
 
 def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path: Path) -> None:
@@ -619,6 +650,30 @@ def test_only_what_has_ended_badly_is_requeued(four: Path, tools: Path) -> None:
     assert commands.run(["requeue", "22"]) == 0
     assert (four / "requeued").read_text() == "requeue 22\n"
     assert not record.is_cancelled(RunFolder(four / "outputs/day/bad"))
+
+
+@pytest.mark.parametrize("words", [["delete", "--yes"], ["requeue"], ["cancel"], ["wait"], ["follow"]])
+def test_a_job_that_only_slurm_knows_of_is_left_alone_where_slurm_cannot_be_asked(
+    four: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(scheduler, "is_here", lambda: False)
+    assert commands.run(["show", "20"]) == 0
+    for name in ("20", "23"):  # the second one was stopped, perhaps to be requeued
+        with pytest.raises(ValueError, match=rf"job {name}: SLURM cannot be asked from here: use a login node"):
+            commands.run([*words, name])
+        with pytest.raises(ConfigError, match="SLURM cannot be asked from here"):
+            submission.refuse_live(jobs.chosen(jobs.below([four]), [name])[0].folder)
+    assert len(list((four / "outputs/day").iterdir())) == 4
+
+
+def test_a_job_whose_run_says_that_it_has_ended_needs_no_slurm(four: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "is_here", lambda: False)
+    folder = RunFolder(four / "outputs/day/old")
+    folder.update_status(exit_code=EXIT_STOPPED)
+    assert commands.run(["wait", "23"]) == EXIT_STOPPED
+    submission.refuse_live(folder)
+    assert commands.run(["delete", "23", "--yes"]) == 0
+    assert not folder.path.exists()
 
 
 def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys: pytest.CaptureFixture[str]) -> None:

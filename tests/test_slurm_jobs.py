@@ -122,7 +122,7 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submit
     slurm.run("scancel", "--signal=USR1", runs["often"].id)  # as SLURM warns of the time limit
     assert "saves a checkpoint first" in shell.jobs("cancel", runs["cancelled"].folder.path).stdout
     for run in runs.values():
-        wait_until(lambda folder=run.folder: folder.read_status().get("exit_code"), 150, f"{run.folder.path} is cut")
+        wait_until(lambda run=run: "requeued" in run.log or "cancelled" in run.log, 150, f"{run.folder.path} is cut")
     return runs
 
 

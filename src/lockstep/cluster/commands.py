@@ -53,6 +53,8 @@ def run(words: Sequence[str]) -> int:
     found = jobs.below(roots)
     if arguments.names or not arguments.may_be_all:
         found = jobs.chosen(found, arguments.names or ["latest"])
+    if arguments.function not in (_list, _show, _result):
+        jobs.need_certain(found)
     return arguments.function(found, arguments)
 
 

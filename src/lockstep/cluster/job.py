@@ -61,7 +61,8 @@ def work(folder: RunFolder, settings: Settings) -> int:
         if not is_first:
             return 0  # srun ends all others when one leaves with another code, and rank 0 has work to do
         reason = next_of(folder, settings, restarts)
-        folder.update_status(reason=reason, exit_code=code)
+        goes_on = reason.startswith((REQUEUED, BY_SLURM))
+        folder.update_status(reason=reason, exit_code=None if goes_on else code)
         print(reason, flush=True)
         if reason.startswith(REQUEUED):
             _requeue(folder)
@@ -115,6 +116,7 @@ def _gpu_faults(settings: Settings) -> str:
 # -- what becomes of the job ------------------------------------------------------------------------------------------
 
 REQUEUED = "requeued"
+BY_SLURM = "preempted: SLURM has requeued the job"
 
 
 def _refusal(folder: RunFolder, settings: Settings, restarts: int) -> str:
@@ -149,7 +151,7 @@ def next_of(folder: RunFolder, settings: Settings, restarts: int) -> str:
     except ValueError as error:
         return f"{reason}, not requeued: {error}"
     if int(job.get("Restarts", 0)) > restarts:
-        return "preempted: SLURM has requeued the job"
+        return BY_SLURM
     is_over = job.get("JobState") != "RUNNING"
     if is_over and not (number == TIME_LIMIT and job.get("Reason") == "TimeLimit"):
         return f"{reason}, and SLURM has ended the job"
@@ -164,7 +166,7 @@ def _requeue(folder: RunFolder) -> None:
         scheduler.requeue(os.environ["SLURM_JOB_ID"])
     except ValueError as error:
         reason = f"not requeued: {error}; go on with lockstep jobs requeue {shown(folder.path)}"
-        folder.update_status(reason=reason)
+        folder.update_status(reason=reason, exit_code=EXIT_STOPPED)
         print(reason, flush=True)
 
 

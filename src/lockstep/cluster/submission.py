@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep import allocation, run_folder, runner, workers
 from lockstep import config as configuration
-from lockstep.cluster import background, code, record, scheduler, slurm
+from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.job import Settings
 from lockstep.cluster.record import Record
 from lockstep.config import ConfigError
@@ -162,20 +162,16 @@ def for_job(config: Config) -> Config:
 
 
 def refuse_live(folder: RunFolder) -> None:
-    """Raise ConfigError for a run whose job waits or runs."""
-    job = record.read(folder)
-    if job is None:
-        return
-    if job.engine == "local":
-        state = "running" if folder.has_job_here() else ""
-    else:
-        try:
-            found = scheduler.states([job.id]).get(job.id) if scheduler.is_here() else None
-        except ValueError as error:  # SLURM does not answer
-            raise ConfigError([str(error)]) from error
-        state = found.state if found is not None and found.is_live else ""
-    if state:
-        raise ConfigError([f"{shown(folder.path)} has job {job.id}, {state}: lockstep jobs cancel {job.id} first"])
+    """Raise ConfigError for a run whose job waits or runs, or may do so where SLURM cannot be asked."""
+    try:
+        job = jobs.of(folder)
+        if job is not None:
+            jobs.need_certain([job])
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    if job is not None and job.is_live:
+        message = f"{shown(folder.path)} has job {job.id}, {job.state}: lockstep jobs cancel {job.id} first"
+        raise ConfigError([message])
 
 
 def _need_empty(chosen: Path) -> None:
