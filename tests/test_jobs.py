@@ -427,7 +427,6 @@ SAYS = "JobId=17 JobState={} Reason={} Restarts={}"
 def test_only_what_slurm_has_cut_and_nobody_has_ended_is_requeued(
     tools: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     status: dict[str, Any],
     says: tuple[Any, ...],
     is_cancelled: bool,
@@ -438,19 +437,15 @@ def test_only_what_slurm_has_cut_and_nobody_has_ended_is_requeued(
     submitted(folder, cancelled=is_cancelled)
     folder.write_status(state="stopped", reason="why", **status)
     tool(tools, "scontrol", f"echo {SAYS.format(*says)}")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert job.next_of(folder, SETTINGS, restarts).startswith(becomes)
+    assert job.next_of(folder, SETTINGS, restarts, "17").startswith(becomes)
 
 
-def test_a_scheduler_that_does_not_answer_is_the_reason(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_that_does_not_answer_is_the_reason(tools: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     submitted(folder)
     folder.write_status(state="stopped", reason="signal SIGUSR1", signal="SIGUSR1")
     tool(tools, "scontrol", "echo down >&2; exit 1")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert job.next_of(folder, SETTINGS, 0) == "signal SIGUSR1, not requeued: scontrol show failed: down"
+    assert job.next_of(folder, SETTINGS, 0, "17") == "signal SIGUSR1, not requeued: scontrol show failed: down"
 
 
 def test_a_job_that_is_not_wanted_any_more_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,11 +453,11 @@ def test_a_job_that_is_not_wanted_any_more_trains_nothing(tmp_path: Path, monkey
     monkeypatch.setattr(job, "take_signals", lambda: None)
     folder = RunFolder(tmp_path / "run")
     submitted(folder, cancelled=True)
-    assert job.work(folder, SETTINGS) == EXIT_STOPPED
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
     assert folder.read_status()["reason"] == "cancelled"
     submitted(folder)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "4")
-    assert job.work(folder, SETTINGS) == EXIT_STOPPED
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
     assert "requeued 4 times, and cluster.max_requeues=3 allows no more" in folder.read_status()["reason"]
 
 
@@ -475,11 +470,57 @@ def test_only_a_job_that_does_not_go_on_tells_its_exit_code(
     folder.write_status(state="stopped", reason="why", signal="SIGTERM", exit_code=None)
     monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
     monkeypatch.setattr(job, "take_signals", lambda: None)
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(3 if code else 0))
     tool(tools, "scontrol", f"echo {SAYS.format('RUNNING', 'None', restarts)}")
-    assert job.work(folder, SETTINGS) == EXIT_STOPPED
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
     assert folder.read_status()["exit_code"] == code
+
+
+def test_a_job_warned_while_another_process_has_the_run_is_requeued_and_leaves_that_status(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    tool(tools, "scontrol", f'echo "$@" >> {tmp_path}/asked; echo {SAYS.format("RUNNING", "None", 0)}')
+    folder = write_run(tmp_path / "run", SMALL)
+    submitted(folder)
+    folder.write_status(state="training", host="elsewhere")
+    before = folder.status_file.read_text()
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+    try:
+        with folder.lock():
+            assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    finally:
+        signal.sigwait([signal.SIGUSR1])
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 17"
+    assert "requeued: time limit" in capsys.readouterr().out
+    assert folder.status_file.read_text() == before
+
+
+def test_the_last_task_of_an_array_asks_for_itself_alone(tools: Path) -> None:
+    assert job.own_id({"SLURM_JOB_ID": "17"}) == "17"
+    task = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
+    assert job.own_id(task) == "17_2"
+    tool(tools, "scontrol", "echo JobId=18 JobState=RUNNING; echo JobId=17 JobState=FAILED")
+    with pytest.raises(ValueError, match="scontrol has 2 jobs of the number 17"):
+        scheduler.show("17")
+
+
+def test_a_job_in_the_background_is_no_part_of_the_slurm_job_around_it(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, "local-0", engine="local")
+    folder.write_status(state="stopped", reason="signal SIGUSR1", signal="SIGUSR1")
+    tool(tools, "scontrol", f"touch {tmp_path}/asked; echo {SAYS.format('RUNNING', 'None', 1)}")
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert job.main([str(folder.path), "train"]) == EXIT_STOPPED
+    assert folder.read_status()["reason"] == "signal SIGUSR1"
+    assert not (tmp_path / "asked").exists()
 
 
 def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path: Path) -> None:

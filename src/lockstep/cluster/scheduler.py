@@ -58,9 +58,11 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
 
 
 def show(job: str) -> dict[str, str]:
-    """What the controller says of one job: JobState, Reason, Restarts, ... Raises ValueError where it knows none."""
-    words = call("scontrol", "--oneliner", "show", "job", job).split()
-    return dict(word.split("=", 1) for word in words if "=" in word)
+    """What the controller says of one job: JobState, Reason, Restarts, ... Raises ValueError where it knows not one."""
+    lines = [line for line in call("scontrol", "--oneliner", "show", "job", job).splitlines() if line.strip()]
+    if len(lines) != 1:
+        raise ValueError(f"scontrol has {len(lines)} jobs of the number {job}.")
+    return dict(word.split("=", 1) for word in lines[0].split() if "=" in word)
 
 
 def cancel(jobs: Sequence[str]) -> None:
