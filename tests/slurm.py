@@ -10,7 +10,7 @@ from pathlib import Path
 from tests import harness, nodes
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
-ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "PREEMPTED", "REQUEUED", "STOPPED")
+ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED")
 
 
 class Slurm:

@@ -1,5 +1,6 @@
 """Jobs without SLURM: what is wrong with a submission, the code it freezes, what the tools say, the background."""
 
+import contextlib
 import json
 import os
 import signal
@@ -174,9 +175,20 @@ def test_a_job_hands_nothing_of_an_outer_job_on(monkeypatch: pytest.MonkeyPatch)
     outer = {"SLURM_JOB_ID": "1", "SLURM_CONF": "c", "SLURM_NTASKS": "2", "RANK": "0", "SBATCH_ACCOUNT": "mine"}
     for name, value in outer.items():
         monkeypatch.setenv(name, value)
-    with slurm._own_environment():
+    with slurm._own_environment(()):
         assert {name for name in outer if name in os.environ} == {"SLURM_CONF", "SBATCH_ACCOUNT"}
     assert {name: os.environ[name] for name in outer} == outer
+
+
+def test_variables_of_sbatch_are_not_above_the_configuration(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(tools, "sbatch", f"env | grep ^SBATCH > {tmp_path}/seen; {ANSWERS}")
+    for name in ("TIMELIMIT", "PARTITION", "ACCOUNT", "RESERVATION", "EXPORT", "WAIT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "mine")
+    overrides = [*SLURM, "cluster.partition=gpu", "cluster.sbatch=['--reservation=class']"]
+    submission.start(configuration.checked(configuration.composed(overrides)), [], tmp_path / "run")
+    assert (tmp_path / "seen").read_text() == "SBATCH_ACCOUNT=mine\n"
 
 
 # -- folders of a submission -------------------------------------------------------------------------------------------
@@ -204,6 +216,21 @@ def test_what_is_refused_leaves_a_chosen_folder_that_was_there(tools: Path, tmp_
     with pytest.raises(ConfigError, match="sbatch refused the job"):
         submission.start(configuration.checked(configuration.composed(SLURM)), [], chosen)
     assert list(chosen.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_cancelled_run_that_is_submitted_anew_is_cancelled_no_more(
+    tools: Path, tmp_path: Path, is_refused: bool
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, "16", cancelled=True)
+    config = configuration.checked(configuration.composed(SLURM))
+    look = f"grep cancelled {folder.job_file} > {tmp_path}/seen"  # what a job reads that starts at once
+    tool(tools, "sbatch", f"{look}; {'exit 1' if is_refused else ANSWERS}")
+    with contextlib.suppress(ConfigError):
+        submission.submit_all([folder], [config], base=folder, name="it")
+    assert "false" in (tmp_path / "seen").read_text()
+    assert record.is_cancelled(folder) == is_refused
 
 
 def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config]]]:
@@ -354,6 +381,7 @@ def test_states_come_from_the_queue_and_of_what_it_has_forgotten_from_the_accoun
         "11": Scheduled("revoked", "", "", "0:00", None, 0),
     }
     assert [name for name, each in found.items() if each.is_live] == ["7_0", "11"]
+    assert not Scheduled("preempted").is_live  # SLURM's word where it cancels; what it requeues is never called so
 
 
 def test_options_in_the_environment_do_not_reach_the_tools(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -681,6 +709,13 @@ def test_what_waits_is_cancelled_and_what_has_ended_is_not(four: Path, capsys: p
     assert commands.run(["cancel", "22"]) == EXIT_CONFIG
 
 
+def test_a_job_that_could_not_be_cancelled_goes_on_as_before(four: Path, tools: Path) -> None:
+    tool(tools, "scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(ValueError, match="scancel 20 failed: Unable to contact"):
+        commands.run(["cancel", "20"])
+    assert not record.is_cancelled(RunFolder(four / "outputs/day/waits"))
+
+
 def test_only_what_has_ended_badly_is_requeued(four: Path, tools: Path) -> None:
     with pytest.raises(ValueError, match="job 20 is pending"):
         commands.run(["requeue", "22", "20"])
@@ -727,8 +762,7 @@ def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys
 
 
 def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
-    with RunFolder(four / "outputs/day/bad").lock():
-        """Once it was trained."""
+    RunFolder(four / "outputs/day/bad").lock_file.touch()  # once it was trained
     done = subprocess.run(
         [sys.executable, "-m", "lockstep.cli", "runs", "--prune", "--yes"], cwd=four, env=environ(), capture_output=True
     )

@@ -291,12 +291,17 @@ def _cancel(found: list[Job], arguments: argparse.Namespace) -> int:
     live = [job for job in found if job.is_live]
     for job in live:
         record.mark(job.folder, cancelled=True)  # first, or it would be requeued
-    submitted = [job.id for job in live if job.record.engine == "slurm"]
-    if submitted:
-        scheduler.cancel(submitted)
-    for job in live:
         if job.record.engine == "local":
             _end_here(job)
+    submitted = [job for job in live if job.record.engine == "slurm"]
+    try:
+        if submitted:
+            scheduler.cancel([job.id for job in submitted])
+    except ValueError:
+        for job in submitted:
+            record.mark(job.folder, cancelled=job.record.cancelled)
+        raise
+    for job in live:
         if job.state == "pending":
             job.folder.update_status(reason="cancelled")
             print(f"Cancelled job {job.id} before it has begun.")

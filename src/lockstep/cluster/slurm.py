@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 # what an outer launcher left would be taken for the place of a rank
 OUTER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+# variables of sbatch that hold where the configuration does not say their option; any other would be above the script
+KEPT = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_RESERVATION": "reservation",
+}
 
 
 def executor(
@@ -93,7 +102,7 @@ def submit(
 
     paths = [str(folder.path) for folder in folders]
     try:
-        with _own_environment():
+        with _own_environment({*found.parameters, *found.parameters["additional_parameters"]}):
             jobs = found.map_array(job.run, paths, [settings] * len(paths))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError([f"sbatch refused the job: {_said(error)}"]) from error
@@ -108,14 +117,19 @@ def _said(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _own_environment() -> Iterator[None]:
-    """Without what a job or a launcher around this process says of itself: sbatch hands the environment on."""
+def _own_environment(options: Collection[str]) -> Iterator[None]:
+    """Without what a job or a launcher around this process says of itself: sbatch hands the environment on.
+
+    And without variables that sbatch would put above `options`, those that the configuration says.
+    """
     is_inside = "SLURM_JOB_ID" in os.environ
-    left = [
-        name
-        for name in os.environ
-        if name in OUTER or (is_inside and name.startswith("SLURM") and name != "SLURM_CONF")
-    ]
+
+    def is_left(name: str) -> bool:
+        if name.startswith("SBATCH_"):
+            return name not in KEPT or KEPT[name] in options
+        return name in OUTER or (is_inside and name.startswith("SLURM") and name != "SLURM_CONF")
+
+    left = [name for name in os.environ if is_left(name)]
     kept = {name: os.environ.pop(name) for name in left}
     try:
         yield

@@ -199,10 +199,12 @@ def _frozen(files: Sequence[Path], base: RunFolder) -> Iterator[Path]:
 def _waiting(folder: RunFolder, config: Config) -> Iterator[None]:
     """Let the run say that it waits, before it can have begun; and take that back when it was not submitted.
 
-    It is not through any more either: a job leaves alone what is.
+    It is neither through nor cancelled any more: a job leaves alone what is.
     """
-    before, summary = folder.read_status(), folder.read_summary()
+    before, summary, was_cancelled = folder.read_status(), folder.read_summary(), record.is_cancelled(folder)
     folder.forget_end()
+    if was_cancelled:
+        record.mark(folder, cancelled=False)
     reason = "submitted: see lockstep jobs"
     if before:
         folder.update_status(reason=reason, exit_code=None, signal=None)
@@ -217,6 +219,8 @@ def _waiting(folder: RunFolder, config: Config) -> Iterator[None]:
             folder.status_file.unlink()
         if summary:
             folder.write_summary(summary)
+        if was_cancelled:
+            record.mark(folder, cancelled=True)
         raise
 
 
