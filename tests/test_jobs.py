@@ -262,6 +262,17 @@ def test_a_trial_that_is_submitted_again_has_the_code_of_now_beside_that_of_its_
     assert all((Path(each["code"]) / "train.py").exists() for each in records)
 
 
+def test_a_trial_that_another_process_trains_is_not_submitted(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool(tools, "sbatch", ANSWERS)
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    made[0][0].folder.write_status(state="training", host="elsewhere")
+    array.submit(ledger, made, MONITORED)
+    assert [trial.folder.read_job().get("id") for trial, _ in made] == [None, "17"]
+    assert "Submitted 1 trial as job 17" in capsys.readouterr().out
+
+
 def test_what_sbatch_refuses_of_a_sweep_leaves_its_trials_as_they_were(tools: Path, tmp_path: Path) -> None:
     tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
     ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
@@ -750,6 +761,18 @@ def test_a_job_whose_run_says_that_it_has_ended_needs_no_slurm(four: Path, monke
     submission.refuse_live(folder)
     assert commands.run(["delete", "23", "--yes"]) == 0
     assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("where", [[], ["cluster=slurm", "cluster.time_min=60"], ["cluster=local"]])
+def test_a_run_whose_job_waits_does_not_go_on_elsewhere(tools: Path, tmp_path: Path, where: list[str]) -> None:
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=1"])
+    submitted(folder)
+    tool(tools, "squeue", f"echo '{line('17', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
+    tool(tools, "sbatch", "exit 1")
+    words = command(f"resume={folder.path}", *where)
+    done = subprocess.run(words, cwd=tmp_path, env=environ(), capture_output=True, text=True)
+    assert done.returncode == EXIT_CONFIG, done.stdout
+    assert "has job 17, pending: lockstep jobs cancel 17 first" in done.stderr
 
 
 def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys: pytest.CaptureFixture[str]) -> None:

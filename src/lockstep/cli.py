@@ -116,6 +116,7 @@ def train(cfg: Any) -> float:
 
     from lockstep import config as configuration
     from lockstep import runner
+    from lockstep.cluster import submission
 
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
@@ -126,18 +127,14 @@ def train(cfg: Any) -> float:
         if cfg.notify.url or cfg.notify.command:  # Hydra's copy of the settings would keep what may be a token
             (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
     is_submitted = cfg.cluster.name != "none"
+    place = submission if is_submitted else runner
     try:
-        if is_submitted:
-            from lockstep.cluster import submission
-
-            if cfg.resume is not None:
-                folder, code = submission.resume(*runner.resumed(cfg, overrides))
-            else:
-                folder, code = submission.start(configuration.checked(cfg), overrides, chosen)
-        elif cfg.resume is not None:
-            folder, code = runner.resume(cfg, overrides)
+        if cfg.resume is not None:
+            folder, config = runner.resumed(cfg, overrides)
+            submission.refuse_live(folder)
+            folder, code = place.resume(folder, config)
         else:
-            folder, code = runner.start(configuration.checked(cfg), overrides, chosen)
+            folder, code = place.start(configuration.checked(cfg), overrides, chosen)
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     if is_sweep and not is_submitted:

@@ -54,12 +54,11 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
 
 
 def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
-    """Submit the rest of a run in its own folder, perhaps on other nodes. Returns the folder and the exit code."""
+    """Submit the rest of a run that has no live job, perhaps on other nodes. Returns its folder and the exit code."""
     if config.dry_run:
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
     files = code.files()
-    refuse_live(folder)
     with runner.locked(folder):
         before = folder.config.read_text()
         configuration.save(for_job(config), folder.config)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lockstep.cluster import jobs, submission
 from lockstep.config import ConfigError
-from lockstep.run_folder import RunFolder, shown
+from lockstep.run_folder import LIVE_STATES, RunFolder, shown
 from lockstep.schema import Config
 from lockstep.sweeps import views
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
@@ -32,6 +32,9 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
         states = {job.folder.path: job.state for job in jobs.below([ledger.path]) if job.is_live}
     except ValueError as error:  # SLURM does not answer
         raise ConfigError([str(error)]) from error
+    # a process that no job started, such as a resume on another machine
+    trained = {trial.folder.path.resolve(): trial.state for trial, _ in made if trial.state in LIVE_STATES}
+    states = trained | states
     left = [(t, c) for t, c in made if t.state not in DONE and t.folder.path.resolve() not in states]
     array = ""
     if left:
