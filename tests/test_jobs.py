@@ -89,6 +89,12 @@ def faults(*overrides: str) -> list[str]:
         ((*SLURM, "strategy=cpu", "strategy.process_group_backend=nccl"), "process_group_backend=nccl needs GPUs"),
         ((*SLURM, "cluster.partition='a b'"), "cluster.partition"),
         ((*SLURM, "cluster.setup=['a\nb']"), "cluster.setup"),
+        ((*SLURM, "sweep.max_failed=1"), "sweep.max_failed=1 is for trials on this machine"),
+        (("cluster=local", "cluster.time_min=5"), "cluster.time_min=5 is read by cluster=slurm alone, not by local"),
+        (("cluster=local", "cluster.sbatch=[--exclusive]"), "cluster.sbatch=['--exclusive'] is read by cluster=slurm"),
+        (("cluster.memory_gib=4",), "cluster.memory_gib=4.0 is read by cluster=slurm alone, not by none"),
+        (("cluster.gpus_per_node=0",), "cluster.gpus_per_node=0 is read by cluster=slurm alone, not by none"),
+        (("cluster.setup=[module load x]",), "cluster.setup=['module load x'] is for a job: add cluster=slurm"),
         (("dry_run=true",), "dry_run=true shows what would be submitted, and cluster=none submits nothing"),
     ],
 )
@@ -129,6 +135,7 @@ def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
         assert (found.num_local, len(found.gpus)) == (num_workers, num_gpus), overrides
         there = submission.for_job(config)
         assert (there.cluster.name, there.trainer.devices) == ("none", num_workers)
+        configuration.check_tree(configuration.to_tree(there))  # what the job reads has no fault, as here so there
 
 
 def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Path) -> None:
@@ -150,6 +157,10 @@ def test_many_runs_are_one_array(tools: Path, tmp_path: Path) -> None:
     lines = submission.script(RunFolder(tmp_path / "sweep"), config, name="x", num_runs=5).splitlines()
     assert "#SBATCH --array=0-4%2" in lines
     assert f"#SBATCH --output={tmp_path}/sweep/job/%A_%a_0_log.out" in lines
+    config = configuration.checked(configuration.composed(SLURM))
+    assert "#SBATCH --array=0-299%300" in submission.script(
+        RunFolder(tmp_path / "sweep"), config, name="x", num_runs=300
+    )
 
 
 def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ KEPT = {
     "SBATCH_RESERVATION": "reservation",
 }
 
+ALL = 10**9  # tasks of an array at once, of those that there are; submitit alone would take 256
+
 
 def executor(
     cluster: Cluster, workers: Workers, *, name: str, files: Path, code: Path, cwd: Path
@@ -53,7 +55,7 @@ def executor(
         "cpus_per_task": cpus,
         "gpus_per_node": len(workers.gpus) or None,
         "constraint": cluster.constraint,
-        "array_parallelism": cluster.parallel,
+        "array_parallelism": cluster.parallel or ALL,
     }
     found.update_parameters(
         **{key: value for key, value in asked.items() if value is not None},

@@ -156,8 +156,7 @@ def for_job(config: Config) -> Config:
     trainer = config.trainer
     if config.cluster.name == "slurm":
         trainer = trainer.model_copy(update={"devices": workers.found(config).num_local})
-    cluster = config.cluster.model_copy(update={"name": "none"})
-    return config.model_copy(update={"trainer": trainer, "cluster": cluster})
+    return config.model_copy(update={"trainer": trainer, "cluster": allocation.without_job(config.cluster)})
 
 
 def refuse_live(folder: RunFolder) -> None:
