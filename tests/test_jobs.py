@@ -284,6 +284,17 @@ def test_a_trial_that_another_process_trains_is_not_submitted(
     assert "Submitted 1 trial as job 17" in capsys.readouterr().out
 
 
+def test_a_sweep_does_not_go_on_here_while_a_trial_of_it_waits_as_a_job(tools: Path, tmp_path: Path) -> None:
+    tool(tools, "sbatch", ANSWERS)
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    array.submit(ledger, made, MONITORED)
+    tool(tools, "squeue", f"echo '{line('17_1', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
+    with pytest.raises(ConfigError, match=r"trial 1 of .*sweep is a job that waits or runs: wait for it, or lockstep"):
+        sweeps._refuse_live(ledger)
+    tool(tools, "squeue", "exit 0")
+    sweeps._refuse_live(ledger)
+
+
 def test_what_sbatch_refuses_of_a_sweep_leaves_its_trials_as_they_were(tools: Path, tmp_path: Path) -> None:
     tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
     ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")

@@ -340,7 +340,7 @@ def _put_back(job: Job) -> str:
             return "is back in the queue"
         except ValueError:  # it remembers, but has not the script any more
             job.folder.write_status(**before)
-    from lockstep.cluster import submission
+    from lockstep.cluster import submission  # and with it pydantic and Hydra, which looking at jobs does not need
 
     return f"goes on as job {submission.again(job.folder, job.record).id}"
 

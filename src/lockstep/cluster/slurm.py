@@ -40,11 +40,8 @@ def executor(
     """Submitit's executor with all that the configuration says; `files` is where scripts and logs go."""
     import submitit
 
-    python = "python" if cluster.container else sys.executable
-    prefix = f"{cluster.container} " if cluster.container else ""
-    found = submitit.SlurmExecutor(
-        files, python=f"{prefix}{shlex.quote(python)} -I -S -c {shlex.quote(job.HOLD)} {shlex.quote(python)}"
-    )
+    prefix, python = interpreter(cluster)
+    found = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
     cpus = cluster.cpus_per_worker
     asked: dict[str, Any] = {
         "partition": cluster.partition,
@@ -81,6 +78,11 @@ def executor(
         },
     )
     return found
+
+
+def interpreter(cluster: Cluster) -> tuple[str, str]:
+    """What stands before python, with a space behind it, and python for a shell: inside of a container its own."""
+    return (f"{cluster.container} ", "python") if cluster.container else ("", shlex.quote(sys.executable))
 
 
 def exports(code: Path) -> list[str]:
