@@ -284,7 +284,9 @@ def test_a_trial_that_another_process_trains_is_not_submitted(
     assert "Submitted 1 trial as job 17" in capsys.readouterr().out
 
 
-def test_a_sweep_does_not_go_on_here_while_a_trial_of_it_waits_as_a_job(tools: Path, tmp_path: Path) -> None:
+def test_a_sweep_does_not_go_on_here_while_a_trial_of_it_waits_as_a_job(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool(tools, "sbatch", ANSWERS)
     ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
     array.submit(ledger, made, MONITORED)
@@ -293,6 +295,9 @@ def test_a_sweep_does_not_go_on_here_while_a_trial_of_it_waits_as_a_job(tools: P
         sweeps._refuse_live(ledger)
     tool(tools, "squeue", "exit 0")
     sweeps._refuse_live(ledger)
+    monkeypatch.setattr(scheduler, "is_here", lambda: False)
+    with pytest.raises(ConfigError, match="job 17_0: SLURM cannot be asked from here"):
+        sweeps._refuse_live(ledger)
 
 
 def test_what_sbatch_refuses_of_a_sweep_leaves_its_trials_as_they_were(tools: Path, tmp_path: Path) -> None:
@@ -499,6 +504,42 @@ def test_only_what_slurm_has_cut_and_nobody_has_ended_is_requeued(
     folder.write_status(state="stopped", reason="why", **status)
     tool(tools, "scontrol", f"echo {SAYS.format(*says)}")
     assert job.next_of(folder, SETTINGS, restarts, "17").startswith(becomes)
+
+
+@pytest.mark.parametrize(("number", "is_asked"), [("SIGUSR1", True), ("SIGTERM", False)])
+def test_a_job_in_a_container_without_scontrol_leaves_a_request_to_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, is_asked: bool
+) -> None:
+    monkeypatch.setattr(scheduler, "is_told_here", lambda: False)
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    monkeypatch.setenv(job.REQUEST, f"{tmp_path}/17.requeue")
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    folder.write_status(state="stopped", reason=f"signal {number}", signal=number)
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    assert (tmp_path / "17.requeue").exists() == is_asked
+    reason = "requeued: time limit" if is_asked else "signal SIGTERM: without scontrol in the container, only SLURM"
+    assert folder.read_status()["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("variables", "asks"),
+    [
+        ({"SLURM_JOB_ID": "17"}, "17"),
+        ({"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "0"}, "16_0"),
+    ],
+)
+def test_the_script_of_a_job_requeues_it_once_where_that_was_asked_for(
+    tools: Path, tmp_path: Path, variables: dict[str, str], asks: str
+) -> None:
+    tool(tools, "scontrol", f'echo "$@" >> {tmp_path}/asked')
+    lines = "\n".join(slurm._requests(tmp_path / "a folder"))
+    (tmp_path / "a folder").mkdir()
+    environ_ = {**environ(), **variables, "PATH": os.environ["PATH"]}
+    for text in (f'{lines}\ntouch "${job.REQUEST}"\nexit 75', f"{lines}\nexit 75"):
+        assert subprocess.run(["bash", "-c", text], env=environ_).returncode == 75
+    assert (tmp_path / "asked").read_text() == f"requeue {asks}\n"
 
 
 def test_a_scheduler_that_does_not_answer_is_the_reason(tools: Path, tmp_path: Path) -> None:
@@ -766,7 +807,8 @@ def test_a_job_that_only_slurm_knows_of_is_left_alone_where_slurm_cannot_be_aske
     four: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.setattr(scheduler, "is_here", lambda: False)
-    assert commands.run(["show", "20"]) == 0
+    (waiting,) = jobs.chosen(jobs.below([four]), ["20"])
+    assert (waiting.state, waiting.exit_code) == ("unknown", None)
     for name in ("20", "23"):  # the second one was stopped, perhaps to be requeued
         with pytest.raises(ValueError, match=rf"job {name}: SLURM cannot be asked from here: use a login node"):
             commands.run([*words, name])

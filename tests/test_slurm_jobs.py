@@ -29,6 +29,15 @@ def on_node(node: str) -> str:
     return f'cluster.sbatch=["--nodelist={node}"]'
 
 
+def container(folder: Path) -> str:
+    """A container with a python in it, and no scontrol."""
+    python = folder / "inside" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return f"cluster.container='env PATH={folder}/inside'"
+
+
 class Shell:
     """Commands in a folder of their own, as a person on the login node types them."""
 
@@ -141,6 +150,7 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
             *TINY, SLOW % 2, on_node("n1"), "cluster.partition=grace", "trainer.devices=2", "name=grace"
         ),
         "cancelled": shell.submit(*TINY, SLOW % 2, on_node("n2"), "name=cancelled"),
+        "inside": shell.submit(*TINY, SLOW % 2, on_node("n2"), container(shell.cwd), "name=inside"),
         "wider": shell.submit(*TINY, SLOW % 2, on_node("n2"), "name=wider"),
         "often": shell.submit(*TINY, SLOW % 2, on_node("n2"), "cluster.max_requeues=0", "name=often"),
     }
@@ -152,7 +162,7 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
     assert f"lockstep jobs cancel {runs['often'].id} first" in resume.stderr
     with runs["preempted"].watched(), runs["grace"].watched():
         slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
-        slurm.run("scancel", "--signal=USR1", runs["often"].id)  # as SLURM warns of the time limit
+        slurm.run("scancel", "--signal=USR1", runs["often"].id, runs["inside"].id)  # as SLURM warns of the time limit
         for name in ("cancelled", "wider"):
             assert "saves a checkpoint first" in shell.jobs("cancel", runs[name].folder.path).stdout
         for run in runs.values():
@@ -275,6 +285,13 @@ def test_a_preempted_job_is_requeued_by_slurm_and_ends_exactly(cut: dict[str, Su
 def test_a_job_with_time_to_leave_requeues_itself(cut: dict[str, Submitted], alone: RunFolder) -> None:
     assert "requeued: preempted" in cut["grace"].log
     cut["grace"].assert_went_on(alone, exactness=1e-12)  # two workers
+
+
+def test_a_job_in_a_container_without_scontrol_is_requeued_from_outside(
+    cut: dict[str, Submitted], alone: RunFolder
+) -> None:
+    assert "requeued: time limit" in cut["inside"].log
+    cut["inside"].assert_went_on(alone)
 
 
 def test_a_cancelled_job_saves_and_stays_away_until_it_is_requeued(

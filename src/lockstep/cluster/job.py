@@ -28,6 +28,7 @@ HOLD = (
     f"signal.pthread_sigmask(signal.SIG_BLOCK, [{', '.join(f'signal.{number.name}' for number in HELD)}]); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
+REQUEST = "LOCKSTEP_REQUEUE"  # names the file that asks the script of the job for a requeue, where scontrol is not
 TIME_LIMIT = signal.SIGUSR1.name  # what sbatch is told to warn with
 PREEMPTION = signal.SIGTERM.name
 
@@ -163,15 +164,18 @@ def next_of(folder: RunFolder, settings: Settings, restarts: int, job: str) -> s
         return "cancelled"
     if number not in (TIME_LIMIT, PREEMPTION):
         return reason
-    try:
-        says = scheduler.show(job)
-    except ValueError as error:
-        return f"{reason}, not requeued: {error}"
-    if int(says.get("Restarts", 0)) > restarts:
-        return BY_SLURM
-    is_over = says.get("JobState") != "RUNNING"
-    if is_over and not (number == TIME_LIMIT and says.get("Reason") == "TimeLimit"):
-        return f"{reason}, and SLURM has ended the job"
+    if scheduler.is_told_here():
+        try:
+            says = scheduler.show(job)
+        except ValueError as error:
+            return f"{reason}, not requeued: {error}"
+        if int(says.get("Restarts", 0)) > restarts:
+            return BY_SLURM
+        is_over = says.get("JobState") != "RUNNING"
+        if is_over and not (number == TIME_LIMIT and says.get("Reason") == "TimeLimit"):
+            return f"{reason}, and SLURM has ended the job"
+    elif number == PREEMPTION:  # or a cancelled job would come back
+        return f"{reason}: without scontrol in the container, only SLURM itself requeues the job"
     if restarts >= settings.max_requeues:
         return _over_limit(folder, settings, restarts)
     return f"{REQUEUED}: {'time limit' if number == TIME_LIMIT else 'preempted'}"
@@ -184,10 +188,13 @@ def _held_back() -> str | None:
 
 
 def _requeue(folder: RunFolder, job: str) -> None:
-    """Ask SLURM to start this job again; it ends this process then."""
+    """Ask SLURM to start this job again, which ends this process, or the script of the job to do so."""
     try:
-        scheduler.requeue(job)
-    except ValueError as error:
+        if scheduler.is_told_here():
+            scheduler.requeue(job)
+        else:
+            Path(os.environ[REQUEST]).touch()
+    except (OSError, ValueError) as error:
         reason = f"not requeued: {error}; go on with lockstep jobs requeue {shown(folder.path)}"
         _tell(folder, reason=reason, exit_code=EXIT_STOPPED)
         print(reason, flush=True)

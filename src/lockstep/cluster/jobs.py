@@ -55,8 +55,8 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """0 where the run is through, None before the end of the job."""
-        if self.is_live:
+        """0 where the run is through, None before the end of the job, or where nobody knows of it."""
+        if self.is_live or not self.is_certain:
             return None
         if self.facts["state"] == "finished" and self.state in ("completed", "unknown"):
             return 0

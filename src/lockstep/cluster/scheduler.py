@@ -39,6 +39,11 @@ def is_here() -> bool:
     return shutil.which("squeue") is not None
 
 
+def is_told_here() -> bool:
+    """Whether this process can tell SLURM anything: not so inside of most containers."""
+    return shutil.which("scontrol") is not None
+
+
 def call(*words: str) -> str:
     """What a tool prints. Raises ValueError where it fails or does not answer."""
     done = _run(words)

@@ -60,7 +60,7 @@ def executor(
         wckey=None,
         nodes=workers.num_nodes,
         ntasks_per_node=workers.num_local,
-        setup=[*cluster.setup, *exports(code), "export SUBMITIT_LOG_LEVEL=WARNING"],
+        setup=[*_requests(files), *cluster.setup, *exports(code), "export SUBMITIT_LOG_LEVEL=WARNING"],
         stderr_to_stdout=True,
         srun_args=[
             "--open-mode=append",  # the log goes on after a requeue
@@ -89,6 +89,16 @@ def exports(code: Path) -> list[str]:
     """Shell lines after which python finds the frozen code, and nothing beside the current folder."""
     path = shlex.quote(search_path(code))
     return [f"export PYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}}", "export PYTHONSAFEPATH=1"]
+
+
+def _requests(files: Path) -> list[str]:
+    """Shell lines after which the script, which is in no container, requeues its job if a file asks for that."""
+    job_id = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
+    return [
+        f"export {job.REQUEST}={shlex.quote(str(files))}/$SLURM_JOB_ID.requeue",
+        f'rm -f "${job.REQUEST}"',
+        f"""trap '[ ! -e "${job.REQUEST}" ] || {{ rm "${job.REQUEST}"; scontrol requeue "{job_id}"; }}' EXIT""",
+    ]
 
 
 def script(found: "submitit.SlurmExecutor", num_runs: int) -> str:
