@@ -3,47 +3,42 @@
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.processes import ROOT, TRAIN
 from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
 
 NUM_TRIALS = 4
+NUM_AT_ONCE = 2
 
 
+@dataclass(frozen=True)
 class Measured:
-    """One sweep of short trainings, two side by side or one after the other in one process."""
+    """The seconds of one sweep: `later_steps_s` from the end of a trial to the first step of the one that follows."""
 
-    def __init__(self, launcher: str) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            callback = (
-                f"+callbacks.clock={{_target_: benchmarks.first_step.FirstStep, path: {folder}/${{hydra:job.num}}}}"
-            )
-            started = time.time()
-            done = subprocess.run(
-                [
-                    *TRAIN,
-                    "-m",
-                    f"hydra/launcher={launcher}",
-                    f"hydra.sweep.dir={folder}/sweep",
-                    callback,
-                    "strategy=cpu",
-                ]
-                + ["debug=fast", "trainer.devices=1", f"seed={','.join(map(str, range(NUM_TRIALS)))}"]
-                + (["launcher.parallel=2"] if launcher == "workstation" else []),
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-            )
-            assert done.returncode == 0, done.stderr
-            self.total_s = time.time() - started
-            steps = [float((Path(folder) / str(number)).read_text()) for number in range(NUM_TRIALS)]
-            self.first_step_s = min(steps) - started
-            ends = [
-                (Path(folder) / "sweep" / str(number) / "summary.json").stat().st_mtime for number in range(NUM_TRIALS)
-            ]
-            pairs = zip(sorted(steps)[2:], sorted(ends)[: NUM_TRIALS - 2], strict=True)
-            self.later_steps_s = [step - end for step, end in pairs]
+    total_s: float
+    first_step_s: float
+    later_steps_s: list[float]
+
+
+def sweep(launcher: str) -> Measured:
+    """One sweep of short trainings, side by side or one after the other in one process."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        clock = f"+callbacks.clock={{_target_: benchmarks.first_step.FirstStep, path: {folder}/${{hydra:job.num}}}}"
+        words = ["-m", f"hydra/launcher={launcher}", f"hydra.sweep.dir={folder}/sweep", clock, "sweep.test=none"]
+        words += ["strategy=cpu", "debug=fast", "trainer.devices=1", f"seed={','.join(map(str, range(NUM_TRIALS)))}"]
+        words += [f"launcher.parallel={NUM_AT_ONCE}"] if launcher == "workstation" else []
+        started = time.time()
+        done = subprocess.run([*TRAIN, *words], cwd=ROOT, capture_output=True, text=True)
+        total_s = time.time() - started
+        assert done.returncode == 0, done.stderr
+        steps = sorted(float((folder / str(number)).read_text()) for number in range(NUM_TRIALS))
+        summaries = [folder / "sweep" / str(number) / "summary.json" for number in range(NUM_TRIALS)]
+        ends = sorted(path.stat().st_mtime for path in summaries)
+    followed = zip(steps[NUM_AT_ONCE:], ends[:-NUM_AT_ONCE], strict=True)
+    return Measured(total_s, steps[0] - started, [step - end for step, end in followed])
 
 
 def sweeps(num_rounds: int = 3) -> list[Row]:
@@ -51,7 +46,7 @@ def sweeps(num_rounds: int = 3) -> list[Row]:
     kept: dict[str, list[Measured]] = {"workstation": [], "basic": []}
 
     def measured(launcher: str) -> float:
-        kept[launcher].append(Measured(launcher))
+        kept[launcher].append(sweep(launcher))
         return kept[launcher][-1].total_s
 
     found = alternate(num_rounds, side=lambda: measured("workstation"), one=lambda: measured("basic"))

@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
 
 
@@ -24,7 +26,10 @@ class Sees(L.Callback):
         self._facts = {
             "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "cores": sorted(os.sched_getaffinity(0)),
-            "threads": os.environ.get("OMP_NUM_THREADS"),
+            "threads": torch.get_num_threads(),
+            "parent": os.getppid(),
+            "is_forked": "lockstep.sweeps.preloaded" in sys.modules,
+            "has_group": os.getpgrp() == os.getpid(),
             "begin": _begin_of_process(),
         }
         self._write(trainer)
@@ -48,14 +53,16 @@ def _begin_of_process() -> float:
 
 
 class Breaks(L.Callback):
-    """Raises at the start of a run with this seed."""
+    """Raises at the start of an epoch of a run with this seed, until there is a file `mended` in the current folder."""
 
-    def __init__(self, *, seed: int, word: str) -> None:
+    def __init__(self, *, seed: int, word: str, epoch: int = 0) -> None:
         self._seed = seed
         self._word = word
+        self._epoch = epoch
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if f"\nseed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text():
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        is_this = f"\nseed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text()
+        if is_this and trainer.current_epoch == self._epoch and not Path("mended").exists():
             raise RuntimeError(self._word)
 
 

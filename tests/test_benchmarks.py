@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from benchmarks import loops, step
+from benchmarks import loops, step, sweep
 from benchmarks.table import Row, alternate, markdown, ratios, row
 from tests.harness import ROOT, environ
 
@@ -59,6 +59,14 @@ def test_both_averages_are_the_same() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so the benchmark would run")
+@pytest.mark.processes
+def test_the_benchmark_of_sweeps_sees_every_first_step() -> None:
+    found = sweep.sweep("workstation")
+    assert 0 < found.first_step_s < found.total_s
+    assert len(found.later_steps_s) == sweep.NUM_TRIALS - sweep.NUM_AT_ONCE
+    assert all(0 < s < found.total_s for s in found.later_steps_s)
+
+
 def test_without_a_gpu_the_gpu_benchmark_says_so() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, env=environ(), capture_output=True, text=True

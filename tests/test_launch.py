@@ -58,7 +58,12 @@ def test_hydras_own_launcher_runs_job_after_job_and_a_failing_one_does_not_end_i
     lines = done.stdout.splitlines()
     begun = [line.partition(":")[0] for line in lines if line.startswith("Job ")]
     assert begun == ["Job 0 (1 of 2)", "Job 1 (2 of 2)"]
-    assert [line.split()[2] for line in lines[-2:]] == ["finished", "failed"]
+    assert "test accuracy" not in done.stdout  # no job by itself
+    assert '"test_accuracy": null' in done.stdout  # what notify was told: no job tests itself
+    assert "Testing the best job, 1 ..." in done.stdout
+    assert RunFolder(tree / "1").read_summary()["test_accuracy"] is not None
+    assert [line.split()[2] for line in lines[-3:-1]] == ["finished", "failed"]
+    assert lines[-1].startswith("Trial 0 failed: ")
 
 
 def test_a_silent_run_says_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Searches: what Optuna proposes, hears and cuts off; with a stand-in for the trainings, and with real ones."""
 
-import os
+import itertools
 import signal
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from lockstep.sweeps.search import Draws, distributions, study_in
 from lockstep.sweeps.table import Objective
 from tests.callbacks import SEES
 from tests.harness import SMALL, wait_until
-from tests.test_sweeps import run, started, table_of, tree_of, trials_of
+from tests.test_sweeps import overlap, processes_of, run, seen, started, table_of, tree_of, trials_of
 
 ACCURACY = Objective("val/accuracy", True)
 OPTIONS = groups(CONF).__getitem__
@@ -197,6 +197,28 @@ def test_a_study_is_not_turned_around_under_its_name(tmp_path: Path) -> None:
         study_in(tmp_path, search_of(), [Objective("val/loss", False)])
 
 
+@pytest.mark.parametrize("name", ["CmaEsSampler", "GPSampler", "QMCSampler"])
+def test_other_samplers_of_optuna_draw_too(tmp_path: Path, name: str) -> None:
+    search = search_of(f"search.sampler._target_=optuna.samplers.{name}", "search.num_trials=4")
+    _, space = searched(["optimizer.lr=interval(0.1,1)", "augment.cutout=range(1,9)"], OPTIONS)
+    fake = Fake(tmp_path / "s", search, "optimizer.lr=interval(0.1,1)", rate)
+    fake.space = space
+    fake.draws = fake.begin()
+    assert len(fake.run(at_once=1)) == 4
+    assert len({trial.settings["augment.cutout"] for trial in fake.ledger.trials}) > 1
+
+
+def test_a_sampler_that_needs_another_package_is_refused_with_its_name(tmp_path: Path) -> None:
+    class Needy(optuna.samplers.RandomSampler):
+        def sample_independent(self, *args: Any, **kwargs: Any) -> Any:
+            raise ImportError("tried to import 'botorch'")
+
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=4"), "optimizer.lr=interval(0.1,1)", rate)
+    fake.study.sampler = Needy()
+    with pytest.raises(ConfigError, match=r"search\.sampler=Needy: tried to import 'botorch'"):
+        fake.run(at_once=1)
+
+
 def test_a_study_that_cannot_be_read_or_draws_from_something_else_is_refused(tmp_path: Path) -> None:
     fake = Fake(tmp_path / "s", search_of("search.num_trials=9"), "seed=1,2,3", lambda drawn: 0.5)
     fake.run(most=2, at_once=1)
@@ -256,8 +278,7 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
     assert (status["state"], status["workers"]) == ("stopped", 2)
     assert "pruned" in status["reason"]
     assert (first.stop_flag.exists(), first.is_locked()) == (False, False)
-    with pytest.raises(ProcessLookupError):
-        os.kill(status["pid"], 0)
+    assert processes_of(first) == []
     assert len(first.read_metrics()) < 8
     before = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
     (tmp_path / "fast").touch()
@@ -271,6 +292,30 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
     assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
     assert table["best"] == study.best_trial.user_attrs["trial"] == 1
     assert study.best_value == pytest.approx(table["trials"][0]["val/accuracy"])
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(200)
+def test_several_objectives_have_the_front_that_optuna_has_and_no_trial_is_tested(tmp_path: Path) -> None:
+    overrides = [*SMALL, "data.train_size=40", "trainer.max_epochs=1", "model.width=2,4,6,8", "search=nsga2"]
+    overrides += ["search.objectives={val/loss: min, parameters: min}", "search.num_trials=4", "launcher.parallel=2"]
+    done = run(tmp_path, *overrides, SEES % "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = table_of(tmp_path)
+    assert table["objectives"] == {"val/loss": "min", "parameters": "min"}
+    study = optuna.load_study(study_name="study", storage=journal(tree_of(tmp_path)))
+    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    assert len(complete) == 4
+    by_number = {trial["trial"]: trial for trial in table["trials"]}
+    for trial in complete:
+        row = by_number[trial.user_attrs["trial"]]
+        assert trial.values == pytest.approx([row["val/loss"], row["parameters"]])
+    assert {*table["front"]} == {trial.user_attrs["trial"] for trial in study.best_trials}
+    assert f"Pareto front: trials {', '.join(map(str, table['front']))}" in done.stdout
+    assert table["best"] is None
+    assert all(trial["test_accuracy"] is None for trial in table["trials"])
+    facts = [seen(folder) for folder in trials_of(tmp_path)]
+    assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))
 
 
 def journal(path: Path) -> JournalStorage:

@@ -120,7 +120,7 @@ def test_a_signal_in_the_first_moments_is_neither_lost_nor_deadly(tmp_path: Path
     with training(tmp_path, *LONG, "trainer.devices=2") as run:
         wait_until(lambda: len(run.workers()) == 2, 30, "workers started")
         run.process.send_signal(signal.SIGTERM)
-        assert run.exit_code(60) == EXIT_STOPPED
+        assert run.exit_code(120) == EXIT_STOPPED
         assert run.folder.last_checkpoint.exists()
 
 
@@ -133,13 +133,13 @@ def test_a_signal_to_one_rank_while_it_is_alone_hangs_nobody(
     arguments = f"_target_:tests.callbacks.Terminated,rank:1,in_test:{str(in_test).lower()}"
     callback = f"+callbacks.terminated={{{arguments}}}"
     with training(tmp_path, *SMALL, "strategy.timeout_s=5", "trainer.devices=2", callback) as run:
-        assert run.exit_code(60) == code, run.log.read_text()
+        assert run.exit_code(120) == code, run.log.read_text()
         assert run.folder.read_status()["state"] == state
 
 
 def test_the_time_limit_stops_the_run(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, "trainer.max_time_s=1") as run:
-        assert run.exit_code(60) == EXIT_STOPPED
+        assert run.exit_code(120) == EXIT_STOPPED
         assert run.folder.read_status()["reason"] == "time limit of 1 s"
 
 
@@ -167,7 +167,7 @@ def test_kill_9_of_the_parent_leaves_no_orphans_and_a_run_to_go_on_with(tmp_path
         assert_nothing_alive(workers)
         assert folder.read_status()["state"] == "no signal"
     with training(tmp_path, f"resume={folder.path}", "trainer.devices=1") as run:
-        assert run.exit_code(60) == 0, run.log.read_text()
+        assert run.exit_code(120) == 0, run.log.read_text()
     worst = difference(alone, folder)
     figure(f"largest difference to one process {worst:.1e}")
     assert worst <= 1e-12

@@ -24,7 +24,7 @@ from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
-from lockstep.sweeps.views import Silent
+from lockstep.sweeps.views import Silent, show
 from tests.harness import SMALL, environ, write_run
 
 CPU = Machine((), (0, 1, 2, 3))
@@ -324,7 +324,7 @@ def test_seeds_become_a_mean_and_a_deviation(tmp_path: Path) -> None:
     for trial, best in zip(ledger.trials, (0.8, 0.9, 0.95, 0.97, 0.99), strict=True):
         finish(trial, best)
     groups = table(ledger, [ACCURACY], {}, monitored=ACCURACY).groups
-    assert [(group["settings"], group["n"]) for group in groups] == [({"lr": "2"}, 2), ({"lr": "1"}, 2)]
+    assert [(group.settings, group.n) for group in groups] == [({"lr": "2"}, 2), ({"lr": "1"}, 2)]
     assert deviating(groups[1]) == "0.8500 ± 0.0707"  # numpy.std([0.8, 0.9], ddof=1)
     assert (
         table(book(tmp_path / "other", "lr=1 seed=0", "lr=2 seed=0"), [ACCURACY], {}, monitored=ACCURACY).groups == []
@@ -338,6 +338,19 @@ def test_several_objectives_have_a_pareto_front_and_no_best(tmp_path: Path) -> N
     found = table(ledger, [ACCURACY, Objective("training_s", False)], {}, monitored=ACCURACY)
     assert sorted(found.front) == [0, 1, 3]
     assert found.best is None
+    write(ledger, found)
+    assert f"Pareto front: trials {', '.join(map(str, found.front))}" in (ledger.path / "table.md").read_text()
+
+
+def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1", "lr=2")
+    finish(ledger.trials[0], 0.5)
+    ledger.trials[1].folder.write_status(state="failed", reason="RuntimeError: out of luck", host="elsewhere")
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    show(found, None)
+    write(ledger, found)
+    for text in (capsys.readouterr().out, (ledger.path / "table.md").read_text()):
+        assert text.rstrip().endswith("Trial 1 failed: RuntimeError: out of luck")
 
 
 def test_a_metric_is_that_of_the_best_epoch(tmp_path: Path) -> None:

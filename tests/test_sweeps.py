@@ -3,30 +3,38 @@
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
 
 from lockstep import launch
 from lockstep.run_folder import RunFolder, read_json
+from lockstep.signals import STOP_SIGNALS
 from tests.callbacks import SEES
-from tests.harness import ROOT, SMALL, command, difference, environ, wait_until, write_run
+from tests.harness import ROOT, SMALL, command, difference, environ, train_all, wait_until, write_run
+from tests.test_watching import seen as seen_on_terminal
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
 TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2")
 
 
-def variables(**more: str) -> dict[str, str]:
-    return {**environ(), "PYTHONPATH": str(ROOT), **more}
+def variables(**more: str | None) -> dict[str, str]:
+    """Those of a sweep; None takes one away."""
+    found = {**environ(), "PYTHONPATH": str(ROOT), **more}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def run(cwd: Path, *overrides: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run(cwd: Path, *overrides: str, **more: str | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command("-m", *overrides), cwd=cwd, env=variables(**more), capture_output=True, text=True, timeout=250
     )
@@ -67,16 +75,17 @@ def table_of(cwd: Path) -> dict[str, Any]:
     return read_json(tree_of(cwd) / "table.json")
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Processes whose command line names a folder."""
+def processes_of(folder: RunFolder) -> list[int]:
+    """The process that trains a run, the one that has started it, and workers."""
+    known = {folder.read_status()["pid"], seen(folder)["parent"]}
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes()
+                words = (entry / "cmdline").read_bytes()  # empty once it has ended
             except OSError:
                 continue
-            if os.fsencode(folder) in words:
+            if words and (int(entry.name) in known or os.fsencode(folder.path) in words):
                 found.append(int(entry.name))
     return found
 
@@ -88,11 +97,15 @@ def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alone(tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
-    done = run(tmp_path, *TINY, "optimizer.lr=0.01,0.1", "seed=0,1,2,3", "launcher.parallel=2", SEES % "0")
+    overrides = [*TINY, "optimizer.lr=0.01,0.1", "seed=0,1,2,3", "launcher.parallel=2", SEES % "0"]
+    done = run(tmp_path, *overrides, OMP_NUM_THREADS=None)
     assert done.returncode == 0, done.stdout + done.stderr
     folders = trials_of(tmp_path)
     facts = [seen(folder) for folder in folders]
     assert len({core for each in facts for core in each["cores"]}) >= 2
+    assert [each["threads"] for each in facts] == [len(each["cores"]) for each in facts]
+    assert len({each["parent"] for each in facts}) == 1  # which has imported torch once for all
+    assert all(each["is_forked"] and each["has_group"] and each["gpus"] == "" for each in facts)
     for one, other in itertools.combinations(facts, 2):
         assert not (overlap(one, other) and set(one["cores"]) & set(other["cores"]))
     assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))
@@ -103,23 +116,32 @@ def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alon
     assert {(group["settings"]["optimizer.lr"], group["n"]) for group in table["groups"]} == {("0.01", 4), ("0.1", 4)}
     # the test set is for the chosen trial alone
     assert [trial["trial"] for trial in table["trials"] if trial["test_accuracy"] is not None] == [table["best"]]
-    alone = write_run(tmp_path / "alone", [*TINY, "optimizer.lr=0.1", "seed=2"])
-    options = {"command": "", "has_test": True}
-    assert launch.run_here(launch.Job("train", str(alone.path), options), None) == 0
-    assert difference(alone, folders[6]) <= 1e-12
+    each = itertools.product((0.01, 0.1), range(4))
+    alone = [write_run(tmp_path / f"{lr} {seed}", [*TINY, f"optimizer.lr={lr}", f"seed={seed}"]) for lr, seed in each]
+    train_all(alone, 1)
+    assert max(difference(one, other) for one, other in zip(alone, folders, strict=True)) <= 1e-12
+    best, known = folders[table["best"]], alone[table["best"]]
+    assert best.read_summary()["test_accuracy"] == known.read_summary()["test_accuracy"]
+    assert tested_at(best) == tested_at(known) == [known.read_summary()["steps"]]
+
+
+def tested_at(folder: RunFolder) -> list[int]:
+    """The steps at which a run has points of the test set in TensorBoard."""
+    return [point.step for point in EventAccumulator(str(folder.tensorboard)).Reload().Scalars("test/accuracy")]
 
 
 def test_trials_with_one_and_two_workers_see_gpus_of_their_own_and_all_are_used(tmp_path: Path) -> None:
     path = f"{ROOT / 'tests' / 'faked_gpus'}:{ROOT}"
-    overrides = [*TINY, "strategy=ddp", "trainer.devices=1,2", "seed=0,1,2,3", SEES % "1", "sweep.test=none"]
+    overrides = [*TINY, "strategy=ddp", "trainer.devices=2,1", "seed=0,1,2", SEES % "2", "sweep.test=none"]
     done = run(tmp_path, *overrides, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     folders = trials_of(tmp_path)
     facts = [{**seen(folder), "seen": seen(folder)["gpus"].split(",")} for folder in folders]
-    assert [len(each["seen"]) for each in facts] == [1, 1, 1, 1, 2, 2, 2, 2]
-    assert [folder.read_summary()["workers"] for folder in folders] == [1, 1, 1, 1, 2, 2, 2, 2]
-    for one, other in itertools.combinations(facts, 2):
-        assert not (overlap(one, other) and set(one["seen"]) & set(other["seen"]))
+    assert [len(each["seen"]) for each in facts] == [2, 2, 2, 1, 1, 1]
+    assert [folder.read_summary()["workers"] for folder in folders] == [2, 2, 2, 1, 1, 1]
+    beside = [(one, other) for one, other in itertools.combinations(facts, 2) if overlap(one, other)]
+    assert not any(set(one["seen"]) & set(other["seen"]) for one, other in beside)
+    assert any(len(one["seen"]) != len(other["seen"]) for one, other in beside)
     assert {gpu for each in facts for gpu in each["seen"]} == {"0", "1", "2", "3"}
     assert all(folder.read_summary()["test_accuracy"] is None for folder in folders)
 
@@ -130,12 +152,11 @@ def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themse
     with started(tmp_path, *overrides, "launcher.parallel=1") as sweep:
         wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/seen.json")), 200, "the second trial")
         folder = trials_of(tmp_path)[1]
-        (main,) = (pid for pid in processes_of(folder.path) if b"lockstep.runner" in _words(pid))
-        assert len(processes_of(folder.path)) == 3  # it and its two workers
-        os.kill(main, signal.SIGKILL)
+        assert len(processes_of(folder)) == 3  # it and its two workers
+        os.kill(seen(folder)["parent"], signal.SIGKILL)
         out, _ = sweep.communicate(timeout=200)
     assert sweep.returncode == 1, out
-    assert processes_of(folder.path) == []
+    assert processes_of(folder) == []
     assert out.index("Trial 0 failed: RuntimeError: kaputt") < out.index("Trial 1 failed: the process of the trial was")
     assert out.index("Trial 1 failed") < out.index("Trial 2 finished")
     rows = {trial["trial"]: trial for trial in table_of(tmp_path)["trials"]}
@@ -145,30 +166,24 @@ def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themse
     assert rows[2]["test_accuracy"] is not None  # the best of what there is
 
 
-def _words(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
 def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is_done(tmp_path: Path) -> None:
     recipe = [*TINY, "trainer.max_epochs=4"]
-    overrides = [*recipe, "seed=0,1,2", "launcher.parallel=1", SEES % "2"]
+    overrides = [*recipe, "sweep.test=none", "seed=0,1,2", "launcher.parallel=1", SEES % "2"]
     with started(tmp_path, *overrides) as sweep:
         wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")), 120, "an epoch of trial 1")
         sweep.send_signal(signal.SIGKILL)
         sweep.wait()
     folders = trials_of(tmp_path)
-    wait_until(lambda: not processes_of(folders[1].path), 20, "the trials die with their sweep")
+    wait_until(lambda: not processes_of(folders[1]), 20, "the trials die with their sweep")
     before = {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")}
     (tmp_path / "fast").touch()
-    done = run(tmp_path, *overrides[-3:], *recipe)  # the order of the words makes no other sweep
+    done = run(tmp_path, *overrides[-4:], *recipe)  # the order of the words makes no other sweep
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Going on with" in done.stdout
     assert "1 of 3 trials are done" in done.stdout
     assert "Trial 0" not in done.stdout
-    table = table_of(tmp_path)
-    if table["best"] != 0:  # else its test came after
-        assert {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")} == before
-    assert [trial["state"] for trial in table["trials"]] == ["finished"] * 3
+    assert {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")} == before
+    assert [trial["state"] for trial in table_of(tmp_path)["trials"]] == ["finished"] * 3
     uncut = write_run(tmp_path / "uncut", [*recipe, "seed=1"])
     assert launch.run_here(launch.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
     assert difference(uncut, folders[1]) <= 1e-12
@@ -177,6 +192,27 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     other = run(tmp_path, *recipe, "sweep.name=other", "seed=0", "trainer.max_epochs=1")
     assert other.returncode == 0
     assert len(list(tmp_path.glob("outputs/*/*_other/sweep.json"))) == 1
+
+
+def test_ctrl_c_is_heard_while_torch_is_imported_and_leaves_no_process(tmp_path: Path) -> None:
+    with started(tmp_path, *TINY, "seed=0,1") as sweep:
+        children = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children")
+        wait_until(lambda: len(children.read_text().split()) == 2, 60, "the process that forks, and its tracker")
+        processes = [Path("/proc", pid, "cmdline") for pid in children.read_text().split()]
+        # a signal in the first moments of a trial is neither lost nor deadly
+        (server,) = (path for path in processes if b"forkserver" in path.read_bytes())
+        assert {*STOP_SIGNALS} <= blocked_by(server.with_name("status"))
+        sweep.send_signal(signal.SIGINT)
+        out, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == 75, out
+    assert "Stopping all trials" in out
+    assert "begins" not in out
+    wait_until(lambda: not any(path.exists() and path.read_bytes() for path in processes), 2, "the end of them all")
+
+
+def blocked_by(status: Path) -> set[int]:
+    (mask,) = re.findall(r"^SigBlk:\t(.+)$", status.read_text(), re.MULTILINE)
+    return {number for number in range(1, 65) if int(mask, 16) >> (number - 1) & 1}
 
 
 @pytest.mark.parametrize("way", ["ctrl-c", "flag"])
@@ -216,6 +252,60 @@ def test_the_best_trial_may_be_of_an_earlier_command_and_all_are_tested_on_deman
         trials = table_of(tmp_path)["trials"]
         assert sorted(trial["trial"] for trial in trials if trial["test_accuracy"] is not None) == tested
     assert table_of(tmp_path)["best"] == 0
+
+
+def test_a_trial_that_failed_goes_on_from_its_checkpoint_and_another_one_is_stopped_alone(tmp_path: Path) -> None:
+    breaks = "+callbacks.breaks={_target_:tests.callbacks.Breaks,seed:0,word:kaputt,epoch:3}"
+    recipe = [*TINY, "trainer.max_epochs=5", "seed=0,1", "launcher.parallel=2", "sweep.test=none", SEES % "1", breaks]
+    with started(tmp_path, *recipe) as sweep:
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")), 120, "an epoch of trial 1")
+        trials_of(tmp_path)[1].request_stop("dull")
+        out, _ = sweep.communicate(timeout=120)
+    assert sweep.returncode == 1, out
+    folders = trials_of(tmp_path)
+    assert [folder.read_status()["state"] for folder in folders] == ["failed", "stopped"]
+    (tmp_path / "mended").touch()
+    (tmp_path / "fast").touch()
+    done = run(tmp_path, *recipe)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "going on" in (folders[0].path / "output.log").read_text()
+    alone = [write_run(tmp_path / f"{seed}", [*TINY, "trainer.max_epochs=5", f"seed={seed}"]) for seed in (0, 1)]
+    train_all(alone, 1)
+    assert max(difference(one, other) for one, other in zip(alone, folders, strict=True)) <= 1e-12
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_no_process_stays(tmp_path: Path) -> None:
+    with started(tmp_path, *TINY, "trainer.max_epochs=20", "seed=0,1", SEES % "60") as sweep:
+        wait_until(lambda: len(list(tmp_path.glob("outputs/*/*/*/seen.json"))) == 2, 120, "both trials train")
+        sweep.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert sweep.poll() is None  # its trials are in the middle of something
+        sweep.send_signal(signal.SIGINT)
+        out, _ = sweep.communicate(timeout=10)
+    assert sweep.returncode == 130, out
+    wait_until(lambda: not any(processes_of(folder) for folder in trials_of(tmp_path)), 5, "the end of them all")
+
+
+def test_one_after_the_other_has_all_cores_and_a_live_table(tmp_path: Path) -> None:
+    curves = "callbacks.curves={_target_:lockstep.callbacks.curves.Curves,graph:false}"
+    words = ["train", "-m", *TINY, curves, "seed=0,1", "launcher.mode=sequential", "sweep.test=none", SEES % "2"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        lines, _ = seen_on_terminal(120, *words, PYTHONPATH=str(ROOT))
+    one, other = (seen(folder) for folder in trials_of(tmp_path))
+    assert one["cores"] == other["cores"] == sorted(os.sched_getaffinity(0))
+    assert not overlap(one, other)
+    assert any(re.match(r"Sweep, \S+ s: 2 queued; importing torch, once for all", line) for line in lines)
+    assert any(re.match(r"Sweep, \S+ s: 1 running, 1 queued", line) for line in lines)
+    assert any(line.split() == ["trial", "seed", "state", "device", "epoch", "val/accuracy", "left"] for line in lines)
+    assert any(re.match(r" +0 +0 +training +core", line) for line in lines)
+    hparams = [hyperparameters(folder) for folder in trials_of(tmp_path)]
+    assert [each["seed"].number_value for each in hparams] == [0, 1]
+
+
+def hyperparameters(folder: RunFolder) -> Any:
+    found = EventAccumulator(str(folder.tensorboard)).Reload().SummaryMetadata("_hparams_/session_start_info")
+    return HParamsPluginData.FromString(found.plugin_data.content).session_start_info.hparams
 
 
 def test_more_failures_than_allowed_stop_the_rest(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -17,6 +17,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lockstep.environment import outer_world
 
+if TYPE_CHECKING:
+    from lockstep.schema import Config
+    from lockstep.sweeps.ledger import Ledger, Trial
+
 
 class Composer:
     """Makes the configuration of a trial from its overrides."""
@@ -25,7 +29,7 @@ class Composer:
         self._context = context
         self._config = config
 
-    def __call__(self, overrides: Sequence[str], number: int) -> tuple[Any, str]:
+    def __call__(self, overrides: Sequence[str], number: int) -> "tuple[Config, str]":
         """The checked configuration of a trial, and the name of its folder. Raises ConfigError."""
         from lockstep.config import checked
 
@@ -130,9 +134,9 @@ class Study(Sweeper):
                 command.check_study(ledger, arguments, self._compose)
                 monitored = command.monitored(config)
                 objectives = search.objectives_of(config.search, monitored)
-                configs: dict[int, Any] = {}
+                configs: dict[int, Config] = {}
 
-                def make(drawn: Sequence[str]) -> Any:
+                def make(drawn: Sequence[str]) -> "Trial":
                     texts = [*fixed, *drawn]
                     trial, configs[trial.number] = command.prepared(ledger, texts, partial(self._compose, texts))
                     return trial
@@ -172,7 +176,7 @@ def _remove_empty(path: Path) -> None:
                 return
 
 
-def _ledger(config: DictConfig, name: str | None) -> AbstractContextManager[Any]:
+def _ledger(config: DictConfig, name: str | None) -> "AbstractContextManager[Ledger]":
     from lockstep.sweeps import command
     from lockstep.sweeps.ledger import command_of
 

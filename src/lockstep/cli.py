@@ -38,6 +38,8 @@ def run(main: Callable[[], Any]) -> int:
     _serial = Serial(num_jobs)
     try:
         main()
+        if _serial.trials and outer_world(os.environ) is None:
+            _serial.test_best()
     except SystemExit as left:  # with the code of the run, or of Hydra
         if not isinstance(left.code, int):
             raise
@@ -127,14 +129,16 @@ def train(cfg: Any) -> float:
         if cfg.notify.url or cfg.notify.command:  # Hydra's copy of the settings would keep what may be a token
             (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
     is_submitted = cfg.cluster.name != "none"
-    place = submission if is_submitted else runner
     try:
         if cfg.resume is not None:
             folder, config = runner.resumed(cfg, overrides)
             submission.refuse_live(folder)
-            folder, code = place.resume(folder, config)
+            folder, code = (submission if is_submitted else runner).resume(folder, config)
+        elif is_submitted:
+            folder, code = submission.start(configuration.checked(cfg), overrides, chosen)
         else:
-            folder, code = place.start(configuration.checked(cfg), overrides, chosen)
+            has_test = not is_sweep or cfg.sweep.test == "all"
+            folder, code = runner.start(configuration.checked(cfg), overrides, chosen, has_test=has_test)
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     if is_sweep and not is_submitted:

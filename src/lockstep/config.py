@@ -27,6 +27,7 @@ from lockstep.schema import ENVIRONMENTS, FALLBACK, NAMED, Config, Files, Open, 
 CONF = Path(__file__).parents[2] / "conf"
 SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
 METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
+MONITOR = "val/accuracy"  # the result of a run where no checkpoint says another one
 # what the training gives to the target of a section: the first parameter by position, others by keyword
 BY_POSITION = ("optimizer", "scheduler")
 BY_KEYWORD = {"model": ("in_channels", "num_classes"), "scheduler": ("total_steps",), "logger": ("save_dir",)}

@@ -28,7 +28,7 @@ from lockstep.signals import STOP_SIGNALS
 LOCKED_EVERY_S = 0.5
 
 
-def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
+def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test: bool = True) -> tuple[RunFolder, int]:
     """A new run, in a folder of its own or in the chosen one. Returns the folder and the exit code."""
     scaled = configuration.scaled(config)
     note = ""
@@ -50,7 +50,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
         save(folder, scaled, typed)
         return folder
 
-    return _train(make, scaled, note=note)
+    return _train(make, scaled, note=note, has_test=has_test)
 
 
 def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
@@ -180,18 +180,20 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lockstep.runner")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--task", choices=("train", "train-without-test", "test"), required=True)
-    parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], help="use these alone")
     parser.add_argument("--parent", type=int, help="the process with which this one dies")
     arguments = parser.parse_args(words)
     if arguments.parent is not None:
         launch.die_with(arguments.parent)
-    if arguments.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, arguments.cores)
-    folder = RunFolder(arguments.folder.resolve())
+    return do(arguments.folder, arguments.task)
+
+
+def do(path: Path, task: str) -> int:
+    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code."""
+    folder = RunFolder(path.resolve())
     try:
-        if arguments.task == "test":
+        if task == "test":
             return test(folder)
-        return go_on(folder, has_test=arguments.task == "train")
+        return go_on(folder, has_test=task == "train")
     except ConfigError as error:
         text = "".join(f"config error: {fault}\n" for fault in error.faults)
         folder.record_failure(text)

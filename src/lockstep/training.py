@@ -103,6 +103,8 @@ def test(folder: RunFolder, place: World | None, flag: SignalFlag) -> int:
             logger=_loggers(here),
             enable_checkpointing=False,
         )
+        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress  # counts global_step
+        progress.total.completed = folder.read_summary()["steps"]
         checkpoint = folder.best_checkpoint if folder.best_checkpoint.exists() else folder.last_checkpoint
         trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
@@ -156,11 +158,11 @@ def _summary(
 ) -> dict[str, Any]:
     monitor = checkpoint.monitor if checkpoint is not None else None
     score = checkpoint.best_model_score if checkpoint is not None else None
-    value = score.item() if score is not None else module.metrics.get("val/accuracy")
+    value = score.item() if score is not None else module.metrics.get(configuration.MONITOR)
     times = sorted(record.epoch_times_s)
     return {
         **_tested(module),
-        "monitor": monitor or "val/accuracy",
+        "monitor": monitor or configuration.MONITOR,
         "best": value,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,

@@ -21,7 +21,6 @@ from lockstep.sweeps.table import Objective, Table, table, write
 # what may change when a sweep goes on
 WHERE = ("trainer.devices", "trainer.num_nodes", "trainer.loads", "trainer.max_time_s", "silent")
 ELSEWHERE = (*configuration.NOT_OF_A_TRAINING, "strategy")
-MONITOR = "val/accuracy"  # where no checkpoint says another one
 
 
 class Grid:
@@ -235,7 +234,7 @@ def monitored(config: Config) -> Objective:
             arguments = section.arguments()
             if arguments.get("monitor"):
                 return Objective(str(arguments["monitor"]), arguments.get("mode", "min") == "max")
-    return Objective(MONITOR, True)
+    return Objective(configuration.MONITOR, True)
 
 
 @contextlib.contextmanager

@@ -8,14 +8,37 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.signals import STOP_SIGNALS
 from lockstep.sweeps.devices import Devices, Need, Share
 from lockstep.sweeps.ledger import Trial
+from lockstep.sweeps.nursery import Nursery
 
 LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
 LOG = "output.log"  # what a trial says, in its run folder
+
+
+class Process(Protocol):
+    """The process of a trial, like `subprocess.Popen`."""
+
+    def poll(self) -> int | None:
+        """The exit code, or a signal as a negative number; None while it runs."""
+        ...
+
+    def wait(self) -> int | None:
+        """Wait for the end."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal, unless it has ended."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
 
 
 @dataclass
@@ -24,7 +47,7 @@ class Running:
 
     trial: Trial
     share: Share
-    process: subprocess.Popen[bytes]
+    process: Process
 
 
 class Pool:
@@ -32,47 +55,38 @@ class Pool:
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
+        self._nursery = Nursery()
         self.running: list[Running] = []
 
     def start(self, trial: Trial, wanted: Need, task: str) -> bool:
-        """Start a task of `lockstep.runner` on a trial. False while too few devices are free."""
+        """Start a task of `lockstep.runner` on a trial. False while too few devices are free, or it is too early."""
+        if not wanted.gpus and not self._nursery.is_ready():
+            return False
         share = self._devices.take(wanted)
         if share is None:
             return False
         trial.device = share.label
-        words = [sys.executable, "-m", "lockstep.runner", str(trial.folder.path), "--task", task]
-        words += ["--parent", str(os.getpid())]
-        if share.cores:
-            words += ["--cores", ",".join(map(str, share.cores))]
-        # held back until the trial has its handlers: a stop in its first moments is neither lost nor deadly
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        environ, log = environ_of(share, os.environ), trial.folder.path / LOG
         try:
-            with open(trial.folder.path / LOG, "ab") as log:
-                process = subprocess.Popen(
-                    words,
-                    env=environ_of(share, os.environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    process_group=0,  # Ctrl-C reaches the sweep alone, which passes it on
-                )
+            if share.gpus:
+                process = _fresh(trial.folder.path, task, environ, log)
+            else:
+                process = self._nursery.start(trial.folder.path, task, share.cores, environ, log)
         except BaseException:
             self._devices.give_back(share)
             raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self.running.append(Running(trial, share, process))
         return True
 
     def ended(self) -> list[tuple[Trial, int]]:
         """The trials that have ended since the last call, with their exit codes; their devices are free."""
-        found = [each for each in self.running if each.process.poll() is not None]
-        for each in found:
+        found = [(each, code) for each in self.running if (code := each.process.poll()) is not None]
+        for each, code in found:
             self.running.remove(each)
             self._devices.give_back(each.share)
             with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone, or not ours to write
-                _account_for(each.trial, each.process.returncode)
-        return [(each.trial, each.process.returncode) for each in found]
+                _account_for(each.trial, code)
+        return [(each.trial, code) for each, code in found]
 
     def stop(self) -> None:
         """Ask all trials to stop in good order."""
@@ -92,6 +106,24 @@ class Pool:
             each.process.kill()
         for each in self.running:
             each.process.wait()
+
+
+def _fresh(folder: Path, task: str, environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "lockstep.runner", str(folder), "--task", task, "--parent", str(os.getpid())]
+    # held back until the trial has its handlers: a stop in its first moments is neither lost nor deadly
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        with log.open("ab") as file:
+            return subprocess.Popen(
+                words,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # Ctrl-C reaches the sweep alone, which passes it on
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def environ_of(share: Share, environ: Mapping[str, str]) -> dict[str, str]:

@@ -97,6 +97,7 @@ class Draws:
             if trial is None:  # the process was killed before there was a run
                 study.tell(frozen.number, state=TrialState.FAIL)
                 continue
+            # Optuna itself offers no way to go on with a trial of another process
             self._resumed += self._begun(optuna.Trial(study, frozen._trial_id))
 
     def _num_left(self) -> int:
@@ -125,6 +126,8 @@ class Draws:
             return self._study.ask(self._space)
         except ValueError as error:  # known under this name with other values
             raise ConfigError([f"{error}: choose another sweep.name"]) from error
+        except ImportError as error:
+            raise ConfigError([f"search.sampler={type(self._study.sampler).__name__}: {error}"]) from error
 
     def _begun(self, drawn: optuna.Trial) -> list[Trial]:
         """The trial of a draw; none where nothing is to be run: it is done, or runs already. Raises ConfigError."""

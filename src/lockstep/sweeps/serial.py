@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.run_folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps.ledger import Ledger, Trial, trial_of
+
+if TYPE_CHECKING:
+    from lockstep.schema import Config
+    from lockstep.sweeps.table import Table
 
 GOOD = (0, EXIT_STOPPED)
 
@@ -39,11 +44,30 @@ class Serial:
         if code not in GOOD:
             self.failed.append(folder)
 
+    def test_best(self) -> None:
+        """Measure the best job on the test set, where `sweep.test=best`."""
+        from lockstep import runner
+
+        found, config = self._table()
+        if found.best is None or config.sweep.test != "best":
+            return
+        if not self.is_silent:
+            print(f"Testing the best job, {found.best.trial.number} ...", flush=True)
+        code = runner.test(found.best.trial.folder)
+        if code not in GOOD:
+            self.failed.append(found.best.trial.folder)
+
     def show(self) -> None:
         """Print the table."""
-        from lockstep import config as configuration
-        from lockstep.sweeps import command, table, views
+        from lockstep.sweeps import views
 
-        ledger = Ledger(Path(), None, (), self.trials)
-        objective = command.monitored(configuration.load(self.trials[0].folder.config))
-        views.show(table.table(ledger, [objective], {}, monitored=objective), None)
+        views.show(self._table()[0], None)
+
+    def _table(self) -> "tuple[Table, Config]":
+        from lockstep import config as configuration
+        from lockstep.sweeps import command
+        from lockstep.sweeps.table import table
+
+        config = configuration.load(self.trials[0].folder.config)
+        objective = command.monitored(config)
+        return table(Ledger(Path(), None, (), self.trials), [objective], {}, monitored=objective), config

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.run_folder import RunFolder, to_json, write_atomically
 from lockstep.runs import look_at
@@ -52,6 +52,15 @@ class Objective:
         return number(best.get(self.name))
 
 
+class Group(NamedTuple):
+    """Trials that differ in the seed alone, and the mean and standard deviation of what is optimized first."""
+
+    settings: dict[str, str]
+    n: int
+    mean: float
+    deviation: float
+
+
 @dataclass(frozen=True)
 class Table:
     """All trials of a sweep, by the first objective."""
@@ -83,8 +92,13 @@ class Table:
         ]
 
     @property
-    def groups(self) -> list[dict[str, Any]]:
-        """Finished trials that differ in the seed alone: mean and standard deviation over at least two, best first."""
+    def failures(self) -> list[str]:
+        """Which trials failed, and why."""
+        return [f"Trial {row.trial.number} failed: {row.reason}" for row in self.rows if row.state == "failed"]
+
+    @property
+    def groups(self) -> list[Group]:
+        """Groups of at least two finished trials, the best first."""
         if SEED not in self.keys:
             return []
         members: dict[tuple[str, ...], list[Row]] = {}
@@ -93,14 +107,14 @@ class Table:
                 same = tuple(row.settings.get(key, "") for key in self.keys if key != SEED)
                 members.setdefault(same, []).append(row)
         keys = [key for key in self.keys if key != SEED]
-        found: list[dict[str, Any]] = []
+        found: list[Group] = []
         for same, rows in members.items():
             if len(rows) > 1:
                 values = [row.values[0] or 0.0 for row in rows]
                 mean, deviation = statistics.fmean(values), statistics.stdev(values)
                 settings = dict(zip(keys, same, strict=True))
-                found.append({"settings": settings, "n": len(rows), "mean": mean, "deviation": deviation})
-        return sorted(found, key=lambda group: group["mean"], reverse=self.objectives[0].is_max)
+                found.append(Group(settings, len(rows), mean, deviation))
+        return sorted(found, key=lambda group: group.mean, reverse=self.objectives[0].is_max)
 
 
 def table(ledger: Ledger, objectives: Sequence[Objective], running: dict[int, str], *, monitored: Objective) -> Table:
@@ -163,7 +177,7 @@ def write(ledger: Ledger, found: Table) -> None:
         "front": found.front,
         "objectives": {each.name: "max" if each.is_max else "min" for each in found.objectives},
         "trials": [dict(zip(heads, line, strict=True)) for line in lines],
-        "groups": found.groups,
+        "groups": [group._asdict() for group in found.groups],
     }
     write_atomically(ledger.path / f"{STEM}.json", to_json(kept) + "\n")
     write_atomically(ledger.path / f"{STEM}.md", _markdown(found))
@@ -175,6 +189,7 @@ def _plain(row: Row, keys: Sequence[str]) -> list[Any]:
 
 
 def _markdown(found: Table) -> str:
+    first = found.objectives[0]
     heads = ["trial", *found.keys, "state", *(each.name for each in found.objectives), "test accuracy", "seconds"]
     lines = [_line(heads), _line(["---"] * len(heads))]
     for row in found.rows:
@@ -182,16 +197,25 @@ def _markdown(found: Table) -> str:
         seconds = f"{row.training_s:.1f}" if row.training_s is not None else "-"
         settings = [setting(row.settings.get(key, "-")) for key in found.keys]
         lines.append(_line([str(row.trial.number), *settings, row.state, *values, seconds]))
+    if len(found.objectives) > 1:
+        lines += ["", front_told(found)]
     if found.groups:
-        keys = list(found.groups[0]["settings"])
-        lines += ["", _line([*keys, f"{found.objectives[0].name}, mean ± deviation", "n"])]
+        keys = list(found.groups[0].settings)
+        lines += ["", _line([*keys, f"{first.name}, mean ± deviation", "n"])]
         lines.append(_line(["---"] * (len(keys) + 2)))
-        lines += [_line([*group["settings"].values(), deviating(group), str(group["n"])]) for group in found.groups]
+        lines += [_line([*group.settings.values(), deviating(group), str(group.n)]) for group in found.groups]
+    if found.failures:
+        lines += ["", *(f"- {text}" for text in found.failures)]
     return "\n".join(lines) + "\n"
 
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def front_told(found: Table) -> str:
+    """Which trials no other one beats."""
+    return f"Pareto front: trials {', '.join(map(str, found.front)) or 'none'}"
 
 
 def setting(text: str) -> str:
@@ -207,9 +231,9 @@ def shown(value: float | None) -> str:
     return f"{value:.4f}" if 0.001 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
 
 
-def deviating(group: dict[str, Any]) -> str:
+def deviating(group: Group) -> str:
     """Mean ± standard deviation of a group."""
-    return f"{shown(group['mean'])} ± {shown(group['deviation'])}"
+    return f"{shown(group.mean)} ± {shown(group.deviation)}"
 
 
 def _or_empty(read: Any) -> Any:

@@ -11,7 +11,7 @@ from rich.text import Text
 from lockstep.run_folder import shown as typed
 from lockstep.sweeps.ledger import Trial
 from lockstep.sweeps.pool import LOG
-from lockstep.sweeps.table import Row, Table, deviating, setting, shown, told
+from lockstep.sweeps.table import Row, Table, deviating, front_told, setting, shown, told
 from lockstep.terminal import duration, printable, terminal
 
 MOST_ROWS = 30  # at the end: the files have them all
@@ -106,6 +106,8 @@ class Shown(Silent):
         counts["queued"] = max(self._total - len(found.rows), 0) + counts.get("queued", 0)
         names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
         text = ", ".join(f"{counts[name]} {name}" for name in names if counts.get(name))
+        if not self._since:
+            text += "; importing torch, once for all"
         best = found.best
         if best is not None:
             text += f"; best so far: trial {best.trial.number}, {found.objectives[0].name} {shown(best.values[0])}"
@@ -126,10 +128,12 @@ def show(found: Table, where: str | None) -> None:
     if len(found.rows) > MOST_ROWS:
         out.print(f"... and {len(found.rows) - MOST_ROWS} more", style="dim")
     if len(found.objectives) > 1:
-        out.print(f"Pareto front: trials {', '.join(map(str, found.front)) or 'none'}")
+        out.print(front_told(found))
     for group in found.groups:
-        settings = " ".join(f"{key}={setting(value)}" for key, value in group["settings"].items()) or "all"
-        out.print(Text(f"{settings}: {deviating(group)} over {group['n']} seeds"), soft_wrap=True)
+        settings = " ".join(f"{key}={setting(value)}" for key, value in group.settings.items()) or "all"
+        out.print(Text(f"{settings}: {deviating(group)} over {group.n} seeds"), soft_wrap=True)
+    for text in found.failures:
+        out.print(Text(printable(text), style=STYLES["failed"]), soft_wrap=True)
     if where is not None:
         out.print(Text(f"In full: {where}/table.md, table.csv, table.json"), soft_wrap=True)
 

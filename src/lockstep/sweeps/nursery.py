@@ -1,0 +1,115 @@
+"""Trials as forks of one process that has imported torch and Lightning: on a CPU the import is most of a short trial.
+
+Trials on GPUs are not made here: whether what was imported has touched CUDA, after which no fork may use it, would have
+to be known of everything a user's modules import.
+"""
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from lockstep import launch, runner
+from lockstep.environment import leave
+from lockstep.run_folder import EXIT_FAILED
+from lockstep.signals import STOP_SIGNALS
+
+PRELOADED = "lockstep.sweeps.preloaded"
+
+
+class Forked:
+    """A trial that was forked; it answers like `subprocess.Popen`."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+
+    def poll(self) -> int | None:
+        """The exit code, or a signal as a negative number; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self) -> int | None:
+        """The same, when it has ended."""
+        self._process.join()
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None and self._process.pid is not None:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """A process to fork trials from. It dies with this one, and its trials with it."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([PRELOADED])
+        self._is_ready = threading.Event()
+        self._has_begun = False
+
+    def is_ready(self) -> bool:
+        """Whether a trial can start at once. The first call begins to import, which takes seconds."""
+        if not self._has_begun:
+            self._has_begun = True
+            resource_tracker.ensure_running()  # of multiprocessing; its start lets signals through
+            # what is blocked here stays so in the process that forks, and in its forks until they have handlers: no
+            # signal of a terminal or a scheduler ends the one, none is lost to the others
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+            try:
+                forkserver.ensure_running()  # by this thread: it dies with the one that started it
+                # the first fork waits for the imports: not in the thread that draws, and hears Ctrl-C
+                threading.Thread(target=self._wait, daemon=True).start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        return self._is_ready.is_set()
+
+    def start(self, folder: Path, task: str, cores: tuple[int, ...], environ: Mapping[str, str], log: Path) -> Forked:
+        """Do a task of `lockstep.runner` on a run folder, on these cores alone, with what it says in a file."""
+        process = self._context.Process(target=_do, args=(folder, task, cores, dict(environ), log))
+        process.start()
+        return Forked(process)
+
+    def _wait(self) -> None:
+        process = self._context.Process(target=_nothing)
+        try:
+            process.start()
+            process.join()
+        finally:
+            self._is_ready.set()  # where that failed, the start of a trial tells why
+
+
+def _nothing() -> None:
+    """What the first fork does: it is there when the imports are."""
+
+
+def _do(folder: Path, task: str, cores: tuple[int, ...], environ: dict[str, str], log: Path) -> None:
+    os.setpgid(0, 0)  # Ctrl-C reaches the sweep alone, which passes it on
+    launch.die_with(os.getppid())
+    sweep = multiprocessing.parent_process()
+    if sweep is None or not sweep.is_alive():
+        os._exit(EXIT_FAILED)
+    with log.open("ab") as file:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    if "OMP_NUM_THREADS" not in os.environ:  # else known since the imports, which read it once
+        import torch
+
+        torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
+    os.environ.clear()
+    os.environ.update(environ)
+    atexit._clear()  # what the imports registered is of the process that forks
+    leave(lambda: runner.do(folder, task))

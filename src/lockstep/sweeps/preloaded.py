@@ -1,0 +1,15 @@
+"""What a trial needs before it reads a word of its own: torch and Lightning, for the process that forks trials."""
+
+import atexit
+import gc
+import os
+
+from lockstep.environment import no_garbage_collection
+from lockstep.launch import die_with
+
+die_with(os.getppid())  # also while it imports
+with no_garbage_collection():
+    import lockstep.training  # noqa: F401
+
+gc.freeze()  # what is shared with the forks is not touched, and so not copied, by their garbage collection
+atexit.register(os._exit, 0)  # this process is done when its sweep is: freeing the modules of torch takes a second
