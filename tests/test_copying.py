@@ -218,6 +218,18 @@ def test_a_killed_copier_leaves_no_whole_copy_and_the_next_one_goes_on(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("name", [copying.RECORD, copying.JOURNAL])
+def test_a_record_that_a_power_cut_left_as_zeros_is_of_no_file(root: Path, scratch: Path, name: str) -> None:
+    copy = make(root, scratch)
+    content = (copy.place / copying.RECORD).read_bytes()
+    (copy.place / copying.RECORD).unlink()
+    first, _, rest = content.partition(b"\n")
+    (copy.place / name).write_bytes((first + b"\n" if name == copying.RECORD else b"") + rest[:150] + bytes(100))
+    make(root, scratch)
+    assert contents(copy.folder) == contents(root)
+    assert copying.note(copy.folder) is not None
+
+
 def test_a_renewal_that_is_killed_is_no_whole_copy_either(root: Path, scratch: Path, fetched: list[str]) -> None:
     copy = make(root, scratch)
     for number in range(6):

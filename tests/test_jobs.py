@@ -1,5 +1,6 @@
 """Jobs without SLURM: what is wrong with a submission, the code it freezes, what the tools say, the background."""
 
+import contextlib
 import json
 import os
 import signal
@@ -21,11 +22,17 @@ from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.config import ConfigError
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.schema import Config
+from lockstep.sweeps import array
+from lockstep.sweeps import command as sweeps
+from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.sweeps.table import Objective
 from tests.harness import SMALL, command, difference, environ, wait_until, write_run
 from tests.test_watching import on_terminal
 
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
 WORDS = ("partition", "account", "qos", "constraint")
+MONITORED = Objective("val/accuracy", True)
 SLURM = ("cluster=slurm", "cluster.time_min=60", "trainer.devices=2")
 
 
@@ -82,6 +89,12 @@ def faults(*overrides: str) -> list[str]:
         ((*SLURM, "strategy=cpu", "strategy.process_group_backend=nccl"), "process_group_backend=nccl needs GPUs"),
         ((*SLURM, "cluster.partition='a b'"), "cluster.partition"),
         ((*SLURM, "cluster.setup=['a\nb']"), "cluster.setup"),
+        ((*SLURM, "sweep.max_failed=1"), "sweep.max_failed=1 is for trials on this machine"),
+        (("cluster=local", "cluster.time_min=5"), "cluster.time_min=5 is read by cluster=slurm alone, not by local"),
+        (("cluster=local", "cluster.sbatch=[--exclusive]"), "cluster.sbatch=['--exclusive'] is read by cluster=slurm"),
+        (("cluster.memory_gib=4",), "cluster.memory_gib=4.0 is read by cluster=slurm alone, not by none"),
+        (("cluster.gpus_per_node=0",), "cluster.gpus_per_node=0 is read by cluster=slurm alone, not by none"),
+        (("cluster.setup=[module load x]",), "cluster.setup=['module load x'] is for a job: add cluster=slurm"),
         (("dry_run=true",), "dry_run=true shows what would be submitted, and cluster=none submits nothing"),
     ],
 )
@@ -122,6 +135,7 @@ def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
         assert (found.num_local, len(found.gpus)) == (num_workers, num_gpus), overrides
         there = submission.for_job(config)
         assert (there.cluster.name, there.trainer.devices) == ("none", num_workers)
+        configuration.check_tree(configuration.to_tree(there))  # what the job reads has no fault, as here so there
 
 
 def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Path) -> None:
@@ -143,6 +157,10 @@ def test_many_runs_are_one_array(tools: Path, tmp_path: Path) -> None:
     lines = submission.script(RunFolder(tmp_path / "sweep"), config, name="x", num_runs=5).splitlines()
     assert "#SBATCH --array=0-4%2" in lines
     assert f"#SBATCH --output={tmp_path}/sweep/job/%A_%a_0_log.out" in lines
+    config = configuration.checked(configuration.composed(SLURM))
+    assert "#SBATCH --array=0-299%300" in submission.script(
+        RunFolder(tmp_path / "sweep"), config, name="x", num_runs=300
+    )
 
 
 def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:
@@ -158,8 +176,9 @@ def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> 
 
 def test_runs_of_one_array_must_ask_for_the_same(tools: Path, tmp_path: Path) -> None:
     configs = [configuration.checked(configuration.composed([*SLURM, f"trainer.devices={n}"])) for n in (1, 2)]
+    folders = [RunFolder(tmp_path / str(n)) for n in (1, 2)]
     with pytest.raises(ConfigError, match="runs of one job array must have the same"):
-        submission.submit_all([RunFolder(tmp_path / str(n)) for n in (1, 2)], configs, name="x")
+        submission.submit_all(folders, configs, base=RunFolder(tmp_path), name="x")
     assert list(tmp_path.iterdir()) == [tools]
 
 
@@ -167,9 +186,128 @@ def test_a_job_hands_nothing_of_an_outer_job_on(monkeypatch: pytest.MonkeyPatch)
     outer = {"SLURM_JOB_ID": "1", "SLURM_CONF": "c", "SLURM_NTASKS": "2", "RANK": "0", "SBATCH_ACCOUNT": "mine"}
     for name, value in outer.items():
         monkeypatch.setenv(name, value)
-    with slurm._own_environment():
+    with slurm._own_environment(()):
         assert {name for name in outer if name in os.environ} == {"SLURM_CONF", "SBATCH_ACCOUNT"}
     assert {name: os.environ[name] for name in outer} == outer
+
+
+def test_variables_of_sbatch_are_not_above_the_configuration(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(tools, "sbatch", f"env | grep ^SBATCH > {tmp_path}/seen; {ANSWERS}")
+    for name in ("TIMELIMIT", "PARTITION", "ACCOUNT", "RESERVATION", "EXPORT", "WAIT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "mine")
+    overrides = [*SLURM, "cluster.partition=gpu", "cluster.sbatch=['--reservation=class']"]
+    submission.start(configuration.checked(configuration.composed(overrides)), [], tmp_path / "run")
+    assert (tmp_path / "seen").read_text() == "SBATCH_ACCOUNT=mine\n"
+
+
+# -- folders of a submission -------------------------------------------------------------------------------------------
+
+
+ANSWERS = "echo Submitted batch job 17"
+
+
+@pytest.mark.parametrize("engine", [SLURM, ("cluster=local", "strategy=cpu", "trainer.devices=1")])
+def test_a_folder_with_files_of_somebody_else_is_refused_and_keeps_them(
+    tools: Path, tmp_path: Path, engine: tuple[str, ...]
+) -> None:
+    chosen = tmp_path / "project"
+    (chosen / "code").mkdir(parents=True)
+    (chosen / "code" / "own.py").write_text("own\n")
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*project is not empty: choose a new folder"):
+        submission.start(configuration.checked(configuration.composed(engine)), [], chosen)
+    assert [path.name for path in chosen.rglob("*")] == ["code", "own.py"]
+
+
+def test_what_is_refused_leaves_a_chosen_folder_that_was_there(tools: Path, tmp_path: Path) -> None:
+    tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    chosen = tmp_path / "mine" / "empty"
+    chosen.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="sbatch refused the job"):
+        submission.start(configuration.checked(configuration.composed(SLURM)), [], chosen)
+    assert list(chosen.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_cancelled_run_that_is_submitted_anew_is_cancelled_no_more(
+    tools: Path, tmp_path: Path, is_refused: bool
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, "16", cancelled=True)
+    config = configuration.checked(configuration.composed(SLURM))
+    look = f"grep cancelled {folder.job_file} > {tmp_path}/seen"  # what a job reads that starts at once
+    tool(tools, "sbatch", f"{look}; {'exit 1' if is_refused else ANSWERS}")
+    with contextlib.suppress(ConfigError):
+        submission.submit_all([folder], [config], base=folder, name="it")
+    assert "false" in (tmp_path / "seen").read_text()
+    assert record.is_cancelled(folder) == is_refused
+
+
+def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config]]]:
+    """A sweep of a trial for each override, in folders as deep as `hydra.sweep.subdir` may make them."""
+    ledger = Ledger(path, None, ())
+    made = []
+    for text in overrides:
+        config = configuration.checked(configuration.composed([*SLURM, text]))
+        made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}")))
+    return ledger, made
+
+
+def test_a_trial_that_is_submitted_again_has_the_code_of_now_beside_that_of_its_live_ones(
+    tools: Path, tmp_path: Path
+) -> None:
+    tool(tools, "sbatch", ANSWERS)
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    array.submit(ledger, made, MONITORED)
+    tool(tools, "squeue", f"echo '{line('17_0', 'RUNNING', 'None', 'n1', '0:01', '0', '0')}'")
+    tool(tools, "sbatch", ANSWERS.replace("17", "18"))
+    made[1][0].folder.write_status(state="failed", exit_code=1)
+    array.submit(ledger, made, MONITORED)
+    records = [trial.folder.read_job() for trial, _ in made]
+    assert [each["id"] for each in records] == ["17_0", "18"]
+    assert [each["code"] for each in records] == [str(tmp_path / "sweep" / "code" / number) for number in "12"]
+    assert [each["log"] for each in records] == [
+        str(tmp_path / "sweep" / "job" / f"{each}_0_log.out") for each in ("17_0", "18")
+    ]
+    assert all((Path(each["code"]) / "train.py").exists() for each in records)
+
+
+def test_a_trial_that_another_process_trains_is_not_submitted(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool(tools, "sbatch", ANSWERS)
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    made[0][0].folder.write_status(state="training", host="elsewhere")
+    array.submit(ledger, made, MONITORED)
+    assert [trial.folder.read_job().get("id") for trial, _ in made] == [None, "17"]
+    assert "Submitted 1 trial as job 17" in capsys.readouterr().out
+
+
+def test_a_sweep_does_not_go_on_here_while_a_trial_of_it_waits_as_a_job(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(tools, "sbatch", ANSWERS)
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    array.submit(ledger, made, MONITORED)
+    tool(tools, "squeue", f"echo '{line('17_1', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
+    with pytest.raises(ConfigError, match=r"trial 1 of .*sweep is a job that waits or runs: wait for it, or lockstep"):
+        sweeps._refuse_live(ledger)
+    tool(tools, "squeue", "exit 0")
+    sweeps._refuse_live(ledger)
+    monkeypatch.setattr(scheduler, "is_here", lambda: False)
+    with pytest.raises(ConfigError, match="job 17_0: SLURM cannot be asked from here"):
+        sweeps._refuse_live(ledger)
+
+
+def test_what_sbatch_refuses_of_a_sweep_leaves_its_trials_as_they_were(tools: Path, tmp_path: Path) -> None:
+    tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    made[1][0].folder.write_status(state="failed", reason="why", exit_code=1)
+    with pytest.raises(ConfigError, match="sbatch refused the job"):
+        array.submit(ledger, made, MONITORED)
+    assert [trial.state for trial, _ in made] == ["queued", "failed"]
+    assert not (tmp_path / "sweep" / "code").exists()
 
 
 # -- the code of a job -------------------------------------------------------------------------------------------------
@@ -199,25 +337,44 @@ def test_the_code_is_what_git_knows_and_does_not_ignore(tmp_path: Path) -> None:
     (root / "train.py").write_text("edited\n")
     found = code.files(root)
     assert sorted(map(str, found)) == [".gitignore", "conf/config.yaml", "own.py", "src/lockstep/a.py", "train.py"]
-    target = tmp_path / "run" / "code"
-    for _ in range(2):  # a second time replaces the first
-        (target / "older").mkdir(parents=True)
-        code.freeze(found, target, root)
-        assert sorted(path.name for path in target.iterdir()) == sorted(
-            [".gitignore", "conf", "own.py", "src", "train.py", code.COMMIT, code.CHANGES]
-        )
+    before = tmp_path / "run" / "code" / "1" / "train.py"
+    before.parent.mkdir(parents=True)
+    before.write_text("of a job that waits\n")
+    target = code.freeze(found, tmp_path / "run" / "code", root)
+    assert (target.name, before.read_text()) == ("2", "of a job that waits\n")
+    assert sorted(path.name for path in target.iterdir()) == sorted(
+        [".gitignore", "conf", "own.py", "src", "train.py", code.COMMIT, code.CHANGES]
+    )
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (target / code.COMMIT).read_text() == f"{head}+changes\n"
     assert "+edited" in (target / code.CHANGES).read_text()
     assert code.environment.commit(target) == f"{head}+changes"  # not that of a repository around it
 
 
+def test_code_in_an_old_encoding_is_frozen_with_its_changes(tmp_path: Path) -> None:
+    root = tmp_path / "it"
+    project(root)
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (root / "own.py").write_bytes("# gr\xfc\xdfe\n".encode("latin-1"))
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    (root / "own.py").write_bytes("# gr\xfc\xdfe 2\n".encode("latin-1"))
+    target = code.freeze(code.files(root), tmp_path / "code", root)
+    assert b"+# gr\xfc\xdfe 2\n" in (target / code.CHANGES).read_bytes()
+
+
+def test_code_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
+    project(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        code.freeze([Path("train.py"), Path("gone.py")], tmp_path / "code", tmp_path)
+    assert list((tmp_path / "code").iterdir()) == []
+
+
 def test_without_git_the_code_is_src_conf_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
     assert sorted(map(str, code.files(tmp_path))) == ["conf/config.yaml", "src/lockstep/a.py", "train.py"]
-    code.freeze(code.files(tmp_path), tmp_path / "code", tmp_path)
-    assert code.environment.commit(tmp_path / "code") is None
+    assert code.environment.commit(code.freeze(code.files(tmp_path), tmp_path / "code", tmp_path)) is None
 
 
 def test_code_that_is_too_large_is_a_fault_that_names_what_is(tmp_path: Path) -> None:
@@ -246,19 +403,32 @@ def test_states_come_from_the_queue_and_of_what_it_has_forgotten_from_the_accoun
         line("7_0", "PENDING", "Resources", "", "0:00", "0", "0"),
         line("7_1", "FAILED", "NonZeroExitCode", "n1", "0:03", str(75 << 8), "2"),
         line("8", "CANCELLED", "None", "n[1-2]", "0:03", "15", "0"),
+        line("11", "REVOKED", "None", "", "0:00", "0", "0"),
     ]
     tool(tools, "squeue", "cat << EOF\n" + "\n".join(queue) + "\nEOF")
     accounts = ["9|COMPLETED|n2|00:00:04|0:0", "9_1|CANCELLED by 7|n2|00:00:04|0:15", "7_0|RUNNING|n1|00:00:01|0:0"]
-    tool(tools, "sacct", "cat << EOF\n" + "\n".join(accounts) + "\nEOF")
-    found = scheduler.states(["7_0", "7_1", "8", "9", "9_1", "10"])
+    old = "case $* in *--array*) echo \"unrecognized option '--array'\" >&2; exit 1;; esac"  # SLURM 22.05
+    tool(tools, "sacct", f"{old}\ncat << EOF\n" + "\n".join(accounts) + "\nEOF")
+    found = scheduler.states(["7_0", "7_1", "8", "9", "9_1", "10", "11"])
     assert found == {
         "7_0": Scheduled("pending", "Resources", "", "0:00", None, 0),
         "7_1": Scheduled("failed", "NonZeroExitCode", "n1", "0:03", 75, 2),
         "8": Scheduled("cancelled", "", "n[1-2]", "0:03", 143, 0),
         "9": Scheduled("completed", "", "n2", "00:00:04", 0, 0),
         "9_1": Scheduled("cancelled", "", "n2", "00:00:04", 143, 0),
+        "11": Scheduled("revoked", "", "", "0:00", None, 0),
     }
-    assert [name for name, each in found.items() if each.is_live] == ["7_0"]
+    assert [name for name, each in found.items() if each.is_live] == ["7_0", "11"]
+    assert not Scheduled("preempted").is_live  # SLURM's word where it cancels; what it requeues is never called so
+
+
+def test_options_in_the_environment_do_not_reach_the_tools(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"squeue": "SQUEUE_STATES", "sacct": "SACCT_FORMAT", "scancel": "SCANCEL_INTERACTIVE"}
+    for name, variable in names.items():
+        monkeypatch.setenv(variable, "1")
+        tool(tools, name, f'[ -z "${variable}" ] || {{ echo has {variable} >&2; exit 1; }}')
+    assert scheduler.states(["7"]) == {}
+    scheduler.cancel(["7"])
 
 
 def test_a_tool_that_fails_or_hangs_is_a_clear_error(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +438,9 @@ def test_a_tool_that_fails_or_hangs_is_a_clear_error(tools: Path, monkeypatch: p
     tool(tools, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     tool(tools, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     assert scheduler.states(["7"]) == {}
+    tool(tools, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
+    with pytest.raises(ValueError, match="sacct failed: sacct: error: Connection refused"):
+        scheduler.states(["7"])
     monkeypatch.setattr(scheduler, "TIMEOUT_S", 0.2)
     tool(tools, "squeue", "exec sleep 60")
     with pytest.raises(ValueError, match=r"squeue did not answer within 0\.2 s"):
@@ -320,7 +493,6 @@ SAYS = "JobId=17 JobState={} Reason={} Restarts={}"
 def test_only_what_slurm_has_cut_and_nobody_has_ended_is_requeued(
     tools: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     status: dict[str, Any],
     says: tuple[Any, ...],
     is_cancelled: bool,
@@ -331,19 +503,51 @@ def test_only_what_slurm_has_cut_and_nobody_has_ended_is_requeued(
     submitted(folder, cancelled=is_cancelled)
     folder.write_status(state="stopped", reason="why", **status)
     tool(tools, "scontrol", f"echo {SAYS.format(*says)}")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert job.next_of(folder, SETTINGS, restarts).startswith(becomes)
+    assert job.next_of(folder, SETTINGS, restarts, "17").startswith(becomes)
 
 
-def test_a_scheduler_that_does_not_answer_is_the_reason(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "is_asked"), [("SIGUSR1", True), ("SIGTERM", False)])
+def test_a_job_in_a_container_without_scontrol_leaves_a_request_to_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, is_asked: bool
 ) -> None:
+    monkeypatch.setattr(scheduler, "is_told_here", lambda: False)
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    monkeypatch.setenv(job.REQUEST, f"{tmp_path}/17.requeue")
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    folder.write_status(state="stopped", reason=f"signal {number}", signal=number)
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    assert (tmp_path / "17.requeue").exists() == is_asked
+    reason = "requeued: time limit" if is_asked else "signal SIGTERM: without scontrol in the container, only SLURM"
+    assert folder.read_status()["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("variables", "asks"),
+    [
+        ({"SLURM_JOB_ID": "17"}, "17"),
+        ({"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "0"}, "16_0"),
+    ],
+)
+def test_the_script_of_a_job_requeues_it_once_where_that_was_asked_for(
+    tools: Path, tmp_path: Path, variables: dict[str, str], asks: str
+) -> None:
+    tool(tools, "scontrol", f'echo "$@" >> {tmp_path}/asked')
+    lines = "\n".join(slurm._requests(tmp_path / "a folder"))
+    (tmp_path / "a folder").mkdir()
+    environ_ = {**environ(), **variables, "PATH": os.environ["PATH"]}
+    for text in (f'{lines}\ntouch "${job.REQUEST}"\nexit 75', f"{lines}\nexit 75"):
+        assert subprocess.run(["bash", "-c", text], env=environ_).returncode == 75
+    assert (tmp_path / "asked").read_text() == f"requeue {asks}\n"
+
+
+def test_a_scheduler_that_does_not_answer_is_the_reason(tools: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     submitted(folder)
     folder.write_status(state="stopped", reason="signal SIGUSR1", signal="SIGUSR1")
     tool(tools, "scontrol", "echo down >&2; exit 1")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert job.next_of(folder, SETTINGS, 0) == "signal SIGUSR1, not requeued: scontrol show failed: down"
+    assert job.next_of(folder, SETTINGS, 0, "17") == "signal SIGUSR1, not requeued: scontrol show failed: down"
 
 
 def test_a_job_that_is_not_wanted_any_more_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,12 +555,74 @@ def test_a_job_that_is_not_wanted_any_more_trains_nothing(tmp_path: Path, monkey
     monkeypatch.setattr(job, "take_signals", lambda: None)
     folder = RunFolder(tmp_path / "run")
     submitted(folder, cancelled=True)
-    assert job.work(folder, SETTINGS) == EXIT_STOPPED
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
     assert folder.read_status()["reason"] == "cancelled"
     submitted(folder)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "4")
-    assert job.work(folder, SETTINGS) == EXIT_STOPPED
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
     assert "requeued 4 times, and cluster.max_requeues=3 allows no more" in folder.read_status()["reason"]
+
+
+@pytest.mark.parametrize(("restarts", "code"), [(0, None), (1, None), (3, EXIT_STOPPED)])
+def test_only_a_job_that_does_not_go_on_tells_its_exit_code(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, code: int | None
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    folder.write_status(state="stopped", reason="why", signal="SIGTERM", exit_code=None)
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(3 if code else 0))
+    tool(tools, "scontrol", f"echo {SAYS.format('RUNNING', 'None', restarts)}")
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    assert folder.read_status()["exit_code"] == code
+
+
+def test_a_job_warned_while_another_process_has_the_run_is_requeued_and_leaves_that_status(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    tool(tools, "scontrol", f'echo "$@" >> {tmp_path}/asked; echo {SAYS.format("RUNNING", "None", 0)}')
+    folder = write_run(tmp_path / "run", SMALL)
+    submitted(folder)
+    folder.write_status(state="training", host="elsewhere")
+    before = folder.status_file.read_text()
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+    try:
+        with folder.lock():
+            assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    finally:
+        signal.sigwait([signal.SIGUSR1])
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 17"
+    assert "requeued: time limit" in capsys.readouterr().out
+    assert folder.status_file.read_text() == before
+
+
+def test_the_last_task_of_an_array_asks_for_itself_alone(tools: Path) -> None:
+    assert job.own_id({"SLURM_JOB_ID": "17"}) == "17"
+    task = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
+    assert job.own_id(task) == "17_2"
+    tool(tools, "scontrol", "echo JobId=18 JobState=RUNNING; echo JobId=17 JobState=FAILED")
+    with pytest.raises(ValueError, match="scontrol has 2 jobs of the number 17"):
+        scheduler.show("17")
+
+
+def test_a_job_in_the_background_is_no_part_of_the_slurm_job_around_it(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, "local-0", engine="local")
+    folder.write_status(state="stopped", reason="signal SIGUSR1", signal="SIGUSR1")
+    tool(tools, "scontrol", f"touch {tmp_path}/asked; echo {SAYS.format('RUNNING', 'None', 1)}")
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert job.main([str(folder.path), "train"]) == EXIT_STOPPED
+    assert folder.read_status()["reason"] == "signal SIGUSR1"
+    assert not (tmp_path / "asked").exists()
 
 
 def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path: Path) -> None:
@@ -460,6 +726,14 @@ def test_a_job_shows_why_it_waits(four: Path, capsys: pytest.CaptureFixture[str]
     assert "lockstep jobs requeue 23" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["cancel", ""], ["delete", "21", "", "--yes"], ["list", "--folder="]])
+def test_an_empty_name_is_not_the_current_folder(four: Path, words: list[str]) -> None:
+    with pytest.raises(ValueError, match="a name is empty, perhaps a variable that is not set"):
+        commands.run(words)
+    assert not (four / "cancelled").exists()
+    assert len(list((four / "outputs/day").iterdir())) == 4
+
+
 @pytest.mark.usefixtures("tools")
 def test_a_job_is_found_by_id_array_folder_and_latest_and_others_are_named(tmp_path: Path) -> None:
     for number in range(3):
@@ -509,6 +783,13 @@ def test_what_waits_is_cancelled_and_what_has_ended_is_not(four: Path, capsys: p
     assert commands.run(["cancel", "22"]) == EXIT_CONFIG
 
 
+def test_a_job_that_could_not_be_cancelled_goes_on_as_before(four: Path, tools: Path) -> None:
+    tool(tools, "scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(ValueError, match="scancel 20 failed: Unable to contact"):
+        commands.run(["cancel", "20"])
+    assert not record.is_cancelled(RunFolder(four / "outputs/day/waits"))
+
+
 def test_only_what_has_ended_badly_is_requeued(four: Path, tools: Path) -> None:
     with pytest.raises(ValueError, match="job 20 is pending"):
         commands.run(["requeue", "22", "20"])
@@ -521,6 +802,43 @@ def test_only_what_has_ended_badly_is_requeued(four: Path, tools: Path) -> None:
     assert not record.is_cancelled(RunFolder(four / "outputs/day/bad"))
 
 
+@pytest.mark.parametrize("words", [["delete", "--yes"], ["requeue"], ["cancel"], ["wait"], ["follow"]])
+def test_a_job_that_only_slurm_knows_of_is_left_alone_where_slurm_cannot_be_asked(
+    four: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(scheduler, "is_here", lambda: False)
+    (waiting,) = jobs.chosen(jobs.below([four]), ["20"])
+    assert (waiting.state, waiting.exit_code) == ("unknown", None)
+    for name in ("20", "23"):  # the second one was stopped, perhaps to be requeued
+        with pytest.raises(ValueError, match=rf"job {name}: SLURM cannot be asked from here: use a login node"):
+            commands.run([*words, name])
+        with pytest.raises(ConfigError, match="SLURM cannot be asked from here"):
+            submission.refuse_live(jobs.chosen(jobs.below([four]), [name])[0].folder)
+    assert len(list((four / "outputs/day").iterdir())) == 4
+
+
+def test_a_job_whose_run_says_that_it_has_ended_needs_no_slurm(four: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "is_here", lambda: False)
+    folder = RunFolder(four / "outputs/day/old")
+    folder.update_status(exit_code=EXIT_STOPPED)
+    assert commands.run(["wait", "23"]) == EXIT_STOPPED
+    submission.refuse_live(folder)
+    assert commands.run(["delete", "23", "--yes"]) == 0
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("where", [[], ["cluster=slurm", "cluster.time_min=60"], ["cluster=local"]])
+def test_a_run_whose_job_waits_does_not_go_on_elsewhere(tools: Path, tmp_path: Path, where: list[str]) -> None:
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=1"])
+    submitted(folder)
+    tool(tools, "squeue", f"echo '{line('17', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
+    tool(tools, "sbatch", "exit 1")
+    words = command(f"resume={folder.path}", *where)
+    done = subprocess.run(words, cwd=tmp_path, env=environ(), capture_output=True, text=True)
+    assert done.returncode == EXIT_CONFIG, done.stdout
+    assert "has job 17, pending: lockstep jobs cancel 17 first" in done.stderr
+
+
 def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="job 20 is pending: lockstep jobs cancel 20 first"):
         commands.run(["delete", "20", "21", "--yes"])
@@ -531,8 +849,7 @@ def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys
 
 
 def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
-    with RunFolder(four / "outputs/day/bad").lock():
-        """Once it was trained."""
+    RunFolder(four / "outputs/day/bad").lock_file.touch()  # once it was trained
     done = subprocess.run(
         [sys.executable, "-m", "lockstep.cli", "runs", "--prune", "--yes"], cwd=four, env=environ(), capture_output=True
     )

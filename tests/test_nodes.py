@@ -120,6 +120,23 @@ def test_a_chain_of_two_nodes_two_nodes_and_one_ends_where_one_process_would(
     assert largest <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("torchrun", "code"),
+    [
+        ("exit 1", 1),  # what it says was said by an earlier pod
+        ("exit 0", 0),
+        ("""echo '{"state": "stopped", "updated": 2}' > $RUN/status.json; exit 1""", EXIT_STOPPED),
+        ("""echo '{"state": "failed", "updated": 2}' > $RUN/status.json; exit 1""", 1),
+    ],
+)
+def test_a_pod_says_stopped_only_of_its_own_training(tmp_path: Path, torchrun: str, code: int) -> None:
+    script, variables = pods(tmp_path)
+    folder = write_run(tmp_path / "run", SMALL)
+    folder.write_status(state="stopped")
+    (tmp_path / "torchrun").write_text(f"#!/bin/sh\n{torchrun}\n")
+    assert subprocess.run(script, cwd=tmp_path, env={**environ(), **variables["n1"]}, timeout=60).returncode == code
+
+
 def pods(tmp_path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:
     """The command of the pods of docs/cluster.md, and the variables of each, with the commands of this Python."""
     _, job = yaml.safe_load_all((ROOT / "docs/cluster.md").read_text().split("```yaml\n")[1].split("```")[0])

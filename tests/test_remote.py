@@ -2,12 +2,15 @@
 
 import contextlib
 import functools
+import io
 import os
 import sys
+import tarfile
 import threading
 import warnings
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,6 +97,13 @@ def fetch(url: str, scratch: Path, **changes: Any) -> Path:
         )
 
 
+def tar(root: Path) -> Path:
+    path = root.with_suffix(".tar")
+    with tarfile.open(path, "w") as file:
+        file.add(root, "all")
+    return path
+
+
 def archive(root: Path) -> Path:
     path = root.with_suffix(".zip")
     with zipfile.ZipFile(path, "w") as file:
@@ -112,6 +122,7 @@ def url_of(kind: str, root: Path, server: str, memory: Any) -> str:
         "file": f"file://{root}",
         "zip": f"zip://all::file://{archive(root)}",
         "zip over http": f"zip://all::{server}/flowers.zip",
+        "tar": f"tar://all::file://{tar(root)}",
         "memory": "memory://bucket/flowers",
     }[kind]
 
@@ -119,7 +130,7 @@ def url_of(kind: str, root: Path, server: str, memory: Any) -> str:
 # -- what is fetched ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["http", "http/", "file", "zip", "zip over http", "memory"])
+@pytest.mark.parametrize("kind", ["http", "http/", "file", "zip", "zip over http", "tar", "memory"])
 def test_the_images_behind_a_url_are_those_of_the_folder_and_fetched_once(
     kind: str, root: Path, tmp_path: Path, server: str, memory: Any
 ) -> None:
@@ -132,6 +143,25 @@ def test_the_images_behind_a_url_are_those_of_the_folder_and_fetched_once(
     before = {path: path.stat().st_ctime_ns for path in folder.rglob("*.png")}
     assert fetch(url, tmp_path / "scratch") == folder
     assert {path: path.stat().st_ctime_ns for path in folder.rglob("*.png")} == before
+
+
+def test_files_of_a_driver_with_one_position_for_all_threads_are_whole(tmp_path: Path) -> None:
+    contents = {f"{number:04}.bin": number.to_bytes(2) * 5000 for number in range(1000)}
+    with tarfile.open(tmp_path / "all.tar", "w") as file:
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(f"all/{name}")
+            entry.size = len(content)
+            file.addfile(entry, io.BytesIO(content))
+    url = f"tar://all::file://{tmp_path}/all.tar"
+    source = remote.files_at(url, "data.root", below="", suffixes=(), beat=lambda: None)
+    with ThreadPoolExecutor(copying.NUM_THREADS) as pool:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)  # threads meet often
+        try:
+            list(pool.map(lambda name: source.fetch(name, tmp_path / name), contents))
+        finally:
+            sys.setswitchinterval(interval)
+    assert [name for name, content in contents.items() if (tmp_path / name).read_bytes() != content] == []
 
 
 def test_only_what_changed_behind_a_url_is_fetched_again(root: Path, tmp_path: Path, server: str) -> None:

@@ -80,5 +80,5 @@ def test_a_run_that_goes_on_shows_so_before_it_trains(tmp_path: Path, monkeypatc
         return folder, 0
 
     monkeypatch.setattr(runner, "_train", train)
-    runner.resume(OmegaConf.create({"resume": str(folder.path)}), [])
+    runner.resume(*runner.resumed(OmegaConf.create({"resume": str(folder.path)}), []))
     assert (seen[0]["state"], seen[0]["reason"], seen[0]["step"]) == ("starting", "", 3)

@@ -12,8 +12,9 @@ from tests.harness import ROOT, wait_until
 from tests.slurm import Slurm
 
 
-def test_two_nodes_are_idle(slurm: Slurm, figure: Any) -> None:
+def test_two_nodes_are_idle_in_a_few_seconds(slurm: Slurm, figure: Any) -> None:
     figure(f"up in {slurm.seconds_to_start:.1f} s")
+    assert slurm.seconds_to_start < 20
     assert [slurm.node_state(node) for node in ("n1", "n2")] == ["idle", "idle"]
 
 

@@ -1,9 +1,11 @@
 """Runs as jobs of a real SLURM: submitted, watched, ended, requeued, and in the end the same bits as without it."""
 
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,15 @@ CLUSTER = ("cluster=slurm", "cluster.time_min=5", "cluster.cpus_per_worker=1", "
 
 def on_node(node: str) -> str:
     return f'cluster.sbatch=["--nodelist={node}"]'
+
+
+def container(folder: Path) -> str:
+    """A container with a python in it, and no scontrol."""
+    python = folder / "inside" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return f"cluster.container='env PATH={folder}/inside'"
 
 
 class Shell:
@@ -54,6 +65,7 @@ class Submitted:
         self.slurm = shell.slurm
         self.folder = folder
         self.said = said
+        self.watching: list[subprocess.Popen[str]] = []
 
     @property
     def id(self) -> str:
@@ -72,12 +84,40 @@ class Submitted:
         found = self.slurm.wait(self.id, timeout_s=timeout_s)
         assert found == state, f"{found}: {self.folder.read_status()}\n{self.log}"
 
+    @contextlib.contextmanager
+    def watched(self) -> "Iterator[Submitted]":
+        """Let `lockstep jobs follow` and `wait` look on from now on: `watching` holds their processes."""
+        with contextlib.ExitStack() as ended:
+            for word in ("follow", "wait"):
+                words = [sys.executable, "-m", "lockstep.cli", "jobs", word, self.id]
+                pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+                process = subprocess.Popen(words, cwd=self.shell.cwd, env=self.slurm.environ, **pipes)
+                ended.enter_context(process)
+                ended.callback(process.kill)
+                self.watching.append(process)
+            yield self
+
     def assert_went_on(self, alone: RunFolder, *, exactness: float = 0) -> None:
         """It was cut, started again by SLURM, and ended with the bits of `alone`."""
         self.wait()
         assert int(self.slurm.show(self.id)["Restarts"]) == 1
         assert self.log.count("going on") == 1, self.log
         assert difference(alone, self.folder) <= exactness
+
+
+def submit_array(shell: Shell, name: str, trees: Sequence[Sequence[str]]) -> list[Submitted]:
+    """A run for each list of overrides, as one array of jobs."""
+    configs = [configuration.checked(configuration.composed([*CLUSTER, *tree])) for tree in trees]
+    base = shell.cwd / "outputs" / name
+    folders = [RunFolder(base / str(number)) for number in range(len(configs))]
+    for folder, config in zip(folders, configs, strict=True):
+        folder.path.mkdir(parents=True)
+        runner.save(folder, config, [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", shell.slurm.environ["SLURM_CONF"])
+        patch.chdir(shell.cwd)
+        submission.submit_all(folders, configs, base=RunFolder(base), name=name, has_test=False)
+    return [Submitted(shell, folder, "") for folder in folders]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +140,7 @@ def time_limited(shell: Shell) -> Submitted:
 
 
 @pytest.fixture(scope="module")
-def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submitted]:
+def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[str, Submitted]]:
     """Jobs in the middle of their training, each cut in its own way; begun together, for most of it is waiting."""
     partition = ("PartitionName=grace", "Nodes=n1", "PriorityTier=1", "PreemptMode=REQUEUE", "GraceTime=60")
     slurm.run("scontrol", "create", *partition)
@@ -110,6 +150,8 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submit
             *TINY, SLOW % 2, on_node("n1"), "cluster.partition=grace", "trainer.devices=2", "name=grace"
         ),
         "cancelled": shell.submit(*TINY, SLOW % 2, on_node("n2"), "name=cancelled"),
+        "inside": shell.submit(*TINY, SLOW % 2, on_node("n2"), container(shell.cwd), "name=inside"),
+        "wider": shell.submit(*TINY, SLOW % 2, on_node("n2"), "name=wider"),
         "often": shell.submit(*TINY, SLOW % 2, on_node("n2"), "cluster.max_requeues=0", "name=often"),
     }
     for run in runs.values():
@@ -118,12 +160,16 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submit
     assert f"{runs['often'].id} is running" in shell.jobs("requeue", runs["often"].id, code=EXIT_CONFIG).stderr
     resume = slurm.run(*command(f"resume={runs['often'].folder.path}", *CLUSTER), cwd=shell.cwd, code=EXIT_CONFIG)
     assert f"lockstep jobs cancel {runs['often'].id} first" in resume.stderr
-    slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
-    slurm.run("scancel", "--signal=USR1", runs["often"].id)  # as SLURM warns of the time limit
-    assert "saves a checkpoint first" in shell.jobs("cancel", runs["cancelled"].folder.path).stdout
-    for run in runs.values():
-        wait_until(lambda folder=run.folder: folder.read_status().get("exit_code"), 150, f"{run.folder.path} is cut")
-    return runs
+    with runs["preempted"].watched(), runs["grace"].watched():
+        slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
+        slurm.run("scancel", "--signal=USR1", runs["often"].id, runs["inside"].id)  # as SLURM warns of the time limit
+        for name in ("cancelled", "wider"):
+            assert "saves a checkpoint first" in shell.jobs("cancel", runs[name].folder.path).stdout
+        for run in runs.values():
+            wait_until(
+                lambda run=run: "requeued" in run.log or "cancelled" in run.log, 150, f"{run.folder.path} is cut"
+            )
+        yield runs
 
 
 def test_two_nodes_of_two_processes_end_like_one(shell: Shell, alone: RunFolder, figure: Any) -> None:
@@ -138,26 +184,19 @@ def test_two_nodes_of_two_processes_end_like_one(shell: Shell, alone: RunFolder,
 
 
 def test_an_array_with_one_broken_trial_trains_the_others(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
-    trees = [[*CLUSTER, *TINY, f"seed={seed}"] for seed in (0, 1, 2)]
+    trees = [[*TINY, f"seed={seed}"] for seed in (0, 1, 2)]
     trees[1].append("data.train_size=2000000000000")  # found by the job alone
-    configs = [configuration.checked(configuration.composed(tree)) for tree in trees]
-    folders = [RunFolder(shell.cwd / "outputs" / "sweep" / str(number)) for number in range(3)]
-    for folder, config in zip(folders, configs, strict=True):
-        folder.path.mkdir(parents=True)
-        runner.save(folder, config, [])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
-        patch.chdir(shell.cwd)
-        records = submission.submit_all(folders, configs, name="sweep", has_test=False)
-    array = records[0].id.partition("_")[0]
-    assert [record.id for record in records] == [f"{array}_{number}" for number in range(3)]
-    assert {record.code for record in records} == {str(shell.cwd / "outputs" / "sweep" / "code")}
+    runs = submit_array(shell, "sweep", trees)
+    folders = [run.folder for run in runs]
+    array = runs[0].id.partition("_")[0]
+    assert [run.id for run in runs] == [f"{array}_{number}" for number in range(3)]
+    assert {run.folder.read_job()["code"] for run in runs} == {str(shell.cwd / "outputs" / "sweep" / "code" / "1")}
     done = shell.jobs("wait", array, code=EXIT_FAILED)
     states = dict(line.split("\t")[:2] for line in done.stdout.splitlines())
     assert states == {f"{array}_0": "completed", f"{array}_1": "failed", f"{array}_2": "completed"}
     assert difference(alone, folders[0]) == 0
     assert folders[0].read_summary()["test_accuracy"] is None
-    assert slurm.show(records[1].id)["Restarts"] == "0"
+    assert slurm.show(runs[1].id)["Restarts"] == "0"
     assert folders[1].read_status()["state"] == "failed"
     results = json.loads(shell.jobs("result", array, code=EXIT_FAILED).stdout)
     assert [result and result["epochs"] for result in results] == [EPOCHS, None, EPOCHS]
@@ -166,13 +205,24 @@ def test_an_array_with_one_broken_trial_trains_the_others(shell: Shell, alone: R
     assert [line.split("\t")[:2] for line in listed[1:]] == [[job, state] for job, state in sorted(states.items())]
 
 
+def test_the_last_task_of_an_array_is_requeued_without_the_others(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
+    runs = submit_array(shell, "tasks", [[*TINY, SLOW % 1, f"seed={seed}"] for seed in (1, 0)])
+    for run in runs:
+        run.wait_for_step(1)
+    slurm.run("scancel", "--signal=USR1", runs[1].id)
+    runs[1].assert_went_on(alone)
+    runs[0].wait()
+    assert slurm.show(runs[0].id)["Restarts"] == "0"
+
+
 def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its_submission(
     slurm: Slurm, shell: Shell, tmp_path: Path
 ) -> None:
     project = tmp_path / "project"
+    project.mkdir()
     for name in ("src", "conf", "train.py"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, project / name) if project.exists() else (project.mkdir(), copy(ROOT / name, project / name))
+        copy(ROOT / name, project / name)
     slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
     environ = {"PYTHONPATH": str(project / "src")}
     try:
@@ -215,6 +265,18 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
     assert f"{job} is no job: known are " in shell.jobs("show", job, code=EXIT_CONFIG).stderr
 
 
+@pytest.mark.parametrize("name", ["preempted", "grace"])
+def test_a_job_is_followed_and_waited_for_over_requeues(cut: dict[str, Submitted], name: str) -> None:
+    (followed, said), (waited, _) = (process.communicate(timeout=150) for process in cut[name].watching)
+    codes = [process.returncode for process in cut[name].watching]
+    assert codes == [0, 0], followed + said + waited
+    parts = [
+        followed.index(text) for text in ("Lockstep: ResNet18", "requeued", "going on", f"Finished {EPOCHS} epochs")
+    ]
+    assert parts == sorted(parts)
+    assert waited.split("\t")[:2] == [cut[name].id, "completed"]
+
+
 def test_a_preempted_job_is_requeued_by_slurm_and_ends_exactly(cut: dict[str, Submitted], alone: RunFolder) -> None:
     assert "preempted: SLURM has requeued the job" in cut["preempted"].log
     cut["preempted"].assert_went_on(alone)
@@ -223,6 +285,13 @@ def test_a_preempted_job_is_requeued_by_slurm_and_ends_exactly(cut: dict[str, Su
 def test_a_job_with_time_to_leave_requeues_itself(cut: dict[str, Submitted], alone: RunFolder) -> None:
     assert "requeued: preempted" in cut["grace"].log
     cut["grace"].assert_went_on(alone, exactness=1e-12)  # two workers
+
+
+def test_a_job_in_a_container_without_scontrol_is_requeued_from_outside(
+    cut: dict[str, Submitted], alone: RunFolder
+) -> None:
+    assert "requeued: time limit" in cut["inside"].log
+    cut["inside"].assert_went_on(alone)
 
 
 def test_a_cancelled_job_saves_and_stays_away_until_it_is_requeued(
@@ -255,17 +324,22 @@ def test_a_job_that_was_requeued_too_often_stays_stopped(
     assert difference(alone, run.folder) == 0
 
 
-def test_a_run_goes_on_as_a_job_of_more_workers(cut: dict[str, Submitted], shell: Shell, slurm: Slurm) -> None:
-    run = cut["often"]
-    run.wait()
-    words = command(f"resume={run.folder.path}", *CLUSTER, "trainer.devices=2", f"trainer.max_epochs={EPOCHS + 1}")
+def test_a_cut_run_goes_on_exactly_as_a_job_of_more_nodes(
+    cut: dict[str, Submitted], shell: Shell, slurm: Slurm, alone: RunFolder, figure: Any
+) -> None:
+    run = cut["wider"]
+    run.wait(state="CANCELLED")
+    first = run.id
+    words = command(f"resume={run.folder.path}", *CLUSTER, "trainer.num_nodes=2", "trainer.devices=1")
     said = slurm.run(*words, cwd=shell.cwd).stdout
     assert f"lockstep jobs follow {run.id}" in said
-    assert len(run.folder.read_job()["earlier"]) == 2
+    assert run.folder.read_job()["earlier"] == [first]
     run.wait()
-    summary = run.folder.read_summary()
-    assert (summary["workers"], summary["epochs"]) == (2, EPOCHS + 1)
-    assert [row["epoch"] for row in run.folder.read_metrics()] == [str(epoch + 1) for epoch in range(EPOCHS + 1)]
+    assert slurm.show(run.id)["NodeList"] == "n[1-2]"
+    assert run.folder.read_summary()["workers"] == 2
+    assert "going on" in run.log
+    figure(f"from 1 node to 2 in the middle: {difference(alone, run.folder):.1e}")
+    assert difference(alone, run.folder) <= 1e-12
 
 
 def test_more_workers_than_tasks_are_refused_in_the_job(shell: Shell, slurm: Slurm) -> None:
@@ -274,7 +348,7 @@ def test_more_workers_than_tasks_are_refused_in_the_job(shell: Shell, slurm: Slu
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
         patch.setattr(submission, "for_job", lambda _: configuration.load(folder.config))
-        record = submission.submit_all([folder], [config], name="two")[0]
+        record = submission.submit_all([folder], [config], base=folder, name="two")[0]
     run = Submitted(shell, folder, "")
     run.wait(state="FAILED")
     assert slurm.show(record.id)["ExitCode"] == f"{EXIT_CONFIG}:0"

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 
 from lockstep import environment
-from lockstep.schema import Config
+from lockstep.schema import Cluster, Config
 
 OPTION = re.compile(r"--[a-z][a-z0-9-]*(=\S.*)?")
 # options of sbatch by the key that sets them; "" is Lockstep itself
@@ -33,6 +33,13 @@ ALSO = {
     "cluster.memory_gib": ("mem-per-cpu", "mem-per-gpu"),
     "cluster.gpus_per_node": ("gres", "gpus", "gpus-per-task", "gpus-per-socket"),
 }
+
+# settings of `cluster` that have no value unless somebody gave one: those that SLURM alone reads, and those of any job
+OF_SLURM = (
+    *("partition", "account", "qos", "time_min", "memory_gib", "cpus_per_worker", "gpus_per_node", "constraint"),
+    *("sbatch", "parallel"),
+)
+OF_JOBS = ("setup", "container")
 
 
 def num_gpus(config: Config) -> int:
@@ -85,6 +92,24 @@ def _place_faults(config: Config) -> Iterator[str]:
         yield f"cluster={name}, but this machine has no {missing[0]}: {cure}"
 
 
+def _unread_faults(config: Config) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.name == "slurm":
+        if config.sweep.max_failed is not None:
+            yield (
+                f"sweep.max_failed={config.sweep.max_failed} is for trials on this machine, and jobs do not hear of "
+                "each other: leave it out"
+            )
+        return
+    for key in OF_SLURM:
+        if (value := getattr(cluster, key)) not in (None, []):
+            cure = "add cluster=slurm, or leave it out"
+            yield f"cluster.{key}={value} is read by cluster=slurm alone, not by {cluster.name}: {cure}"
+    for key in OF_JOBS if cluster.name == "none" else ():
+        if value := getattr(cluster, key):
+            yield f"cluster.{key}={value} is for a job: add cluster=slurm or cluster=local, or leave it out"
+
+
 def _time_faults(config: Config) -> Iterator[str]:
     cluster = config.cluster
     if cluster.name != "slurm":
@@ -117,4 +142,10 @@ def _option_faults(config: Config) -> Iterator[str]:
         seen.add(name)
 
 
-RULES = (_place_faults, _time_faults, _option_faults)
+def without_job(cluster: Cluster) -> Cluster:
+    """The settings of what trains where it is started: nothing is asked of a scheduler any more."""
+    asked = {key: [] if isinstance(getattr(cluster, key), list) else None for key in (*OF_SLURM, *OF_JOBS)}
+    return cluster.model_copy(update={"name": "none", **asked})
+
+
+RULES = (_place_faults, _unread_faults, _time_faults, _option_faults)

@@ -118,6 +118,7 @@ def train(cfg: Any) -> float:
 
     from lockstep import config as configuration
     from lockstep import runner
+    from lockstep.cluster import submission
 
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
@@ -129,15 +130,12 @@ def train(cfg: Any) -> float:
             (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
     is_submitted = cfg.cluster.name != "none"
     try:
-        if is_submitted:
-            from lockstep.cluster import submission
-
-            if cfg.resume is not None:
-                folder, code = submission.resume(*runner.resumed(cfg, overrides))
-            else:
-                folder, code = submission.start(configuration.checked(cfg), overrides, chosen)
-        elif cfg.resume is not None:
-            folder, code = runner.resume(cfg, overrides)
+        if cfg.resume is not None:
+            folder, config = runner.resumed(cfg, overrides)
+            submission.refuse_live(folder)
+            folder, code = (submission if is_submitted else runner).resume(folder, config)
+        elif is_submitted:
+            folder, code = submission.start(configuration.checked(cfg), overrides, chosen)
         else:
             has_test = not is_sweep or cfg.sweep.test == "all"
             folder, code = runner.start(configuration.checked(cfg), overrides, chosen, has_test=has_test)

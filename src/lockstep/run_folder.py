@@ -194,13 +194,18 @@ class RunFolder:
 
     # -- status and summary ------------------------------------------------------------------------------------------
 
+    @property
+    def status_file(self) -> Path:
+        """What the run is doing, from its preparation on."""
+        return self.path / "status.json"
+
     def write_status(self, **fields: Any) -> None:
         """Replace status.json. Rank 0 or the parent only."""
-        write_json(self.path / "status.json", {**fields, "updated": time.time()})
+        write_json(self.status_file, {**fields, "updated": time.time()})
 
     def update_status(self, **fields: Any) -> None:
         """Change some fields of status.json. Only once the training processes are gone."""
-        self.write_status(**{**self._read_json("status.json"), **fields})
+        self.write_status(**{**self._read_json(self.status_file.name), **fields})
 
     def read_status(self) -> dict[str, Any]:
         """Fields of status.json, empty before the first one is written.
@@ -208,9 +213,9 @@ class RunFolder:
         A live run that was asked to stop shows as state "stopping", one whose process is gone as "no signal". The
         process of another machine counts as gone when its status is older than `SILENT_S`.
         """
-        status = self._read_json("status.json")
+        status = self._read_json(self.status_file.name)
         if self._is_gone(status):
-            status = self._read_json("status.json")  # it may have ended well since the first look
+            status = self._read_json(self.status_file.name)  # it may have ended well since the first look
             if self._is_gone(status):
                 status["state"] = "no signal"
         if status.get("state") in LIVE_STATES and self.stop_flag.is_file():

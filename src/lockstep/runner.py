@@ -60,9 +60,8 @@ def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
     run_folder.write_atomically(folder.overrides, text)
 
 
-def resume(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, int]:
+def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     """Go on with a run in its own folder. Returns the folder and the exit code."""
-    folder, config = resumed(cfg, typed)
 
     def make(held: contextlib.ExitStack) -> RunFolder:
         held.enter_context(locked(folder))

@@ -137,7 +137,7 @@ class Watched:
 
     def _look(self, found: Found) -> dict[str, Any]:
         try:
-            changed = (found.folder.path / "status.json").stat(follow_symlinks=False).st_mtime_ns
+            changed = found.folder.status_file.stat(follow_symlinks=False).st_mtime_ns
         except OSError:
             changed = 0
         kept = self._ended.get(found.id)

@@ -6,11 +6,10 @@ import secrets
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.cluster.slurm import exports
+from lockstep.cluster.slurm import exports, interpreter
 from lockstep.config import ConfigError
 from lockstep.run_folder import RunFolder
 from lockstep.schema import Cluster
@@ -19,8 +18,7 @@ from lockstep.signals import STOP_SIGNALS
 
 def script(cluster: Cluster, folder: RunFolder, task: str, code: Path) -> str:
     """The shell lines of the process."""
-    python = "python" if cluster.container else shlex.quote(sys.executable)
-    prefix = f"{cluster.container} " if cluster.container else ""
+    prefix, python = interpreter(cluster)
     command = f"exec {prefix}{python} -u -m lockstep.cluster.job {shlex.quote(str(folder.path))} {task}"
     return "\n".join([*cluster.setup, *exports(code), command])
 

@@ -1,6 +1,7 @@
 """What a job runs is what was there when it was submitted: the source is copied, and edits come too late."""
 
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ def files(root: Path = ROOT, max_bytes: int = MAX_BYTES) -> list[Path]:
     Without git, all of src, conf and train.py. Raises ConfigError when they are too large to be copied for every job.
     """
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    names = sorted(set(filter(None, listed.split("\0")))) if listed else []
+    names = sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
     paths = [path for path in map(Path, names) if RUNS not in path.parts]
     found = [path for path in paths if (root / path).is_file()]  # not what is gone, no other repositories
     if Path(WITHOUT_GIT[-1]) not in found:
@@ -39,18 +40,29 @@ def files(root: Path = ROOT, max_bytes: int = MAX_BYTES) -> list[Path]:
     return found
 
 
-def freeze(found: Sequence[Path], target: Path, root: Path = ROOT) -> None:
-    """Copy `found` into `target`, with the commit and what differs from it. An older copy there is replaced."""
-    new = target.with_name(f".{target.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
-    for path in found:
-        (new / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(root / path, new / path)
-    (new / COMMIT).write_text(f"{environment.commit(root) or ''}\n")
-    (new / CHANGES).write_text(_git(root, "diff", "HEAD"))
-    if target.exists():
-        shutil.rmtree(target)
-    new.rename(target)
+def freeze(found: Sequence[Path], base: Path, root: Path = ROOT) -> Path:
+    """Copy `found` into the next free folder of `base`, with the commit and what differs from it. Returns the folder.
+
+    Never one that is there: a job that waits or runs may read it.
+    """
+    new = base / f".{secrets.token_hex(4)}"
+    try:
+        for path in found:
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / path, new / path)
+        (new / COMMIT).write_text(f"{environment.commit(root) or ''}\n")
+        (new / CHANGES).write_bytes(_git(root, "diff", "HEAD"))
+        target = next_folder(base)
+        new.rename(target)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return target
+
+
+def next_folder(base: Path) -> Path:
+    """Where in `base` the next copy of the code has its place: `1`, then `2`, ..."""
+    numbers = [int(path.name) for path in base.glob("*") if path.name.isdecimal()]
+    return base / str(max(numbers, default=0) + 1)
 
 
 def search_path(code: Path) -> str:
@@ -67,11 +79,10 @@ def _walk(root: Path) -> Iterator[Path]:
                 yield path.relative_to(root)
 
 
-def _git(root: Path, *words: str) -> str:
+def _git(root: Path, *words: str) -> bytes:
     """What git prints, empty where there is no git or no repository."""
-    command = ["git", "-C", str(root), *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape", timeout=GIT_TIMEOUT_S)
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, timeout=GIT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+        return b""
+    return done.stdout if done.returncode == 0 else b""

@@ -45,12 +45,16 @@ EPILOG = "Names are ids such as 17, 17_3 (of an array: 17) and local-3fa9c1, run
 def run(words: Sequence[str]) -> int:
     """Do a command. Returns its exit code. Raises ValueError for what is asked for wrongly, or fails outside."""
     arguments = _parser().parse_args(words)
+    if not all([arguments.folder, *arguments.names]):
+        raise ValueError("a name is empty, perhaps a variable that is not set: give an id, a run folder, or latest.")
     roots = [Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())]
     if arguments.folder != "outputs" and not roots[0].is_dir():
         raise ValueError(f"--folder {arguments.folder} is no folder: give one that holds runs.")
     found = jobs.below(roots)
     if arguments.names or not arguments.may_be_all:
         found = jobs.chosen(found, arguments.names or ["latest"])
+    if arguments.function not in (_list, _show, _result):
+        jobs.need_certain(found)
     return arguments.function(found, arguments)
 
 
@@ -287,12 +291,17 @@ def _cancel(found: list[Job], arguments: argparse.Namespace) -> int:
     live = [job for job in found if job.is_live]
     for job in live:
         record.mark(job.folder, cancelled=True)  # first, or it would be requeued
-    submitted = [job.id for job in live if job.record.engine == "slurm"]
-    if submitted:
-        scheduler.cancel(submitted)
-    for job in live:
         if job.record.engine == "local":
             _end_here(job)
+    submitted = [job for job in live if job.record.engine == "slurm"]
+    try:
+        if submitted:
+            scheduler.cancel([job.id for job in submitted])
+    except ValueError:
+        for job in submitted:
+            record.mark(job.folder, cancelled=job.record.cancelled)
+        raise
+    for job in live:
         if job.state == "pending":
             job.folder.update_status(reason="cancelled")
             print(f"Cancelled job {job.id} before it has begun.")
@@ -331,7 +340,7 @@ def _put_back(job: Job) -> str:
             return "is back in the queue"
         except ValueError:  # it remembers, but has not the script any more
             job.folder.write_status(**before)
-    from lockstep.cluster import submission
+    from lockstep.cluster import submission  # and with it pydantic and Hydra, which looking at jobs does not need
 
     return f"goes on as job {submission.again(job.folder, job.record).id}"
 

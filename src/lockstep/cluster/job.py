@@ -10,9 +10,10 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from lockstep.cluster import record, scheduler
 from lockstep.environment import leave, num_visible_gpus, outer_world
@@ -27,6 +28,7 @@ HOLD = (
     f"signal.pthread_sigmask(signal.SIG_BLOCK, [{', '.join(f'signal.{number.name}' for number in HELD)}]); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
+REQUEST = "LOCKSTEP_REQUEUE"  # names the file that asks the script of the job for a requeue, where scontrol is not
 TIME_LIMIT = signal.SIGUSR1.name  # what sbatch is told to warn with
 PREEMPTION = signal.SIGTERM.name
 
@@ -41,38 +43,54 @@ class Settings(NamedTuple):
 
 def run(path: str, settings: tuple[str, int, int]) -> NoReturn:
     """What submitit calls, in every task of srun. Leaves with the exit code of the run."""
-    leave(lambda: work(RunFolder(Path(path)), Settings(*settings)))
+    leave(lambda: work(RunFolder(Path(path)), Settings(*settings), own_id(os.environ)))
 
 
-def work(folder: RunFolder, settings: Settings) -> int:
-    """Train the run of a job, and requeue the job if that is due. Returns the exit code of this process."""
+def own_id(environ: Mapping[str, str]) -> str:
+    """The id of the job around this process; the bare number of the last task of an array means all tasks of it."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
+
+
+def work(folder: RunFolder, settings: Settings, job: str | None) -> int:
+    """Train the run of a job, and requeue the job if that is due. Returns the exit code of this process.
+
+    `job` is the id of a job of SLURM, None in the background of a machine, which may be inside of another job.
+    """
     take_signals()
     world = outer_world(os.environ)
     is_first = world is None or world.rank == 0
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0) if job else 0
     refusal = _refusal(folder, settings, restarts)
     if refusal:
         if is_first:
-            folder.update_status(state="stopped", reason=refusal, exit_code=EXIT_STOPPED)
+            _tell(folder, state="stopped", reason=refusal, exit_code=EXIT_STOPPED)
             print(refusal, flush=True)
         return EXIT_STOPPED if is_first else 0
     code = _trained(folder, settings)
-    if code == EXIT_STOPPED and "SLURM_JOB_ID" in os.environ:
+    if code == EXIT_STOPPED and job:
         if not is_first:
             return 0  # srun ends all others when one leaves with another code, and rank 0 has work to do
-        reason = next_of(folder, settings, restarts)
-        folder.update_status(reason=reason, exit_code=code)
+        reason = next_of(folder, settings, restarts, job)
+        goes_on = reason.startswith((REQUEUED, BY_SLURM))
+        _tell(folder, reason=reason, exit_code=None if goes_on else code)
         print(reason, flush=True)
         if reason.startswith(REQUEUED):
-            _requeue(folder)
+            _requeue(folder, job)
         return code
     if is_first:
-        folder.update_status(exit_code=code)
+        _tell(folder, exit_code=code)
     elif code == EXIT_STOPPED:
         return 0
     if code and world is not None and world.world_size > 1:
         time.sleep(GRACE_S)  # the others notice a failure themselves, and leave with their own code
     return code
+
+
+def _tell(folder: RunFolder, **fields: Any) -> None:
+    """Change some fields of the status, unless another process has the run: then it is that one's."""
+    if not folder.is_locked():
+        folder.update_status(**fields)
 
 
 def take_signals() -> None:
@@ -94,7 +112,7 @@ def _trained(folder: RunFolder, settings: Settings) -> int:
     faults = _gpu_faults(settings)
     if faults:
         folder.record_failure(f"config error: {faults}\n")
-        folder.update_status(state="failed", reason=faults)
+        _tell(folder, state="failed", reason=faults)
         print(f"config error: {faults}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
     from lockstep import runner
@@ -115,6 +133,7 @@ def _gpu_faults(settings: Settings) -> str:
 # -- what becomes of the job ------------------------------------------------------------------------------------------
 
 REQUEUED = "requeued"
+BY_SLURM = "preempted: SLURM has requeued the job"
 
 
 def _refusal(folder: RunFolder, settings: Settings, restarts: int) -> str:
@@ -133,38 +152,51 @@ def _over_limit(folder: RunFolder, settings: Settings, restarts: int) -> str:
     )
 
 
-def next_of(folder: RunFolder, settings: Settings, restarts: int) -> str:
+def next_of(folder: RunFolder, settings: Settings, restarts: int, job: str) -> str:
     """What becomes of a job whose run has stopped, as a reason for people; it begins with `REQUEUED` if that is due.
 
     Nobody who stopped the run by hand gets it back. Where SLURM has decided already, it is left to it.
     """
-    status = folder.read_status()
-    reason, number = status.get("reason", ""), status.get("signal")
+    status, held = folder.read_status(), _held_back()
+    # a signal that no run took came while the job waited for another process, whose status this is
+    reason, number = (f"signal {held}", held) if held else (status.get("reason", ""), status.get("signal"))
     if record.is_cancelled(folder):
         return "cancelled"
     if number not in (TIME_LIMIT, PREEMPTION):
         return reason
-    try:
-        job = scheduler.show(os.environ["SLURM_JOB_ID"])
-    except ValueError as error:
-        return f"{reason}, not requeued: {error}"
-    if int(job.get("Restarts", 0)) > restarts:
-        return "preempted: SLURM has requeued the job"
-    is_over = job.get("JobState") != "RUNNING"
-    if is_over and not (number == TIME_LIMIT and job.get("Reason") == "TimeLimit"):
-        return f"{reason}, and SLURM has ended the job"
+    if scheduler.is_told_here():
+        try:
+            says = scheduler.show(job)
+        except ValueError as error:
+            return f"{reason}, not requeued: {error}"
+        if int(says.get("Restarts", 0)) > restarts:
+            return BY_SLURM
+        is_over = says.get("JobState") != "RUNNING"
+        if is_over and not (number == TIME_LIMIT and says.get("Reason") == "TimeLimit"):
+            return f"{reason}, and SLURM has ended the job"
+    elif number == PREEMPTION:  # or a cancelled job would come back
+        return f"{reason}: without scontrol in the container, only SLURM itself requeues the job"
     if restarts >= settings.max_requeues:
         return _over_limit(folder, settings, restarts)
     return f"{REQUEUED}: {'time limit' if number == TIME_LIMIT else 'preempted'}"
 
 
-def _requeue(folder: RunFolder) -> None:
-    """Ask SLURM to start this job again; it ends this process then."""
+def _held_back() -> str | None:
+    """The name of a stop signal that waits, None where there is none."""
+    waiting = signal.sigpending() & set(STOP_SIGNALS)
+    return next((number.name for number in STOP_SIGNALS if number in waiting), None)
+
+
+def _requeue(folder: RunFolder, job: str) -> None:
+    """Ask SLURM to start this job again, which ends this process, or the script of the job to do so."""
     try:
-        scheduler.requeue(os.environ["SLURM_JOB_ID"])
-    except ValueError as error:
+        if scheduler.is_told_here():
+            scheduler.requeue(job)
+        else:
+            Path(os.environ[REQUEST]).touch()
+    except (OSError, ValueError) as error:
         reason = f"not requeued: {error}; go on with lockstep jobs requeue {shown(folder.path)}"
-        folder.update_status(reason=reason)
+        _tell(folder, reason=reason, exit_code=EXIT_STOPPED)
         print(reason, flush=True)
 
 
@@ -174,7 +206,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("task", choices=record.TASKS)
     arguments = parser.parse_args(words)
-    return work(RunFolder(arguments.folder.resolve()), Settings(arguments.task, 0, 0))
+    return work(RunFolder(arguments.folder.resolve()), Settings(arguments.task, 0, 0), None)
 
 
 if __name__ == "__main__":

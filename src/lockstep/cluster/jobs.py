@@ -22,12 +22,16 @@ ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped"}
 
 @dataclass(frozen=True)
 class Job:
-    """A job: where its run is, its record, the facts of the run, and what the scheduler has."""
+    """A job: where its run is, its record, the facts of the run, and what the scheduler has.
+
+    `is_certain` is False where SLURM cannot be asked and the run does not say that the job has ended: it may wait.
+    """
 
     found: Found
     record: Record
     facts: dict[str, Any]
     scheduled: Scheduled
+    is_certain: bool
 
     @property
     def id(self) -> str:
@@ -51,8 +55,8 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """0 where the run is through, None before the end of the job."""
-        if self.is_live:
+        """0 where the run is through, None before the end of the job, or where nobody knows of it."""
+        if self.is_live or not self.is_certain:
             return None
         if self.facts["state"] == "finished" and self.state in ("completed", "unknown"):
             return 0
@@ -86,6 +90,22 @@ def again(jobs: Sequence[Job]) -> list[Job]:
     return _joined([(found, each) for found, each in read if each is not None])
 
 
+def of(folder: RunFolder) -> Job | None:
+    """The job of a run, None where nobody submitted it. Raises ValueError as `record.read` and `scheduler.states`."""
+    read = record.read(folder)
+    return None if read is None else _joined([(Found("", shown(folder.path), folder), read)])[0]
+
+
+def need_certain(jobs: Iterable[Job]) -> None:
+    """Raise ValueError for a job that may wait or run where SLURM cannot be asked."""
+    for job in jobs:
+        if not job.is_certain:
+            raise ValueError(
+                f"job {job.id}: SLURM cannot be asked from here: use a login node, or remove "
+                f"{shown(job.folder.job_file)} if there is no such job any more."
+            )
+
+
 def chosen(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
     """The jobs of ids, of arrays, and of run folders or folders that hold them; `latest` is the newest job.
 
@@ -107,11 +127,14 @@ def chosen(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
 
 def _joined(read: Sequence[tuple[Found, Record]]) -> list[Job]:
     asked = [each.id for _, each in read if each.engine == "slurm"]
-    known = scheduler.states(asked) if asked and scheduler.is_here() else {}
+    is_slurm_here = scheduler.is_here()
+    known = scheduler.states(asked) if asked and is_slurm_here else {}
     found = []
     for run, each in read:
         facts = runs.look(run)
-        found.append(Job(run, each, facts, known.get(each.id) or _without_scheduler(run.folder, each, facts)))
+        scheduled = known.get(each.id) or _without_scheduler(run.folder, each, facts)
+        is_certain = each.engine == "local" or is_slurm_here or _has_ended(run.folder, facts)
+        found.append(Job(run, each, facts, scheduled, is_certain))
     return found
 
 
@@ -122,6 +145,11 @@ def _without_scheduler(folder: RunFolder, job: Record, facts: dict[str, Any]) ->
         return Scheduled("running", nodes=job.host if job.engine == "local" else "")
     state = "cancelled" if job.cancelled else ENDED.get(facts["state"], "unknown")
     return Scheduled("completed" if facts["state"] == "finished" else state)
+
+
+def _has_ended(folder: RunFolder, facts: dict[str, Any]) -> bool:
+    """Whether the job of a run left with a code, and was not requeued."""
+    return facts["state"] in ENDED and isinstance(folder.read_status().get("exit_code"), int)
 
 
 def _number(job: str) -> int:

@@ -7,12 +7,14 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+# variables that add options to the tools, such as a filter or a question
+OPTIONS = ("SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_")
 TIMEOUT_S = 30.0  # SLURM's own tools try again for some seconds
 # widths of squeue's columns: what is longer is cut there
 QUEUE = {"JobArrayID": 40, "State": 20, "Reason": 80, "NodeList": 200, "TimeUsed": 20, "exit_code": 12, "restartcnt": 8}
 LIVE = {
     *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "SIGNALING", "STAGE_OUT"),
-    *("RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"),
+    *("RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "REVOKED"),
 }
 
 
@@ -37,6 +39,11 @@ def is_here() -> bool:
     return shutil.which("squeue") is not None
 
 
+def is_told_here() -> bool:
+    """Whether this process can tell SLURM anything: not so inside of most containers."""
+    return shutil.which("scontrol") is not None
+
+
 def call(*words: str) -> str:
     """What a tool prints. Raises ValueError where it fails or does not answer."""
     done = _run(words)
@@ -56,9 +63,11 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
 
 
 def show(job: str) -> dict[str, str]:
-    """What the controller says of one job: JobState, Reason, Restarts, ... Raises ValueError where it knows none."""
-    words = call("scontrol", "--oneliner", "show", "job", job).split()
-    return dict(word.split("=", 1) for word in words if "=" in word)
+    """What the controller says of one job: JobState, Reason, Restarts, ... Raises ValueError where it knows not one."""
+    lines = [line for line in call("scontrol", "--oneliner", "show", "job", job).splitlines() if line.strip()]
+    if len(lines) != 1:
+        raise ValueError(f"scontrol has {len(lines)} jobs of the number {job}.")
+    return dict(word.split("=", 1) for word in lines[0].split() if "=" in word)
 
 
 def cancel(jobs: Sequence[str]) -> None:
@@ -107,14 +116,16 @@ def _code(status: int) -> int:
 
 
 def _accounted(asked: set[str]) -> dict[str, Scheduled]:
-    """What the data base knows, where there is one."""
+    """What the data base knows, where there is one. Raises ValueError where it does not answer."""
     if not asked or shutil.which("sacct") is None:
         return {}
     jobs = ",".join(sorted({job.partition("_")[0] for job in asked}))
     format_ = "--format=JobID,State,NodeList,Elapsed,ExitCode"
-    done = _run(("sacct", "--allocations", "--noheader", "--parsable2", "--array", format_, f"--jobs={jobs}"))
-    if done.returncode:  # without accounting: the run's own status has to do
-        return {}
+    done = _run(("sacct", "--allocations", "--noheader", "--parsable2", format_, f"--jobs={jobs}"))
+    if done.returncode:
+        if "accounting storage is disabled" in done.stderr:  # the run's own status has to do
+            return {}
+        raise ValueError(f"sacct failed: {_said(done)}")
     found = {}
     for line in done.stdout.splitlines():
         job, state, nodes, elapsed, code = line.split("|")[:5]
@@ -126,8 +137,11 @@ def _accounted(asked: set[str]) -> dict[str, Scheduled]:
 
 
 def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONS)}
     try:
-        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S)
+        return subprocess.run(
+            words, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
     except FileNotFoundError:
         raise ValueError(f"{words[0]} is not on this machine: ask where SLURM is, such as on a login node.") from None
     except subprocess.TimeoutExpired:

@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 # what an outer launcher left would be taken for the place of a rank
 OUTER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
+# variables of sbatch that hold where the configuration does not say their option; any other would be above the script
+KEPT = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_RESERVATION": "reservation",
+}
+
+ALL = 10**9  # tasks of an array at once, of those that there are; submitit alone would take 256
+
 
 def executor(
     cluster: Cluster, workers: Workers, *, name: str, files: Path, code: Path, cwd: Path
@@ -29,11 +40,8 @@ def executor(
     """Submitit's executor with all that the configuration says; `files` is where scripts and logs go."""
     import submitit
 
-    python = "python" if cluster.container else sys.executable
-    prefix = f"{cluster.container} " if cluster.container else ""
-    found = submitit.SlurmExecutor(
-        files, python=f"{prefix}{shlex.quote(python)} -I -S -c {shlex.quote(job.HOLD)} {shlex.quote(python)}"
-    )
+    prefix, python = interpreter(cluster)
+    found = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
     cpus = cluster.cpus_per_worker
     asked: dict[str, Any] = {
         "partition": cluster.partition,
@@ -44,7 +52,7 @@ def executor(
         "cpus_per_task": cpus,
         "gpus_per_node": len(workers.gpus) or None,
         "constraint": cluster.constraint,
-        "array_parallelism": cluster.parallel,
+        "array_parallelism": cluster.parallel or ALL,
     }
     found.update_parameters(
         **{key: value for key, value in asked.items() if value is not None},
@@ -52,7 +60,7 @@ def executor(
         wckey=None,
         nodes=workers.num_nodes,
         ntasks_per_node=workers.num_local,
-        setup=[*cluster.setup, *exports(code), "export SUBMITIT_LOG_LEVEL=WARNING"],
+        setup=[*_requests(files), *cluster.setup, *exports(code), "export SUBMITIT_LOG_LEVEL=WARNING"],
         stderr_to_stdout=True,
         srun_args=[
             "--open-mode=append",  # the log goes on after a requeue
@@ -72,10 +80,25 @@ def executor(
     return found
 
 
+def interpreter(cluster: Cluster) -> tuple[str, str]:
+    """What stands before python, with a space behind it, and python for a shell: inside of a container its own."""
+    return (f"{cluster.container} ", "python") if cluster.container else ("", shlex.quote(sys.executable))
+
+
 def exports(code: Path) -> list[str]:
     """Shell lines after which python finds the frozen code, and nothing beside the current folder."""
     path = shlex.quote(search_path(code))
     return [f"export PYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}}", "export PYTHONSAFEPATH=1"]
+
+
+def _requests(files: Path) -> list[str]:
+    """Shell lines after which the script, which is in no container, requeues its job if a file asks for that."""
+    job_id = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
+    return [
+        f"export {job.REQUEST}={shlex.quote(str(files))}/$SLURM_JOB_ID.requeue",
+        f'rm -f "${job.REQUEST}"',
+        f"""trap '[ ! -e "${job.REQUEST}" ] || {{ rm "${job.REQUEST}"; scontrol requeue "{job_id}"; }}' EXIT""",
+    ]
 
 
 def script(found: "submitit.SlurmExecutor", num_runs: int) -> str:
@@ -93,7 +116,7 @@ def submit(
 
     paths = [str(folder.path) for folder in folders]
     try:
-        with _own_environment():
+        with _own_environment({*found.parameters, *found.parameters["additional_parameters"]}):
             jobs = found.map_array(job.run, paths, [settings] * len(paths))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError([f"sbatch refused the job: {_said(error)}"]) from error
@@ -108,14 +131,19 @@ def _said(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _own_environment() -> Iterator[None]:
-    """Without what a job or a launcher around this process says of itself: sbatch hands the environment on."""
+def _own_environment(options: Collection[str]) -> Iterator[None]:
+    """Without what a job or a launcher around this process says of itself: sbatch hands the environment on.
+
+    And without variables that sbatch would put above `options`, those that the configuration says.
+    """
     is_inside = "SLURM_JOB_ID" in os.environ
-    left = [
-        name
-        for name in os.environ
-        if name in OUTER or (is_inside and name.startswith("SLURM") and name != "SLURM_CONF")
-    ]
+
+    def is_left(name: str) -> bool:
+        if name.startswith("SBATCH_"):
+            return name not in KEPT or KEPT[name] in options
+        return name in OUTER or (is_inside and name.startswith("SLURM") and name != "SLURM_CONF")
+
+    left = [name for name in os.environ if is_left(name)]
     kept = {name: os.environ.pop(name) for name in left}
     try:
         yield

@@ -1,7 +1,6 @@
 """Runs are prepared, their code is frozen, and they are handed to a scheduler, which has them from then on."""
 
 import contextlib
-import os
 import shlex
 import shutil
 import socket
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from lockstep import allocation, run_folder, runner, workers
 from lockstep import config as configuration
-from lockstep.cluster import background, code, record, scheduler, slurm
+from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.job import Settings
 from lockstep.cluster.record import Record
 from lockstep.config import ConfigError
@@ -24,6 +23,8 @@ from lockstep.workers import Workers
 
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
     """Submit a new run. Returns its folder, whose name is fixed from now on, and the exit code."""
+    if chosen is not None:
+        _need_empty(chosen)
     config = configuration.scaled(config)
     outputs, now = Path("outputs").resolve(), datetime.now()
     if config.dry_run:
@@ -34,15 +35,17 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
     if chosen is None:
         folder = RunFolder(run_folder.create_path(outputs, config.run_name, now))
     else:
-        if RunFolder(chosen).config.exists():
-            raise ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
         chosen.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(chosen.resolve())
     try:
         runner.save(folder, for_job(config), typed)
-        found = submit_all([folder], [config], name=config.run_name, files=files)
+        found = submit_all([folder], [config], base=folder, name=config.run_name, files=files)
     except BaseException:
         _withdraw(folder)
+        if chosen is None:
+            with contextlib.suppress(OSError):  # not empty: somebody else's
+                folder.path.rmdir()
+                folder.path.parent.rmdir()
         raise
     if chosen is None:
         run_folder.link_latest(outputs, folder.path)
@@ -51,17 +54,16 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
 
 
 def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
-    """Submit the rest of a run in its own folder, perhaps on other nodes. Returns the folder and the exit code."""
+    """Submit the rest of a run that has no live job, perhaps on other nodes. Returns its folder and the exit code."""
     if config.dry_run:
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
     files = code.files()
-    refuse_live(folder)
     with runner.locked(folder):
         before = folder.config.read_text()
         configuration.save(for_job(config), folder.config)
     try:
-        found = submit_all([folder], [config], name=config.run_name, files=files)
+        found = submit_all([folder], [config], base=folder, name=config.run_name, files=files)
     except BaseException:
         run_folder.write_atomically(folder.config, before)
         raise
@@ -73,6 +75,7 @@ def submit_all(
     folders: Sequence[RunFolder],
     configs: Sequence[Config],
     *,
+    base: RunFolder,
     name: str,
     files: Sequence[Path] | None = None,
     has_test: bool = True,
@@ -81,20 +84,17 @@ def submit_all(
 ) -> list[Record]:
     """Submit prepared runs, several as one array of one script: what is wrong with one is no harm to the others.
 
-    All share one copy of the code, in the folder that holds them: of `files` of the project, by default all that is
-    code; `old_code` is one that is there. What was saved in the folders is replaced by what the job reads. Jobs run in
-    `cwd`, by default the current folder. Raises ConfigError where runs ask for different nodes, or the scheduler
-    refuses; then nothing is submitted.
+    All share one copy of the code: of `files` of the project, by default all that is code; `old_code` is one that is
+    there. It is in `base`, as scripts and logs are. What was saved in the folders is replaced by what the job reads.
+    Jobs run in `cwd`, by default the current folder. Raises ConfigError where runs ask for different nodes, or the
+    scheduler refuses; then nothing is submitted.
     """
     cluster, asked = configs[0].cluster, workers.found(configs[0])
     if any((config.cluster, workers.found(config)) != (cluster, asked) for config in configs):
         raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
-    base = RunFolder(folders[0].path if len(folders) == 1 else Path(os.path.commonpath([f.path for f in folders])))
-    frozen = old_code or base.code
-    if old_code is None:
-        code.freeze(code.files() if files is None else files, frozen)
     cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
     with contextlib.ExitStack() as undone:
+        frozen = old_code or undone.enter_context(_frozen(code.files() if files is None else files, base))
         for folder, config in zip(folders, configs, strict=True):
             configuration.save(for_job(config), folder.config)
             undone.enter_context(_waiting(folder, config))
@@ -141,6 +141,7 @@ def again(folder: RunFolder, job: Record) -> Record:
     return submit_all(
         [folder],
         [config],
+        base=folder,
         name=job.name,
         has_test=job.task == record.TASKS[0],
         old_code=Path(job.code),
@@ -155,35 +156,53 @@ def for_job(config: Config) -> Config:
     trainer = config.trainer
     if config.cluster.name == "slurm":
         trainer = trainer.model_copy(update={"devices": workers.found(config).num_local})
-    cluster = config.cluster.model_copy(update={"name": "none"})
-    return config.model_copy(update={"trainer": trainer, "cluster": cluster})
+    return config.model_copy(update={"trainer": trainer, "cluster": allocation.without_job(config.cluster)})
 
 
 def refuse_live(folder: RunFolder) -> None:
-    """Raise ConfigError for a run whose job waits or runs."""
-    job = record.read(folder)
-    if job is None:
-        return
-    if job.engine == "local":
-        state = "running" if folder.has_job_here() else ""
-    else:
-        try:
-            found = scheduler.states([job.id]).get(job.id) if scheduler.is_here() else None
-        except ValueError as error:  # SLURM does not answer
-            raise ConfigError([str(error)]) from error
-        state = found.state if found is not None and found.is_live else ""
-    if state:
-        raise ConfigError([f"{shown(folder.path)} has job {job.id}, {state}: lockstep jobs cancel {job.id} first"])
+    """Raise ConfigError for a run whose job waits or runs, or may do so where SLURM cannot be asked."""
+    try:
+        job = jobs.of(folder)
+        if job is not None:
+            jobs.need_certain([job])
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    if job is not None and job.is_live:
+        message = f"{shown(folder.path)} has job {job.id}, {job.state}: lockstep jobs cancel {job.id} first"
+        raise ConfigError([message])
+
+
+def _need_empty(chosen: Path) -> None:
+    """Raise ConfigError for a folder with files of somebody else: a run has all of its folder, and goes with it."""
+    if RunFolder(chosen).config.exists():
+        raise ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
+    if chosen.is_dir() and any(chosen.iterdir()):
+        raise ConfigError([f"hydra.run.dir={chosen} is not empty: choose a new folder, {chosen}/run for example"])
+
+
+@contextlib.contextmanager
+def _frozen(files: Sequence[Path], base: RunFolder) -> Iterator[Path]:
+    """A copy of the code for this submission alone; without it, it goes."""
+    copy = code.freeze(files, base.code)
+    try:
+        yield copy
+    except BaseException:
+        shutil.rmtree(copy, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others are in it
+            base.code.rmdir()
+        raise
 
 
 @contextlib.contextmanager
 def _waiting(folder: RunFolder, config: Config) -> Iterator[None]:
     """Let the run say that it waits, before it can have begun; and take that back when it was not submitted.
 
-    It is not through any more either: a job leaves alone what is.
+    It is neither through nor cancelled any more: a job leaves alone what is.
     """
-    before, summary = folder.read_status(), folder.read_summary()
+    before, summary, was_cancelled = folder.read_status(), folder.read_summary(), record.is_cancelled(folder)
     folder.forget_end()
+    if was_cancelled:
+        record.mark(folder, cancelled=False)
     reason = "submitted: see lockstep jobs"
     if before:
         folder.update_status(reason=reason, exit_code=None, signal=None)
@@ -192,21 +211,22 @@ def _waiting(folder: RunFolder, config: Config) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        folder.write_status(**before)
+        if before:
+            folder.write_status(**before)
+        else:
+            folder.status_file.unlink()
         if summary:
             folder.write_summary(summary)
+        if was_cancelled:
+            record.mark(folder, cancelled=True)
         raise
 
 
 def _withdraw(folder: RunFolder) -> None:
     """Remove what was prepared for a run that could not be submitted."""
-    for path in (folder.code, folder.job_files):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in (folder.overrides, folder.job_file, folder.job_lock, folder.path / "status.json", folder.config):
+    shutil.rmtree(folder.job_files, ignore_errors=True)
+    for path in (folder.overrides, folder.job_file, folder.job_lock, folder.status_file, folder.config):
         path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not empty: somebody else's
-        folder.path.rmdir()
-        folder.path.parent.rmdir()
 
 
 # -- what a person sees ------------------------------------------------------------------------------------------------
@@ -215,8 +235,8 @@ def _withdraw(folder: RunFolder) -> None:
 def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1) -> str:
     """What would be submitted for runs in `base`, or for the one that is `base`. Nothing is written."""
     if config.cluster.name == "local":
-        return background.script(config.cluster, base, record.TASKS[0], base.code) + "\n"
-    paths = {"files": base.job_files, "code": base.code, "cwd": Path.cwd()}
+        return background.script(config.cluster, base, record.TASKS[0], code.next_folder(base.code)) + "\n"
+    paths = {"files": base.job_files, "code": code.next_folder(base.code), "cwd": Path.cwd()}
     return slurm.script(slurm.executor(config.cluster, workers.found(config), name=name, **paths), num_runs)
 
 

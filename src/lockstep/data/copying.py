@@ -353,8 +353,11 @@ def _read(place: Path) -> dict[str, _Known]:
         found = {}
         for line in content.split(b"\0")[:-1]:  # a last one that is not ended was cut
             *numbers, file_name = line.split(b" ", 5)
-            size, time_ns, *state = map(int, numbers)
-            found[os.fsdecode(file_name)] = _Known(size, time_ns, (state[0], state[1], state[2]))
+            try:
+                size, time_ns, one, two, three = map(int, numbers)
+            except ValueError:  # zeros, or half a line: what a power cut leaves
+                continue
+            found[os.fsdecode(file_name)] = _Known(size, time_ns, (one, two, three))
         return found
     return {}
 

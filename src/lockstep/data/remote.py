@@ -3,12 +3,15 @@
 A driver finds its secrets itself: in its own files and variables, and in those of fsspec (~/.config/fsspec, FSSPEC_*).
 """
 
+import contextlib
 import errno
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -74,6 +77,7 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
         start = f"{path.rstrip('/')}/" if path.rstrip("/") else ""
         root = f"{start}{below}".rstrip("/")
         found = _listed(system, root)
+    turn = contextlib.nullcontext() if _takes_threads(system) else threading.Lock()
     is_encoded = url.startswith(ENCODED)
     paths: dict[str, str] = {}
     for remote_path in found:
@@ -99,10 +103,10 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
         raise ValueError(f"{asked} has nothing to copy: looked for {what}{f' in {below}' if below else ''}, below it.")
     names = sorted(paths)
     known = [(paths[name], found[paths[name]]) for name in names]
-    states = dict(zip(names, _states(system, asked, known, beat), strict=True))
+    states = dict(zip(names, _states(system, asked, known, turn, beat), strict=True))
 
     def fetch(name: str, path: Path) -> None:
-        with _Told(f"{asked}: {name} cannot be fetched", "start again; what is copied already stays"):
+        with turn, _Told(f"{asked}: {name} cannot be fetched", "start again; what is copied already stays"):
             system.get_file(paths[name], str(path))
 
     return Source(states, fetch, digest_of(states))
@@ -143,6 +147,16 @@ def _opened(url: str) -> tuple[Any, str]:
     return system, path
 
 
+def _takes_threads(system: Any) -> bool:
+    """Whether several threads may use a file system; archives such as tar:// have one position in one file for all."""
+    from fsspec.implementations.dirfs import DirFileSystem
+    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.implementations.zip import ZipFileSystem
+
+    used = system.fs if isinstance(system, DirFileSystem) else system
+    return used.async_impl or isinstance(used, LocalFileSystem | ZipFileSystem)
+
+
 def _listed(system: Any, root: str) -> dict[str, dict[str, Any]]:
     """What is known of every file, by path. Raises what the driver raises, also where a folder cannot be read."""
     from fsspec.asyn import AsyncFileSystem
@@ -176,14 +190,18 @@ def _walked(system: Any, root: str) -> dict[str, dict[str, Any]]:
 
 
 def _states(
-    system: Any, asked: str, files: Sequence[tuple[str, dict[str, Any]]], beat: Callable[[], None]
+    system: Any,
+    asked: str,
+    files: Sequence[tuple[str, dict[str, Any]]],
+    turn: AbstractContextManager[Any],
+    beat: Callable[[], None],
 ) -> Iterator[State]:
-    """Of every file; what a listing does not tell is asked for, one file at a time."""
+    """Of every file; what a listing does not tell is asked for, one file at a time, when it is its `turn`."""
 
     def state(file: tuple[str, dict[str, Any]]) -> State:
         path, facts = file
         if facts.get("size") is None:
-            with _Told(f"{asked} cannot be looked through", "start again, or look at the server"):
+            with turn, _Told(f"{asked} cannot be looked through", "start again, or look at the server"):
                 facts = system.info(path)
         telling = sorted(
             f"{key}={value}" for key, value in facts.items() if any(word in key.lower() for word in TELLING)

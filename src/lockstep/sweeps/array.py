@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lockstep.cluster import jobs, submission
 from lockstep.config import ConfigError
-from lockstep.run_folder import RunFolder, shown
+from lockstep.run_folder import LIVE_STATES, RunFolder, shown
 from lockstep.schema import Config
 from lockstep.sweeps import views
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
@@ -32,16 +32,18 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
         states = {job.folder.path: job.state for job in jobs.below([ledger.path]) if job.is_live}
     except ValueError as error:  # SLURM does not answer
         raise ConfigError([str(error)]) from error
+    # a process that no job started, such as a resume on another machine
+    trained = {trial.folder.path.resolve(): trial.state for trial, _ in made if trial.state in LIVE_STATES}
+    states = trained | states
     left = [(t, c) for t, c in made if t.state not in DONE and t.folder.path.resolve() not in states]
     array = ""
     if left:
-        base = RunFolder(ledger.path)
         records = submission.submit_all(
             [trial.folder for trial, _ in left],
             [each for _, each in left],
+            base=RunFolder(ledger.path),
             name=_name(config),
             has_test=config.sweep.test == "all",
-            old_code=base.code if states and base.code.is_dir() else None,  # jobs that wait or run read it there
         )
         for (trial, _), record in zip(left, records, strict=True):
             trial.device, array = f"job {record.id}", record.id.partition("_")[0]

@@ -196,9 +196,11 @@ def _to_be_tested(found: Table, ledger: Ledger, config: Config) -> list[Trial]:
 def _refuse_live(ledger: Ledger) -> None:
     """Raise ConfigError while somebody else trains a trial, or a cluster is about to."""
     try:
-        on_their_way = {job.folder.path for job in jobs.below([ledger.path]) if job.is_live}
+        found = jobs.below([ledger.path])
+        jobs.need_certain(found)
     except ValueError as error:  # SLURM does not answer
         raise ConfigError([str(error)]) from error
+    on_their_way = {job.folder.path for job in found if job.is_live}
     for trial in ledger.trials:
         if trial.folder.path.resolve() in on_their_way:
             where = shown(ledger.path)

@@ -117,7 +117,7 @@ def _candidate(run: Listed) -> Candidate:
     path = run.found.folder.path
     for where, folders, files in os.walk(path):
         here = RunFolder(Path(where))
-        own = {here.lock_file.name, "status.json", here.overrides.name, here.checkpoints.name}
+        own = {here.lock_file.name, here.status_file.name, here.overrides.name, here.checkpoints.name}
         if here.path != path and here.config.name in files and own & {*folders, *files}:
             nested.append(here.path)
         for name in files:
@@ -131,7 +131,7 @@ def _candidate(run: Listed) -> Candidate:
 def _stamp(folder: RunFolder) -> tuple[int, ...]:
     """Another one once the run has been gone on with."""
     times = []
-    for name in (folder.config.name, "status.json"):
+    for name in (folder.config.name, folder.status_file.name):
         with contextlib.suppress(OSError):
             times.append(os.lstat(folder.path / name).st_mtime_ns)
     return tuple(times)
