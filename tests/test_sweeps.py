@@ -122,10 +122,10 @@ def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alon
     assert max(difference(one, other) for one, other in zip(alone, folders, strict=True)) <= 1e-12
     best, known = folders[table["best"]], alone[table["best"]]
     assert best.read_summary()["test_accuracy"] == known.read_summary()["test_accuracy"]
-    assert tested_at(best) == tested_at(known) == [known.read_summary()["steps"]]
+    assert steps_of_test(best) == steps_of_test(known) == [known.read_summary()["steps"]]
 
 
-def tested_at(folder: RunFolder) -> list[int]:
+def steps_of_test(folder: RunFolder) -> list[int]:
     """The steps at which a run has points of the test set in TensorBoard."""
     return [point.step for point in EventAccumulator(str(folder.tensorboard)).Reload().Scalars("test/accuracy")]
 
