@@ -91,10 +91,14 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def started() -> Iterator[Slurm]:
-    """A fresh cluster; skips where there can be none. It goes also when this process is killed."""
+def started(*, has_accounting: bool = False) -> Iterator[Slurm]:
+    """A fresh cluster; skips where there can be none. It goes also when this process is killed.
+
+    One that has accounting forgets jobs after some seconds: then only the data base knows of them.
+    """
     with tempfile.TemporaryDirectory(prefix="lockstep-slurm-") as folder:
         environ = {**_without_slurm(harness.environ()), "SLURM_ROOT": folder}
+        environ |= {"SLURM_ACCOUNTING": "yes"} if has_accounting else {}
         # once on a machine, and not what is measured; `up` says why where it fails
         subprocess.run([SCRIPT, "install"], env=environ, capture_output=True, timeout=500)
         since = time.monotonic()

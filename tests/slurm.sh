@@ -6,21 +6,28 @@
 #   slurm.sh kill n1     ends all that runs on a node, like a power cut
 #   slurm.sh start n1    starts a node again
 # SLURM_ROOT names the folder that holds all it writes. As root, where the machine allows it, every node has its own
-# network and host name (nodes.sh); else both are this machine. No accounting: sacct fails.
+# network and host name (nodes.sh); else both are this machine.
+# With SLURM_ACCOUNTING=yes it has a data base that sacct reads, and forgets jobs after seconds; without it sacct fails.
 # Exits 3 with the reason where there can be no SLURM.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 PATH=$PATH:/usr/sbin:/sbin
 cpus=8 memory_mib=16000 gpus=2 # of each node, on paper
+accounting=${SLURM_ACCOUNTING:-}
 
 refuse() { echo "slurm.sh: $1: the SLURM tests are skipped." >&2; exit 3; }
 
 install() {
-  local name missing=""
-  for name in slurmctld slurmd squeue munged ip ss; do command -v "$name" > /dev/null || missing+=" $name"; done
+  local name missing="" names="slurmctld slurmd squeue munged ip ss"
+  local packages="slurmctld slurmd slurm-client munge iproute2"
+  if [ -n "$accounting" ]; then
+    names+=" slurmdbd mariadbd mariadb mariadb-install-db"
+    packages+=" slurmdbd mariadb-server-core mariadb-client-core"
+  fi
+  for name in $names; do command -v "$name" > /dev/null || missing+=" $name"; done
   [ -n "$missing" ] || return 0
   [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || refuse "not here:$missing"
-  local apt="apt-get -qq -o DPkg::Lock::Timeout=300" packages="slurmctld slurmd slurm-client munge iproute2"
+  local apt="apt-get -qq -o DPkg::Lock::Timeout=300"
   export DEBIAN_FRONTEND=noninteractive
   { timeout 120 $apt update && timeout 300 $apt install -y --no-install-recommends $packages; } > /dev/null ||
     refuse "apt-get cannot install $packages here"
@@ -41,10 +48,12 @@ has_no_jobs() { [ -z "$(timeout 5 squeue --noheader)" ]; }
 # a zombie has ended, also where nobody asks for its code
 is_ended() { ! grep -q '^State:.[^ZX]' "/proc/$1/status"; }
 
-free_ports() { # three in a row, below those that the kernel hands out
+free_ports() { # five in a row, below those that the kernel hands out
   local first
-  first=$((17000 + $(cksum <<< "$root" | cut -d' ' -f1) % 3000 * 3))
-  while ss -Hltn | grep -Eq ":($first|$((first + 1))|$((first + 2))) "; do first=$((first + 3)); done
+  first=$((17000 + $(cksum <<< "$root" | cut -d' ' -f1) % 2000 * 5))
+  while ss -Hltn | grep -Eq ":($first|$((first + 1))|$((first + 2))|$((first + 3))|$((first + 4))) "; do
+    first=$((first + 5))
+  done
   echo "$first"
 }
 
@@ -84,7 +93,7 @@ SlurmctldTimeout=30
 SlurmdTimeout=6
 MessageTimeout=5
 ReturnToService=2
-MinJobAge=3600
+MinJobAge=$([ -n "$accounting" ] && echo 2 || echo 3600)
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
@@ -102,8 +111,53 @@ CONF
 PartitionName=low Nodes=n[1-2] Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
 PartitionName=high Nodes=n[1-2] MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 CONF
+  [ -z "$accounting" ] || write_accounting "$host" $((port + 3)) $((port + 4))
   # slurmd asks for cgroups it does not use; before 24.05 it does not know "disabled"
   echo "CgroupPlugin=$([[ $(slurmd -V) > "slurm-wlm 24.05" ]] && echo disabled || echo cgroup/v1)" > "$root/cgroup.conf"
+}
+
+write_accounting() { # host, port of slurmdbd, port of the data base
+  cat >> "$root/slurm.conf" << CONF
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort=$2
+AccountingStoragePass=$root/run/munge.sock
+CONF
+  (umask 077 && cat > "$root/slurmdbd.conf" << CONF
+DbdHost=$1
+DbdAddr=127.0.0.1
+DbdPort=$2
+SlurmUser=$(id -un)
+AuthType=auth/munge
+AuthInfo=socket=$root/run/munge.sock
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort=$3
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm
+PidFile=$root/run/slurmdbd.pid
+LogFile=$root/log/slurmdbd.log
+CONF
+  )
+}
+
+sql() { mariadb --no-defaults --socket="$root/run/mariadbd.sock" --user="$(id -un)" "$@"; }
+accounts_answer() { timeout 5 sacctmgr --immediate --noheader list cluster > /dev/null; }
+
+start_accounting() {
+  local port
+  port=$(sed -n 's/^StoragePort=//p' "$root/slurmdbd.conf")
+  mariadb-install-db --no-defaults --datadir="$root/db" --user="$(id -un)" --auth-root-authentication-method=socket \
+    --auth-root-socket-user="$(id -un)" --skip-test-db > "$root/log/mariadb.log"
+  mariadbd --no-defaults --user="$(id -un)" --datadir="$root/db" --socket="$root/run/mariadbd.sock" \
+    --bind-address=127.0.0.1 --port="$port" --pid-file="$root/run/mariadbd.pid" \
+    --innodb-buffer-pool-size=64M >> "$root/log/mariadb.log" 2>&1 < /dev/null &
+  within 20 sql --execute="CREATE USER slurm@'%' IDENTIFIED BY 'slurm'; GRANT ALL ON slurm.* TO slurm@'%'" ||
+    { echo "slurm.sh: the data base does not answer" >&2; exit 1; }
+  slurmdbd
+  within 20 accounts_answer || { echo "slurm.sh: slurmdbd does not answer" >&2; exit 1; }
+  sacctmgr --immediate add cluster lockstep > "$root/log/sacctmgr.log"
 }
 
 start_node() {
@@ -125,6 +179,7 @@ up() {
   (umask 077 && head -c 1024 /dev/urandom > "$root/munge/key")
   munged --force --key-file="$root/munge/key" --socket="$root/run/munge.sock" --pid-file="$root/run/munged.pid" \
     --log-file="$root/munge/munged.log" --seed-file="$root/munge/seed"
+  [ -z "$accounting" ] || start_accounting
   slurmctld
   within 20 controller_answers || { echo "slurm.sh: slurmctld does not answer" >&2; exit 1; }
   start_node n1
@@ -155,6 +210,8 @@ down() {
   kill_node n1
   kill_node n2
   end slurmctld 5
+  end slurmdbd 5
+  end mariadbd 5
   end munged 5
   "$here/nodes.sh" down
 }
@@ -167,5 +224,5 @@ case "${1:-}" in
   down) down ;;
   kill) kill_node "$2" ;;
   start) start_node "$2" ;;
-  *) sed -n '2,10s/^# //p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,11s/^# //p' "$0" >&2; exit 2 ;;
 esac
