@@ -22,6 +22,7 @@ from lockstep.sweeps.command import Grid, monitored, opened, prepared
 from lockstep.sweeps.course import Course
 from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
+from lockstep.sweeps.nursery import Nursery
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
 from lockstep.sweeps.views import Silent, show
@@ -150,6 +151,27 @@ def test_a_cpu_trial_sees_no_gpu_and_has_threads_for_its_cores() -> None:
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["OMP_NUM_THREADS"]) == ("", "2")
     assert variables["PYTHONPATH"].endswith(":here")
     assert environ_of(share, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted", "is_safe", "expected"),
+    [
+        (CPU, Need(1, ()), True, "forked"),
+        (CPU, Need(1, ()), False, "fresh"),
+        (GPUS, Need(1, 1), True, "fresh"),
+    ],
+)
+def test_only_trials_without_gpus_are_forked_and_only_where_that_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine, wanted: Need, is_safe: bool, expected: str
+) -> None:
+    (trial,) = book(tmp_path / "sweep", "lr=1").trials
+    begun: list[str] = []
+    monkeypatch.setattr("lockstep.sweeps.pool.IS_SAFE_HERE", is_safe)
+    monkeypatch.setattr("lockstep.sweeps.pool._fresh", lambda *_: begun.append("fresh"))
+    monkeypatch.setattr(Nursery, "is_ready", lambda self: True)
+    monkeypatch.setattr(Nursery, "start", lambda self, *_: begun.append("forked"))
+    assert Pool(Devices(machine, at_once=1)).start(trial, wanted, "train")
+    assert begun == [expected]
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------

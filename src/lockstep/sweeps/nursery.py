@@ -1,7 +1,7 @@
 """Trials as forks of one process that has imported torch and Lightning: on a CPU the import is most of a short trial.
 
 Trials on GPUs are not made here: whether what was imported has touched CUDA, after which no fork may use it, would have
-to be known of everything a user's modules import.
+to be known of everything a user's modules import. Nor are any on macOS, whose own libraries may crash after a fork.
 """
 
 import atexit
@@ -20,6 +20,7 @@ from lockstep.environment import leave
 from lockstep.run_folder import EXIT_FAILED
 from lockstep.signals import STOP_SIGNALS
 
+IS_SAFE_HERE = sys.platform == "linux"
 PRELOADED = "lockstep.sweeps.preloaded"
 
 
@@ -103,8 +104,7 @@ def _do(folder: Path, task: str, cores: tuple[int, ...], environ: dict[str, str]
         sys.stderr.flush()
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
+    os.sched_setaffinity(0, cores)
     if "OMP_NUM_THREADS" not in os.environ:  # else known since the imports, which read it once
         import torch
 

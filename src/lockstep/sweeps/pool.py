@@ -15,7 +15,7 @@ from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.signals import STOP_SIGNALS
 from lockstep.sweeps.devices import Devices, Need, Share
 from lockstep.sweeps.ledger import Trial
-from lockstep.sweeps.nursery import Nursery
+from lockstep.sweeps.nursery import IS_SAFE_HERE, Nursery
 
 LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
 LOG = "output.log"  # what a trial says, in its run folder
@@ -60,7 +60,8 @@ class Pool:
 
     def start(self, trial: Trial, wanted: Need, task: str) -> bool:
         """Start a task of `lockstep.runner` on a trial. False while too few devices are free, or it is too early."""
-        if not wanted.gpus and not self._nursery.is_ready():
+        is_forked = IS_SAFE_HERE and not wanted.gpus
+        if is_forked and not self._nursery.is_ready():
             return False
         share = self._devices.take(wanted)
         if share is None:
@@ -68,10 +69,10 @@ class Pool:
         trial.device = share.label
         environ, log = environ_of(share, os.environ), trial.folder.path / LOG
         try:
-            if share.gpus:
-                process = _fresh(trial.folder.path, task, environ, log)
-            else:
+            if is_forked:
                 process = self._nursery.start(trial.folder.path, task, share.cores, environ, log)
+            else:
+                process = _fresh(trial.folder.path, task, environ, log)
         except BaseException:
             self._devices.give_back(share)
             raise
