@@ -118,7 +118,6 @@ def train(cfg: Any) -> float:
 
     from lockstep import config as configuration
     from lockstep import runner
-    from lockstep.cluster import submission
 
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
@@ -131,10 +130,14 @@ def train(cfg: Any) -> float:
     is_submitted = cfg.cluster.name != "none"
     try:
         if cfg.resume is not None:
+            from lockstep.cluster import submission  # which a new run here does not need
+
             folder, config = runner.resumed(cfg, overrides)
             submission.refuse_live(folder)
             folder, code = (submission if is_submitted else runner).resume(folder, config)
         elif is_submitted:
+            from lockstep.cluster import submission
+
             folder, code = submission.start(configuration.checked(cfg), overrides, chosen)
         else:
             has_test = not is_sweep or cfg.sweep.test == "all"

@@ -228,7 +228,7 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
     except ConfigError as error:
         folder.record_failure("".join(f"config error: {fault}\n" for fault in error.faults))
         return EXIT_CONFIG
-    except Exception:
+    except Exception:  # the border of a process: whatever it was, whoever waits for this rank reads it
         text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
         folder.record_failure(text)
         with open(folder.rank_log(rank), "a") as log:

@@ -9,36 +9,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.signals import STOP_SIGNALS
 from lockstep.sweeps.devices import Devices, Need, Share
 from lockstep.sweeps.ledger import Trial
-from lockstep.sweeps.nursery import IS_SAFE_HERE, Nursery
+from lockstep.sweeps.nursery import IS_SAFE_HERE, Forked, Nursery
 
 LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
 LOG = "output.log"  # what a trial says, in its run folder
-
-
-class Process(Protocol):
-    """The process of a trial, like `subprocess.Popen`."""
-
-    def poll(self) -> int | None:
-        """The exit code, or a signal as a negative number; None while it runs."""
-        ...
-
-    def wait(self) -> int | None:
-        """Wait for the end."""
-        ...
-
-    def send_signal(self, number: int, /) -> None:
-        """Send a signal, unless it has ended."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once."""
-        ...
 
 
 @dataclass
@@ -47,7 +26,7 @@ class Running:
 
     trial: Trial
     share: Share
-    process: Process
+    process: subprocess.Popen[bytes] | Forked
 
 
 class Pool:
