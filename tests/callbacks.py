@@ -97,4 +97,31 @@ class SlowAtFirst(L.Callback):
             time.sleep(self._step_s)
 
 
+class NeverWaits(L.Callback):
+    """Has torch refuse what makes the host wait for a GPU: between two logged steps, and between evaluated batches.
+
+    The first step of a process and the last batch of a pass may wait.
+    """
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step + 1
+        _may_wait(step == 1 or step % trainer.log_every_n_steps == 0 or trainer.is_last_batch)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        _may_wait(batch_idx + 1 == trainer.num_val_batches[0])
+
+    def on_test_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        _may_wait(batch_idx + 1 == trainer.num_test_batches[0])
+
+
+def _may_wait(may: bool) -> None:
+    torch.cuda.set_sync_debug_mode("default" if may else "error")
+
+
 SEES = "+callbacks.sees={_target_:tests.callbacks.Sees,epoch_s:%s}"

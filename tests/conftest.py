@@ -8,6 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.slurm import Slurm
+    from tests.support.gpus import PretendedGpus
 
 # Before torch is imported: what runs in the process of pytest is compared, bit by bit, with processes of one thread,
 # and files of tests share the cores.
@@ -41,3 +42,16 @@ def slurm() -> "Iterator[Slurm]":
 
     with started() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def gpus(request: pytest.FixtureRequest) -> "PretendedGpus":
+    """Pretended GPUs, for processes that a test starts. They are built at the first time: 10 s of one core."""
+    from tests.support.gpus import PretendedGpus, build, reason_without  # imports torch
+
+    reason = reason_without()
+    if reason is not None:
+        pytest.skip(reason)
+    cache = request.config.cache
+    assert cache is not None
+    return PretendedGpus(build(cache.mkdir("pretended_gpu")))

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,11 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
     return folder
 
 
-def train_all(folders: Sequence[RunFolder], num_workers: int) -> None:
-    """Train every run with the same `num_workers` processes, one run after the other."""
+def train_all(folders: Sequence[RunFolder], num_workers: int, variables: Mapping[str, str] | None = None) -> list[str]:
+    """Train every run with the same `num_workers` processes, one run after the other. Returns what each process said.
+
+    `variables` are added to theirs.
+    """
     jobs = [Job("train", str(folder.path), {"command": "none", "has_test": True}) for folder in folders]
     # a store for each run: process groups that come after each other in one store can wait for each other's keys
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
@@ -76,13 +79,13 @@ def train_all(folders: Sequence[RunFolder], num_workers: int) -> None:
     workers = []
     for rank in range(num_workers):
         place = {} if num_workers == 1 else {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers}
-        variables = {**place, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
-        variables |= {"TORCHELASTIC_USE_AGENT_STORE": True}
+        launched = {**place, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
+        launched |= {"TORCHELASTIC_USE_AGENT_STORE": True}
         workers.append(
             subprocess.Popen(
                 [sys.executable, "-m", "tests.harness", json.dumps(work)],
                 cwd=ROOT,
-                env={**environ(), **{name: str(value) for name, value in variables.items()}},
+                env={**environ(), **{name: str(value) for name, value in launched.items()}, **(variables or {})},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -96,11 +99,12 @@ def train_all(folders: Sequence[RunFolder], num_workers: int) -> None:
     for rank, worker in enumerate(workers):
         assert worker.returncode == 0, f"rank {rank}:\n{outputs[rank]}"
     del stores
+    return outputs
 
 
 def state(folder: RunFolder) -> dict[str, torch.Tensor]:
     """Everything a run ends with: weights, batch-norm statistics, momentum."""
-    saved = torch.load(folder.last_checkpoint, weights_only=True)
+    saved = torch.load(folder.last_checkpoint, map_location="cpu", weights_only=True)
     found = {f"net {name}": value for name, value in saved["state_dict"].items()}
     # with averaged weights these are others
     found |= {f"trained {name}": value for name, value in saved.get("current_model_state", {}).items()}

@@ -1,6 +1,7 @@
 """The optimizer step by hand against Lightning's contract, and the guard that keeps bad losses from the weights."""
 
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from lockstep.data.sampler import GlobalBatches
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
 from lockstep.parallel.partition import Share
+from lockstep.run_folder import FailedElsewhere
 from tests.modules import classifier
 from tests.processes import Ranks, started
 
@@ -138,11 +140,7 @@ def test_a_bad_loss_is_refused_at_once_with_its_step_and_samples(bad: float) -> 
         guard.look_at(torch.tensor(bad), batch_of(0, 3), 7)
 
 
-def test_on_the_device_the_update_is_skipped_and_the_host_learns_of_it_before_a_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # as if the device were behind: no answer has arrived yet
-    monkeypatch.setattr("lockstep.models.step._is_over", lambda event: False)
+def test_on_the_device_the_update_is_skipped_and_the_host_learns_of_it_before_a_checkpoint() -> None:
     weight, optimizer, guard = guarded_weights(is_deferred=True)
     for step, loss in enumerate([1.0, float("nan"), 1.0], start=1):
         guard.look_at(torch.tensor(loss), batch_of(0, step), step)
@@ -158,15 +156,12 @@ def test_a_checkpoint_waits_for_the_answers_of_all_steps() -> None:
     _, module = fitted(L.Callback())
     _, _, module._guard = guarded_weights(is_deferred=True)
     module._guard.look_at(torch.tensor(float("nan")), batch_of(0, 0), 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockstep.models.step._is_over", lambda event: False)
-        module._guard.protect(1)
+    module._guard.protect(1)
     with pytest.raises(NonFiniteLoss, match="optimizer step 1 "):
         module.on_save_checkpoint({})
 
 
-def test_the_host_is_never_more_than_a_few_steps_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.models.step._is_over", lambda event: False)
+def test_the_host_is_never_more_than_a_few_steps_behind() -> None:
     _, _, guard = guarded_weights(is_deferred=True)
     guard.look_at(torch.tensor(float("nan")), batch_of(0, 0), 1)
     guard.protect(1)
@@ -182,8 +177,10 @@ def test_one_bad_micro_batch_spoils_its_step_and_no_other() -> None:
     _, optimizer, guard = guarded_weights(is_deferred=True)
     guard.look_at(torch.tensor(float("inf")), batch_of(0, 0), 1)
     guard.look_at(torch.tensor(1.0), batch_of(0, 1), 1)
+    guard.protect(1)
+    assert cast(Any, optimizer).found_inf.item() == 1
     with pytest.raises(NonFiniteLoss, match=r"micro-batch 1; epoch 2, micro-batch 2\) on rank 0.*\[0, 1, 0, 1\]"):
-        guard.protect(1)
+        guard.wait()
     guard.look_at(torch.tensor(1.0), batch_of(0, 2), 2)
     guard.protect(2)
     assert cast(Any, optimizer).found_inf.item() == 0
@@ -195,28 +192,43 @@ def ranks() -> Iterator[Ranks]:
         yield pool
 
 
-def _skip_together() -> tuple[list[float], str]:
+def _skip_together() -> tuple[list[float], list[int], str]:
+    """The weights after a step that is bad on rank 1, the steps after which this rank was told, and what."""
     rank = dist.get_rank()
     weight, optimizer, _ = guarded_weights(is_deferred=True)
     guard = LossGuard(optimizer, torch.device("cpu"), rank=rank, is_deferred=True)
-    guard.look_at(torch.tensor(float("nan") if rank == 1 else 1.0), batch_of(rank, 0), 1)
-    text = ""
-    try:
-        guard.protect(1)
-    except NonFiniteLoss as error:
-        text = str(error)
-    weight.grad = torch.ones(3)
-    optimizer.step()
-    return weight.tolist(), text
+    told, text = [], ""
+    for step in range(1, MOST_PENDING + 2):
+        guard.look_at(torch.tensor(float("nan") if rank == 1 and step == 1 else 1.0), batch_of(rank, 0), step)
+        try:
+            guard.protect(step)
+        except (NonFiniteLoss, FailedElsewhere) as error:
+            told.append(step)
+            text = f"{type(error).__name__}: {error}"
+        weight.grad = torch.ones(3)
+        optimizer.step()
+    return weight.tolist(), told, text
 
 
 @pytest.mark.processes
-def test_all_ranks_skip_the_step_that_is_bad_on_one(ranks: Ranks) -> None:
-    (weights, text), (others, other_text), _ = ranks.run(3, _skip_together)
-    assert weights == others == [1.0] * 3
-    assert "on another rank" in text
-    assert "on rank 1" in other_text
-    assert "[10, 11]" in other_text
+def test_all_ranks_skip_the_step_that_is_bad_on_one_and_leave_after_the_same_step(ranks: Ranks) -> None:
+    results = ranks.run(3, _skip_together)
+    assert [weights for weights, _, _ in results] == [[1.0 - MOST_PENDING] * 3] * 3, "all steps but the first"
+    assert [told for _, told, _ in results] == [[MOST_PENDING + 1]] * 3
+    texts = [text for _, _, text in results]
+    assert texts[0] == texts[2] == "FailedElsewhere: The loss is not finite in optimizer step 1 on rank 1."
+    assert "NonFiniteLoss: The loss is not finite in optimizer step 1 (epoch 2, micro-batch 1) on rank 1" in texts[1]
+    assert "[10, 11]" in texts[1]
+
+
+def test_pixels_are_not_kept_until_the_host_has_read_the_answer() -> None:
+    _, _, guard = guarded_weights(is_deferred=True)
+    batch = batch_of(0, 0)._replace(pixels=torch.zeros(2, 1, 8, 8))
+    pixels = weakref.ref(batch.pixels)
+    guard.look_at(torch.tensor(1.0), batch, 1)
+    guard.protect(1)
+    del batch
+    assert pixels() is None
 
 
 class Norms(L.Callback):

@@ -22,7 +22,15 @@ from typing import Any, NamedTuple
 
 from lockstep.config import ConfigError
 from lockstep.environment import World, no_garbage_collection, num_cores, outer_world
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, write_atomically
+from lockstep.run_folder import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    FailedElsewhere,
+    RunFolder,
+    write_atomically,
+)
 from lockstep.signals import STOP_SIGNALS, SignalFlag
 
 GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
@@ -228,8 +236,10 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
     except ConfigError as error:
         folder.record_failure("".join(f"config error: {fault}\n" for fault in error.faults))
         return EXIT_CONFIG
-    except Exception:  # the border of a process: whatever it was, whoever waits for this rank reads it
+    except Exception as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
         text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
+        if isinstance(error, FailedElsewhere):
+            folder.await_failure(GRACE_S)
         folder.record_failure(text)
         with open(folder.rank_log(rank), "a") as log:
             log.write(text)

@@ -106,6 +106,10 @@ def to_json(value: Any) -> str:
     return json.dumps(finite(value), indent=1, allow_nan=False)
 
 
+class FailedElsewhere(RuntimeError):
+    """Ends a rank because of another one, which knows more of the cause and is about to record it."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths and files of one run."""
@@ -316,6 +320,12 @@ class RunFolder:
         """Keep the first failure; later ones, mostly its consequences, change nothing."""
         with contextlib.suppress(FileExistsError), open(self.failure, "x") as file:
             file.write(text)
+
+    def await_failure(self, timeout_s: float) -> None:
+        """Return when a failure is on record, or after `timeout_s`: the rank that knew of it may have died."""
+        deadline = time.monotonic() + timeout_s
+        while not self.failure.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def forget_end(self) -> None:
         """Forget how the run ended: it goes on."""

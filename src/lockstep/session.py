@@ -20,7 +20,10 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import distributed as dist
+from torch import nn
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from lockstep import config as configuration
 from lockstep import workers
@@ -130,7 +133,14 @@ def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=config.strategy.timeout_s)
     with _meeting(place, folder, timeout) as store:
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns that it does
+        )
         if store is not None:
             gather_objects(None)  # all are in: the place to meet is needed no more
 
@@ -416,7 +426,7 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
     config = session.config
     strategy: Any = "auto"
     if session.is_distributed:
-        strategy = DDPStrategy(
+        strategy = _OneStream(
             timeout=session.timeout,
             broadcast_buffers=False,  # statistics have the same bits on all ranks already
             gradient_as_bucket_view=True,
@@ -439,6 +449,18 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
         default_root_dir=session.folder.path,
         **settings,
     )
+
+
+class _OneStream(DDPStrategy):
+    """Wraps the model on the stream on which it is trained.
+
+    Lightning 2.6 does so on a stream of its own, for CUDA graphs. Then every gradient waits for an event of another
+    stream before it is added up, in each backward pass, and torch warns of it.
+    """
+
+    @override
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        return DistributedDataParallel(module=model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
 
 
 def _skip_idle_hooks(callback: Callback) -> None:

@@ -29,6 +29,8 @@ class Record(L.Callback):
         self._epoch_started = time.monotonic()
         self._epoch_images = 0
         self._rows: list[dict[str, Any]] = []
+        self._best_score: Any = None
+        self._best: float | None = None
         self.images_per_s: float | None = None
         self.epoch_times_s: list[float] = []
 
@@ -54,6 +56,8 @@ class Record(L.Callback):
     ) -> None:
         """Count the images of all ranks; what follows the last batch is not training speed."""
         self._epoch_images += batch.share.size
+        if trainer.is_last_batch and pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)  # the host is some steps ahead: they are not computed yet
         self.images_per_s = self._epoch_images / (time.monotonic() - self._epoch_started)
         self._write(trainer, pl_module, "training")
 
@@ -144,10 +148,18 @@ class Record(L.Callback):
             elapsed_s=round(time.time() - self._facts["started"], 1),
             remaining_s=round(epoch_s * max_epochs * (1 - done), 1) if epoch_s and done is not None else None,
             images_per_s=round(self.images_per_s, 1) if self.images_per_s else None,
-            best=_best(trainer),
+            best=self._best_of(trainer),
             monitor=self._monitor,
             metrics=dict(pl_module.metrics),
         )
+
+    def _best_of(self, trainer: L.Trainer) -> float | None:
+        """The best monitored value. A GPU is asked for it when it is another one, not whenever a status is written."""
+        score = getattr(trainer.checkpoint_callback, "best_model_score", None)
+        if score is not self._best_score:
+            self._best_score = score
+            self._best = score.item() if isinstance(score, torch.Tensor) else None
+        return self._best
 
 
 def _memory_gib(device: torch.device) -> float:
@@ -158,8 +170,3 @@ def _memory_gib(device: torch.device) -> float:
         return used / 2**30
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 2**30
-
-
-def _best(trainer: L.Trainer) -> float | None:
-    score = getattr(trainer.checkpoint_callback, "best_model_score", None)
-    return score.item() if isinstance(score, torch.Tensor) else None

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from lightning.fabric.utilities import move_data_to_device
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.data import boxes, mixing, trivial
-from lockstep.data.loader import Batch
+from lockstep.data.loader import Batch, sent
 from lockstep.data.mixing import MixDraws
 from lockstep.data.sampler import positions
 from lockstep.data.trivial import TrivialDraws
@@ -59,7 +59,7 @@ class Augment:
             return batch
         height, width = batch.pixels.shape[-2:]
         draws = self.draw(batch.share, height, width)
-        return self.apply(batch, move_data_to_device(draws, batch.pixels.device))  # without waiting for a GPU
+        return self.apply(batch, apply_to_collection(draws, Tensor, sent, batch.pixels.device))
 
     def draw(self, share: Share, height: int, width: int) -> Draws:
         """Draw on the CPU for the whole micro-batch, then cut to the share and the partner of its last sample.

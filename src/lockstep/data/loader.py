@@ -15,6 +15,7 @@ from lockstep.data.stream import Fault, worker_settings
 from lockstep.parallel.partition import Share
 
 NUM_AHEAD = 2  # batches a thread reads ahead
+STAGED_BYTES = 1 << 16  # CUDA copies no more of pageable memory without waiting for the GPU
 
 
 class Mix(NamedTuple):
@@ -49,7 +50,7 @@ class TensorImages(Dataset[Batch]):
 
     def __getitems__(self, wanted: ShareIndices) -> Batch:
         """Takes the whole share at once, so that an empty one needs no special case."""
-        indices = wanted.indices.to(self.labels.device, non_blocking=True)
+        indices = sent(wanted.indices, self.labels.device)
         return Batch(taken(self.pixels, indices), self.labels[indices], indices, wanted.share)
 
 
@@ -126,6 +127,13 @@ class ShareLoader(DataLoader[Batch]):
             epoch, start = epoch + 1, 0
         self._position = (epoch, start)
         self.batch_sampler.seek(epoch, start)
+
+
+def sent(value: Tensor, device: torch.device) -> Tensor:
+    """`value`, of the host, on `device`; the host does not wait for a GPU."""
+    if device.type == "cuda" and value.nbytes > STAGED_BYTES:
+        value = value.pin_memory()
+    return value.to(device, non_blocking=True)
 
 
 def pinned(batch: Batch, device: torch.device) -> Batch:

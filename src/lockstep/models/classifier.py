@@ -83,9 +83,11 @@ class Scores(nn.Module):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Take in logits (B, num_classes) and labels (B,), B > 0: torchmetrics' accuracy cannot take an empty share."""
+        losses = F.cross_entropy(logits, labels, reduction="none").double()
+        ones = torch.ones_like(losses)  # of a number torchmetrics makes a tensor, and the copy to a GPU waits for it
         self.accuracy.update(logits, labels)
-        self.loss.update(F.cross_entropy(logits, labels, reduction="none").double())
-        self.count.update(len(labels))
+        self.loss.update(losses, ones)
+        self.count.update(ones)
 
     def compute(self, split: str, num_expected: int) -> dict[str, Tensor]:
         """The global values. Every rank must call it.
@@ -238,6 +240,8 @@ class Classifier(L.LightningModule):
         is_logging_step = is_step_end and self.global_step % self._log_every_n_steps == 0
         if not is_logging_step and not self.trainer.is_last_batch:
             return
+        assert self._guard is not None
+        self._guard.wait()  # the values below wait for the device anyway
         counts = sum_over_ranks(self._counts)
         if is_logging_step:
             means = _means("train_step", counts - self._logged_counts)

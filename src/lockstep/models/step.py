@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 
 from lockstep.parallel.partition import Share
 from lockstep.parallel.reduce import is_distributed
+from lockstep.run_folder import FailedElsewhere
 
 AROUND_THE_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-MOST_PENDING = 8
+MOST_PENDING = 8  # steps that the host may be ahead of the device
 
 
 class OptimizerStep:
@@ -84,7 +85,7 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Samples(Protocol):
-    """What the guard tells of a batch."""
+    """What the guard reads of a batch."""
 
     @property
     def indices(self) -> Tensor:
@@ -97,20 +98,28 @@ class Samples(Protocol):
         ...
 
 
-class _Look(NamedTuple):
-    is_bad: Tensor  # (own loss, that of any rank): on the host once `copied` is over
+class _Seen(NamedTuple):
+    indices: Tensor
+    share: Share
+
+
+class _Answer(NamedTuple):
+    values: Tensor  # whether this rank's loss is bad, and the `_number` of a culprit: on the host once `copied` is over
     copied: Any
     step: int
-    batches: list[Samples]
+    samples: list[_Seen]
 
 
 class LossGuard:
-    """Raises NonFiniteLoss for a loss that is NaN or infinite; no rank applies that step, and checkpoints stay.
+    """Ends a run whose loss is NaN or infinite; no rank applies that step, and checkpoints stay.
+
+    A rank with such a loss raises NonFiniteLoss, the others FailedElsewhere.
 
     On a CPU it raises before the backward pass: the other ranks cannot finish the step without this one. On a GPU
-    asking for the loss would wait for the device in every step. There the answer stays on the device, all ranks take
-    the worst one, the fused optimizer skips the update by it (`found_inf`, made for torch's GradScaler), and the host
-    reads it some steps later. `is_deferred` chooses that way; None: on a GPU with an optimizer that can.
+    asking for the loss would wait for the device in every step. There the answer stays on the device, all ranks learn
+    of a culprit, the fused optimizer skips the update by it (`found_inf`, made for torch's GradScaler), and the host
+    reads the answer some steps later: all ranks after the same step, because a rank that left earlier would let the
+    others wait for it in a collective. `is_deferred` chooses that way; None: on a GPU with an optimizer that can.
     """
 
     def __init__(
@@ -120,58 +129,58 @@ class LossGuard:
         self._is_deferred = can_skip and device.type == "cuda" if is_deferred is None else is_deferred
         self._optimizer: Any = optimizer
         self._rank = rank
+        self._number = rank + 1  # what the ranks exchange, for 0 is nobody
         self._is_bad = torch.zeros((), device=device)
-        self._batches: list[Samples] = []
-        self._pending: deque[_Look] = deque()
+        self._samples: list[_Seen] = []  # not batches: their pixels would stay on the device until an answer is read
+        self._pending: deque[_Answer] = deque()
 
     def look_at(self, loss: Tensor, batch: Samples, step: int) -> None:
         """Look at the loss of a micro-batch of optimizer step `step`, counted from 1."""
+        samples = _Seen(batch.indices, batch.share)
         if self._is_deferred:
             is_bad = (~torch.isfinite(loss.detach())).to(self._is_bad.dtype)
             torch.maximum(self._is_bad, is_bad, out=self._is_bad)
-            self._batches.append(batch)
+            self._samples.append(samples)
         elif not math.isfinite(loss.item()):
-            raise self._error(step, [batch])
+            raise self._own_error(step, [samples])
 
     def protect(self, step: int) -> None:
         """Have the optimizer skip its next update if any rank's loss of this global batch is bad."""
         if not self._is_deferred:
             return
-        of_any = self._is_bad.clone()
+        culprit = self._is_bad * self._number
         if is_distributed():
-            dist.all_reduce(of_any, dist.ReduceOp.MAX)
-        self._optimizer.found_inf = of_any
-        self._pending.append(_Look(*_to_host(torch.stack([self._is_bad, of_any])), step, self._batches))
+            dist.all_reduce(culprit, dist.ReduceOp.MAX)
+        self._optimizer.found_inf = culprit.clamp(max=1)
+        self._pending.append(_Answer(*_to_host(torch.stack([self._is_bad, culprit])), step, self._samples))
         self._is_bad = torch.zeros_like(self._is_bad)
-        self._batches = []
-        while self._pending and (len(self._pending) > MOST_PENDING or _is_over(self._pending[0].copied)):
+        self._samples = []
+        if len(self._pending) > MOST_PENDING:
             self._read()
 
     def wait(self) -> None:
-        """Read all answers: before a checkpoint is written."""
+        """Read all answers: before a checkpoint is written. All ranks call it after the same step."""
         while self._pending:
             self._read()
 
     def _read(self) -> None:
-        look = self._pending.popleft()
-        if look.copied is not None:
-            look.copied.synchronize()
-        is_own_bad, is_any_bad = look.is_bad.tolist()
-        if is_any_bad:
-            raise self._error(look.step, look.batches if is_own_bad else [])
+        answer = self._pending.popleft()
+        if answer.copied is not None:
+            answer.copied.synchronize()
+        is_own_bad, culprit = (int(value) for value in answer.values.tolist())
+        if is_own_bad:
+            raise self._own_error(answer.step, answer.samples)
+        if culprit:
+            raise FailedElsewhere(f"The loss is not finite in optimizer step {answer.step} on rank {culprit - 1}.")
 
-    def _error(self, step: int, batches: list[Samples]) -> NonFiniteLoss:
-        """`batches`: those of this rank that may have it, none where another rank has."""
-        text = f"The loss is not finite in optimizer step {step} "
-        if batches:
-            parts = [f"epoch {batch.share.epoch + 1}, micro-batch {batch.share.micro_step + 1}" for batch in batches]
-            samples = [index for batch in batches for index in batch.indices.tolist()]
-            text += f"({'; '.join(parts)}) on rank {self._rank}. Training samples of the share: {samples}. "
-        else:
-            text += "on another rank. "
+    def _own_error(self, step: int, samples: list[_Seen]) -> NonFiniteLoss:
+        """`samples` are those of this rank's micro-batches."""
+        parts = [f"epoch {seen.share.epoch + 1}, micro-batch {seen.share.micro_step + 1}" for seen in samples]
+        indices = [index for seen in samples for index in seen.indices.tolist()]
         return NonFiniteLoss(
-            f"{text}Nothing of this step was applied. A lower optimizer.lr, trainer.gradient_clip_norm=1 or "
-            "trainer.precision=float32 may help."
+            f"The loss is not finite in optimizer step {step} ({'; '.join(parts)}) on rank {self._rank}. "
+            f"Training samples of the share: {indices}. Nothing of this step was applied. A lower optimizer.lr, "
+            "trainer.gradient_clip_norm=1 or trainer.precision=float32 may help."
         )
 
 
@@ -179,11 +188,7 @@ def _to_host(value: Tensor) -> tuple[Tensor, Any]:
     """A copy on the host, and the event after which it is there; None: it is there."""
     if value.device.type != "cuda":
         return value, None
-    copy = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+    copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
     event = torch.cuda.Event()
     event.record()
     return copy, event
-
-
-def _is_over(event: Any) -> bool:
-    return event is None or event.query()

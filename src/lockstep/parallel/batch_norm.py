@@ -87,9 +87,11 @@ class _Normalize(torch.autograd.Function):
         dy = grad_outputs[0]
         x, weight, mean, var, total = ctx.saved_tensors
         scale = torch.ones_like(mean) if weight is None else weight
+        inverse_std = (var + ctx.eps).rsqrt()
         if x.numel():
+            # the kernel of CUDA wants the saved statistics also where those of an evaluation are meant, as here
             _, dw, db = torch.ops.aten.native_batch_norm_backward(
-                dy, x, scale, mean, var, None, None, False, ctx.eps, [False, True, True]
+                dy, x, scale, mean, var, mean, inverse_std, False, ctx.eps, [False, True, True]
             )
         else:
             dw, db = torch.zeros_like(mean), torch.zeros_like(mean)
@@ -97,8 +99,7 @@ class _Normalize(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = torch.cat([db, dw]).to(mean.dtype)
             dist.all_reduce(sums)
-            factor = scale * (var + ctx.eps).rsqrt()
-            dx = _input_gradient(dy, x, mean, var, factor, sums / total, ctx.eps)
+            dx = _input_gradient(dy, x, mean, var, scale * inverse_std, sums / total, ctx.eps)
         return (
             dx,
             dw.to(ctx.parameter_dtype) if ctx.needs_input_grad[1] else None,

@@ -1,0 +1,54 @@
+"""Averaged weights that never make the host wait for a GPU."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from typing_extensions import override
+
+
+class AveragedWeights(WeightAveraging):
+    """Lightning's weight averaging by `multi_avg_fn`, buffers included.
+
+    torch's own update asks the device twice a step how many updates there were, so that the host waits for a GPU.
+    """
+
+    def __init__(self, *, multi_avg_fn: Callable[[list[Tensor], list[Tensor], Any], None]) -> None:
+        super().__init__(use_buffers=True, multi_avg_fn=multi_avg_fn)
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        # where a later Lightning keeps it elsewhere, torch's update stays
+        average = getattr(self, "_average_model", None)
+        if type(average) is AveragedModel:
+            average.__class__ = _Average
+
+
+class _Average(AveragedModel):
+    _has_begun = False
+
+    @override
+    def update_parameters(self, model: nn.Module) -> None:
+        if not self._has_begun:  # torch asks whether these are the first weights, or a resumed run has an average
+            super().update_parameters(model)
+            self._has_begun = True
+            return
+        pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for average, current in zip(_tensors(self.module), _tensors(model), strict=True):
+            averages, currents = pairs.setdefault(average.dtype, ([], []))
+            averages.append(average.detach())
+            currents.append(current.detach())
+        assert self.multi_avg_fn is not None
+        for averages, currents in pairs.values():
+            self.multi_avg_fn(averages, currents, self.n_averaged)
+        self.n_averaged += 1
+
+
+def _tensors(module: nn.Module) -> itertools.chain[Tensor]:
+    return itertools.chain(module.parameters(), module.buffers())

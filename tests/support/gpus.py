@@ -1,0 +1,76 @@
+"""Pretended GPUs for tests: what Python processes need in their environment to believe in them."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+FOLDER = Path(__file__).parent / "pretended_gpu"
+SOURCES = ("kernels.cpp", "asking.h", "devices.h")
+MEMORY_MIB = 16384
+
+
+def reason_without() -> str | None:
+    """Why there are no pretended GPUs on this machine; None where there are."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a build without CUDA, which has no kernels to replace"
+    if shutil.which("g++") is None:
+        return "there is no g++ to build the pretended GPU with"
+    return None
+
+
+def build(cache: Path) -> Path:
+    """The library of the pretended GPU in `cache`, built once for every version of torch and of its source.
+
+    Processes that ask at the same time wait for the one that builds it.
+    """
+    digest = hashlib.blake2b(torch.__version__.encode(), digest_size=8)
+    for name in SOURCES:
+        digest.update((FOLDER / name).read_bytes())
+    library = cache / f"{digest.hexdigest()}.so"
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            _compile(library)
+    return library
+
+
+def _compile(library: Path) -> None:
+    torch_folder = Path(torch.__file__).parent
+    written = library.with_suffix(".part")
+    subprocess.run(
+        [
+            *("g++", "-std=c++20", "-O0", "-fPIC", "-shared", str(FOLDER / "kernels.cpp"), "-o", str(written)),
+            *(f"-I{torch_folder}/include", f"-I{torch_folder}/include/torch/csrc/api/include"),
+            *(f"-L{torch_folder}/lib", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_folder}/lib"),
+        ],
+        check=True,
+    )
+    written.rename(library)
+
+
+class PretendedGpus:
+    """Environments of processes with GPUs."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = library
+
+    def environ(
+        self, count: int, *, memory_mib: int = MEMORY_MIB, is_asking: bool = False, path: str = ""
+    ) -> Mapping[str, str]:
+        """Variables for `count` GPUs that have `memory_mib` together.
+
+        `is_asking` has CUDA's own kernels asked as well, and `path` is what PYTHONPATH is to hold besides.
+        """
+        variables = {
+            "LOCKSTEP_PRETENDED_LIBRARY": str(self._library),
+            "LOCKSTEP_PRETENDED_GPUS": str(count),
+            "LOCKSTEP_PRETENDED_MEMORY_MIB": str(memory_mib),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(FOLDER), path))),
+        }
+        return variables | ({"LOCKSTEP_PRETENDED_ASKS": "1"} if is_asking else {})

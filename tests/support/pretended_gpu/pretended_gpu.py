@@ -1,0 +1,260 @@
+"""Makes torch believe in GPUs: CUDA tensors in host memory (kernels.cpp), and what Python asks of the driver (here).
+
+`install` replaces the functions of `torch._C` that talk to the driver; `torch.cuda` itself stays as it is. gloo stands
+in for NCCL. Needs a CUDA build of torch, and no driver. What it catches and what it cannot: docs/testing.md.
+"""
+
+import os
+import types
+from typing import Any
+
+EVENT_LOOKS = 2  # an event is over when it was asked so often, or waited for: then the copies before it are made
+
+
+def install(library: str, num_gpus: int, memory_mib: int) -> None:
+    """Have `num_gpus` GPUs of `memory_mib` together in this process, less where CUDA_VISIBLE_DEVICES says so.
+
+    `library` is what kernels.cpp was built to. Call it before the first tensor is made.
+    """
+    import torch
+    from torch import distributed as dist
+
+    torch.ops.load_library(library)
+    gpu: Any = torch.ops.pretended_gpu
+    gpu.replace_kernels(memory_mib << 20)
+    _replace_driver(torch, gpu, num_gpus)
+    _replace_streams(torch, gpu)
+    _replace_memory(torch, gpu)
+    _replace_nccl(dist)
+
+
+def visible_gpus(num_gpus: int, visible: str | None) -> list[int]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves: CUDA reads it up to the first entry it does not know."""
+    if visible is None:
+        return list(range(num_gpus))
+    found: list[int] = []
+    for word in visible.split(","):
+        if not word.strip().isdecimal() or int(word) >= num_gpus:
+            break
+        found.append(int(word))
+    return found if len(set(found)) == len(found) else []
+
+
+def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
+    started_by: list[int] = []  # process ids: a fork of a process that has started CUDA cannot use it
+    mode = 0
+
+    def count() -> int:
+        return len(visible_gpus(num_gpus, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+    def start() -> None:
+        if not count():
+            raise RuntimeError("No CUDA GPUs are available")
+        started_by.append(os.getpid())
+        gpu.start(count())
+        torch.cuda._get_device_properties = properties
+        torch.cuda.default_generators = tuple(gpu.generator(number) for number in range(count()))
+
+    def checked(index: int) -> int:
+        if not -1 <= index < count():
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        return index
+
+    def get_device() -> int:
+        return gpu.device()
+
+    def set_device(index: int) -> None:
+        gpu.exchange_device(checked(index))
+
+    def exchange_device(index: int) -> int:
+        return gpu.exchange_device(checked(index))
+
+    def maybe_exchange_device(index: int) -> int:
+        return gpu.exchange_device(checked(index))
+
+    def is_in_bad_fork() -> bool:
+        return bool(started_by) and os.getpid() not in started_by
+
+    def properties(device: int) -> Any:
+        checked(device)
+        return types.SimpleNamespace(
+            name="Pretended GPU",
+            major=9,
+            minor=0,
+            total_memory=gpu.memory()[2],
+            multi_processor_count=1,
+            is_integrated=0,
+            warp_size=32,
+            max_threads_per_multi_processor=2048,
+            regs_per_multiprocessor=65536,
+            L2_cache_size=1 << 20,
+        )
+
+    def set_sync_debug_mode(value: int) -> None:
+        nonlocal mode
+        mode = value
+        gpu.set_sync_debug_mode(value)
+
+    def get_sync_debug_mode() -> int:
+        return mode
+
+    def flush() -> None:
+        gpu.flush()
+
+    def nothing() -> None: ...
+
+    def is_capturing() -> bool:
+        return False
+
+    replaced = {
+        "_cuda_init": start,
+        "_cuda_getDeviceCount": count,
+        "_cuda_isInBadFork": is_in_bad_fork,
+        "_cuda_getDevice": get_device,
+        "_cuda_setDevice": set_device,
+        "_cuda_exchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": maybe_exchange_device,
+        "_cuda_synchronize": flush,
+        "_cuda_set_sync_debug_mode": set_sync_debug_mode,
+        "_cuda_get_sync_debug_mode": get_sync_debug_mode,
+        "_cuda_clearCublasWorkspaces": nothing,
+        "_cuda_isCurrentStreamCapturing": is_capturing,
+    }
+    for name, function in replaced.items():
+        setattr(torch._C, name, function)
+    # names that torch.cuda bound when it was imported
+    torch.cuda._is_in_bad_fork = is_in_bad_fork
+    torch.cuda._exchange_device = exchange_device
+    torch.cuda._maybe_exchange_device = maybe_exchange_device
+
+
+def _replace_streams(torch: Any, gpu: Any) -> None:
+    """Streams have numbers and nothing else: work is done at once, except for copies to the host, made at events."""
+    cuda_type = 1  # of torch's enumeration of devices
+
+    class Event:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._looks = 0
+
+        def record(self, stream: Any = None) -> None:
+            self._looks = EVENT_LOOKS
+
+        def query(self) -> bool:
+            self._looks = max(0, self._looks - 1)
+            if not self._looks:
+                gpu.flush()
+            return not self._looks
+
+        def synchronize(self) -> None:
+            self._looks = 0
+            gpu.flush()
+
+        def wait(self, stream: Any = None) -> None: ...
+
+        def elapsed_time(self, end_event: Any) -> float:
+            return 1.0
+
+    class Stream:
+        def __init__(
+            self,
+            device: Any = None,
+            priority: int = 0,
+            *,
+            stream_id: int | None = None,
+            device_index: int | None = None,
+            device_type: int = cuda_type,
+        ) -> None:
+            torch.cuda._lazy_init()
+            self.device_type = device_type
+            if device_index is None:
+                device_index = torch.cuda._utils._get_device_index(device, True)
+            self.device_index = device_index
+            self.stream_id = gpu.new_stream() if stream_id is None else stream_id
+            self.device = torch.device("cuda", self.device_index)
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Stream) and (self.stream_id, self.device) == (other.stream_id, other.device)
+
+        def __hash__(self) -> int:
+            return hash((self.stream_id, self.device))
+
+        def synchronize(self) -> None:
+            gpu.flush()
+
+        def query(self) -> bool:
+            return True
+
+        def wait_stream(self, stream: Any) -> None: ...
+
+        def wait_event(self, event: Any) -> None: ...
+
+        def record_event(self, event: Any = None) -> Any:
+            event = event or Event()
+            event.record(self)
+            return event
+
+    def get_current_stream(device: int) -> tuple[int, int, int]:
+        return gpu.stream(device), device, cuda_type
+
+    def get_default_stream(device: int) -> tuple[int, int, int]:
+        return 0, device, cuda_type
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        gpu.exchange_device(device_index)
+        gpu.exchange_stream(stream_id)
+
+    torch._C._cuda_getCurrentStream = get_current_stream
+    torch._C._cuda_getDefaultStream = get_default_stream
+    torch._C._cuda_setStream = set_stream
+    for module in (torch.cuda, torch.cuda.streams):
+        module.Event, module.Stream = Event, Stream
+
+
+def _replace_memory(torch: Any, gpu: Any) -> None:
+    def memory_stats(device: int) -> dict[str, Any]:
+        used, most, _ = gpu.memory()
+        return {f"{name}_bytes": {"all": {"current": used, "peak": most}} for name in ("allocated", "reserved")}
+
+    def memory_info(device: int) -> tuple[int, int]:
+        used, _, limit = gpu.memory()
+        return limit - used, limit
+
+    def reset_peak(device: int) -> None:
+        gpu.reset_most_memory()
+
+    def empty_cache() -> None: ...
+
+    def clone(storage: Any) -> Any:
+        """A storage of CUDA is made by CUDA's own allocator, unless it is that of a tensor."""
+        made = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device)
+        return made.untyped_storage().copy_(storage)
+
+    def runtime() -> Any:
+        return types.SimpleNamespace(cudaMemGetInfo=memory_info)
+
+    torch._C._cuda_memoryStats = memory_stats
+    torch._C._cuda_resetPeakMemoryStats = reset_peak
+    torch._C._cuda_emptyCache = empty_cache
+    torch.cuda.cudart = runtime
+    torch.UntypedStorage.clone = clone
+
+
+def _replace_nccl(dist: Any) -> None:
+    """Groups named nccl are of gloo. It is registered for the CPU as well, whose tensors kernels.cpp refuses."""
+    from torch import device
+    from torch.distributed import distributed_c10d as c10d
+
+    device_of_objects = c10d._get_object_coll_device
+
+    def create(options: Any, backend_options: Any) -> Any:
+        made = c10d.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
+        options.process_group._register_backend(device("cpu"), c10d.ProcessGroup.BackendType.NCCL, made)
+        return made
+
+    def get_object_coll_device(group: Any = None) -> str:
+        """Where objects are pickled to: what torch prefers is the CPU, which NCCL does not have."""
+        return "cuda" if dist.get_backend(group) == "nccl" else device_of_objects(group)
+
+    c10d._get_object_coll_device = get_object_coll_device
+
+    dist.Backend._plugins["NCCL"] = dist.Backend._BackendPlugin(create, True)
