@@ -100,14 +100,14 @@ class SlowAtFirst(L.Callback):
 class NeverWaits(L.Callback):
     """Has torch refuse what makes the host wait for a GPU: between two logged steps, and between evaluated batches.
 
-    The first step of a process and the last batch of a pass may wait.
+    The first two steps may wait, because DDP lays out its buckets in them, and the last batch of a pass.
     """
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step + 1
-        _may_wait(step == 1 or step % trainer.log_every_n_steps == 0 or trainer.is_last_batch)  # pyright: ignore[reportAttributeAccessIssue]
+        _may_wait(step <= 2 or step % trainer.log_every_n_steps == 0 or trainer.is_last_batch)  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -118,6 +118,9 @@ class NeverWaits(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         _may_wait(batch_idx + 1 == trainer.num_test_batches[0])
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        _may_wait(True)
 
 
 def _may_wait(may: bool) -> None:

@@ -42,3 +42,16 @@ class BecomesNan(Plain):
     def forward(self, x: Tensor) -> Tensor:
         self.num_calls += self.training
         return super().forward(x) * (float("nan") if self.num_calls >= 30 else 1.0)
+
+
+class NanOnRank1(Plain):
+    """Gives NaN on rank 1, in its third forward pass of a training and from there on."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += self.training
+        is_bad = self.num_calls >= 3 and torch.distributed.get_rank() == 1
+        return super().forward(x) * (float("nan") if is_bad else 1.0)

@@ -4,6 +4,7 @@
 in for NCCL. Needs a CUDA build of torch, and no driver. What it catches and what it cannot: docs/testing.md.
 """
 
+import atexit
 import os
 import types
 from typing import Any
@@ -22,10 +23,13 @@ def install(library: str, num_gpus: int, memory_mib: int) -> None:
     torch.ops.load_library(library)
     gpu: Any = torch.ops.pretended_gpu
     gpu.replace_kernels(memory_mib << 20)
+    torch._C._set_mkldnn_enabled(False)  # CUDA never uses it, and its bfloat16 products gave infinities here
     _replace_driver(torch, gpu, num_gpus)
     _replace_streams(torch, gpu)
     _replace_memory(torch, gpu)
     _replace_nccl(dist)
+    if "LOCKSTEP_PRETENDED_ASKS" in os.environ:
+        atexit.register(lambda: print(f"{gpu.num_asked()} kinds of calls were put to CUDA's kernels", flush=True))
 
 
 def visible_gpus(num_gpus: int, visible: str | None) -> list[int]:
