@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import lockstep
+
 FROZEN_COMMIT = "COMMIT"  # beside the code of a job
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard", "lockstep")
+PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
 
 
 @dataclass(frozen=True)
@@ -132,14 +134,12 @@ def step_port(job: int, step: int) -> int:
 
 def describe() -> dict[str, Any]:
     """Versions, devices, host and commit, as plain values for environment.json. Imports torch."""
-    import importlib.metadata
-
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "packages": {**{name: version_of(name) for name in PACKAGES}, "lockstep": lockstep.__version__},
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpu": cpu_name(),
@@ -149,6 +149,16 @@ def describe() -> dict[str, Any]:
         "commit": commit(),
         "command": without_secrets(sys.argv),
     }
+
+
+def version_of(package: str) -> str | None:
+    """The version that pip installed; None for a package that is used from its source folder or is missing."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
