@@ -21,6 +21,8 @@ import lockstep
 FROZEN_COMMIT = "COMMIT"  # beside the code of a job
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
+# device files of AMD's GPUs, of WSL's, and of those of Jetson, which have no number
+ASK_TORCH = {"kfd", "dxg", "nvhost-gpu", "nvgpu"}
 
 
 @dataclass(frozen=True)
@@ -67,20 +69,39 @@ def leave(command: Callable[[], int]) -> NoReturn:
 def num_visible_gpus() -> int:
     """GPUs a process may use, told from device files and CUDA_VISIBLE_DEVICES: asking torch costs seconds.
 
-    torch is asked where there are device files that do not tell (AMD, WSL).
+    torch is asked where there are device files that do not tell.
     """
     names = os.listdir("/dev") if os.path.isdir("/dev") else []
     num_present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if num_present and (visible is None or "MIG" not in visible):
-        if visible is None:
-            return num_present
-        return min(num_present, sum(bool(part.strip()) and part.strip() != "-1" for part in visible.split(",")))
-    if num_present or {"kfd", "dxg"} & set(names):
+        return num_present if visible is None else _num_named(visible.split(","), num_present)
+    if num_present or ASK_TORCH & set(names):
         import torch
 
         return torch.cuda.device_count()
     return 0
+
+
+def _num_named(entries: Sequence[str], num_present: int) -> int:
+    """How many GPUs the entries of CUDA_VISIBLE_DEVICES name to CUDA: those before the first that is no GPU.
+
+    None where a GPU is named twice. Entries are all numbers, of which CUDA reads the digits they begin with, or all
+    UUIDs, which are taken to be those of this machine.
+    """
+    found: list[str] = []
+    for entry in entries:
+        number = re.match(r"\s*\+?(\d+)", entry)
+        if entries[0].startswith("GPU-"):
+            name = entry if entry.startswith("GPU-") else None
+        else:
+            name = str(int(number[1])) if number and int(number[1]) < num_present else None
+        if name is None:
+            break
+        if name in found:
+            return 0
+        found.append(name)
+    return min(len(found), num_present)
 
 
 def cores() -> list[int]:
