@@ -37,6 +37,7 @@ class World:
     # where the launcher says nothing of a place to meet (srun):
     step: str = ""  # this start of the job, unlike all others: job-restart-step
     address: tuple[str, int] | None = None  # host and port on which all ranks come without talking
+    num_gpus_on_node: int | None = None  # of all tasks of the step on this node together, where SLURM says it
 
 
 @contextlib.contextmanager
@@ -130,7 +131,14 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
         )
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
         num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)  # SLURM_NTASKS counts what a batch script may yet start
-        world = World("srun", number("SLURM_PROCID"), number("SLURM_LOCALID"), number("SLURM_NODEID"), num_tasks)
+        world = World(
+            "srun",
+            number("SLURM_PROCID"),
+            number("SLURM_LOCALID"),
+            number("SLURM_NODEID"),
+            num_tasks,
+            num_gpus_on_node=number("SLURM_GPUS_ON_NODE") if environ.get("SLURM_GPUS_ON_NODE") else None,
+        )
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
         if "MASTER_ADDR" in environ or nodes is None:
             return world

@@ -417,6 +417,8 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
     strategy: Any = "auto"
     if session.is_distributed:
         strategy = DDPStrategy(
+            # said here, because `devices` below refuses a GPU that two workers call by one number, each its own
+            parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
             timeout=session.timeout,
             broadcast_buffers=False,  # statistics have the same bits on all ranks already
             gradient_as_bucket_view=True,
@@ -424,7 +426,7 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
         )
     return L.Trainer(
         accelerator="gpu" if session.device.type == "cuda" else "cpu",
-        devices=list(session.gpus) if session.gpus else session.num_local,
+        devices=sorted(set(session.gpus)) if session.gpus else session.num_local,
         num_nodes=config.trainer.num_nodes,
         strategy=strategy,
         precision=LIGHTNING_PRECISION[session.precision],  # pyright: ignore[reportArgumentType]
