@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from lockstep.config import ConfigError
 from lockstep.environment import World, no_garbage_collection, num_cores, outer_world
+from lockstep.memory import OutOfMemory
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, write_atomically
 from lockstep.signals import STOP_SIGNALS, SignalFlag
 
@@ -206,7 +207,9 @@ def _show_failure(job: Job) -> None:
     text = folder.failure.read_text().rstrip() if folder.failure.exists() else "a worker failed without a word"
     print(text, file=sys.stderr)
     if job.task == "train":
-        folder.update_status(state="failed", reason=text.splitlines()[-1])
+        lines = text.splitlines()
+        # a traceback ends with what happened, everything else begins with it
+        folder.update_status(state="failed", reason=lines[-1 if "Traceback (most recent call last):" in lines else 0])
         print(f"The run failed: {folder.path}", file=sys.stderr, flush=True)
 
 
@@ -228,9 +231,9 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
     except ConfigError as error:
         folder.record_failure("".join(f"config error: {fault}\n" for fault in error.faults))
         return EXIT_CONFIG
-    except Exception:  # the border of a process: whatever it was, whoever waits for this rank reads it
+    except Exception as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
         text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
-        folder.record_failure(text)
+        folder.record_failure(f"{error}\n" if isinstance(error, OutOfMemory) else text)
         with open(folder.rank_log(rank), "a") as log:
             log.write(text)
         return EXIT_FAILED

@@ -1,7 +1,5 @@
 """What a training step is made of, measured in the training itself: the same step with and without communication."""
 
-import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +16,7 @@ from lockstep import config as configuration
 from lockstep import environment, session
 from lockstep.callbacks.stop import STOP_FILE, TIME_LIMIT, Stopped, silence_broadcast
 from lockstep.environment import World
+from lockstep.memory import peak_memory
 from lockstep.models.classifier import Classifier
 from lockstep.parallel.batch_norm import SyncBatchNorm
 from lockstep.parallel.reduce import FlagChannel, gather_objects
@@ -199,14 +198,6 @@ def flops_per_image(net: nn.Module, image_shape: tuple[int, int, int]) -> int:
 def gradient_bytes(net: nn.Module) -> int:
     """Bytes of all gradients, which every step exchanges."""
     return sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad)
-
-
-def peak_memory(device: torch.device) -> int:
-    """The most bytes this process ever held: tensors on a GPU, everything on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _device_name(device: torch.device) -> str:

@@ -29,11 +29,12 @@ from lockstep.data.decode import ImageFault
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources import Splits
 from lockstep.environment import World, num_cores
+from lockstep.memory import OutOfMemory, explained, out_of_memory
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.parallel.batch_norm import ExactBatchNorm
 from lockstep.parallel.randomness import seed_of
 from lockstep.parallel.reduce import gather_objects
-from lockstep.run_folder import RunFolder, write_atomically
+from lockstep.run_folder import RunFolder, shown, write_atomically
 from lockstep.schema import Config, ImageFolder
 from lockstep.staging import once_a_node
 
@@ -79,7 +80,8 @@ class Session:
 def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[Session]:
     """Join the workers of a job, agree with them on what it is, and leave them at the end.
 
-    Raises ConfigError before any work when ranks differ in configuration or in their number.
+    Raises ConfigError before any work when ranks differ in configuration or in their number, and OutOfMemory in place
+    of what an allocator raises.
     """
     _quiet()
     asked = workers.found(config)
@@ -108,10 +110,28 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
             yield session
         except ImageFault as error:  # met while streaming
             raise configuration.ConfigError(error.faults) from error
+        except Exception as error:
+            refusal = out_of_memory(error)
+            if refusal is None:
+                raise
+            raise OutOfMemory(_explained(refusal, session)) from error
         # after a failure the group stays until the process ends: the failure must be on record before others notice it
         if dist.is_initialized():
             gather_objects(None)  # nobody leaves while another still talks
             dist.destroy_process_group()
+
+
+def _explained(refusal: BaseException, session: Session) -> str:
+    return explained(
+        refusal,
+        session.config,
+        session.device,
+        precision=session.precision,
+        has_bfloat16=_bfloat16_unit(session.device) is not None,
+        rank=session.rank,
+        loads=session.loads,
+        log=shown(session.folder.rank_log(session.rank)),
+    )
 
 
 def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
@@ -327,13 +347,19 @@ def _precision(config: Config, device: torch.device) -> tuple[str, str]:
     asked = config.trainer.precision
     if asked != "auto":
         return asked, "as asked"
+    unit = _bfloat16_unit(device)
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
-        return ("bfloat16", f"{name} computes it natively") if has_bfloat16 else ("float32", f"{name} lacks bfloat16")
+        return ("bfloat16", f"{name} computes it natively") if unit else ("float32", f"{name} lacks bfloat16")
+    return ("bfloat16", f"this CPU has {unit}") if unit else ("float32", "this CPU has no bfloat16 arithmetic")
+
+
+def _bfloat16_unit(device: torch.device) -> str | None:
+    """What of a device computes bfloat16; None where nothing does."""
+    if device.type == "cuda":
+        return "tensor cores" if torch.cuda.get_device_capability(device) >= (8, 0) else None
     flags = torch.cpu.get_capabilities()
-    name = next((label for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16")) if flags.get(key)), None)
-    return ("bfloat16", f"this CPU has {name}") if name else ("float32", "this CPU has no bfloat16 arithmetic")
+    return next((label for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16")) if flags.get(key)), None)
 
 
 def image_data(session: Session) -> ImageData:
