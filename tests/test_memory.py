@@ -93,6 +93,7 @@ def test_an_evaluation_is_cut_into_smaller_batches() -> None:
     lines = text(raised(forward), config_of("eval_batch_size=500"))
     assert lines[0].startswith("rank 0 of 1 ran out of memory in an evaluation: it asked for 512.00 MiB more")
     assert settings(lines)[0] == "eval_batch_size=250"
+    assert text(raised(forward), config_of("eval_batch_size=500"), log=None) == lines[:-1]
 
 
 def test_data_that_does_not_fit_goes_elsewhere(tmp_path: object) -> None:

@@ -26,7 +26,13 @@ from lockstep.signals import SignalFlag
 
 WARM_UP = 2  # pairs of steps that are not counted
 MIN_PAIRS = 3  # also when there is no time for more
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+# TF32 is a way to multiply float32, switched on by the session
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "tf32": torch.float32,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
 NUM_MATMULS = 10
 NUM_SMALL, NUM_LARGE = 50, 10  # all-reduces

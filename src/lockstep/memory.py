@@ -45,9 +45,9 @@ def explained(
     has_bfloat16: bool,
     rank: int,
     loads: Sequence[int],
-    log: str,
+    log: str | None,
 ) -> str:
-    """What a person reads in place of the traceback of an allocator's refusal, which is in the file `log`."""
+    """What a person reads in place of the traceback of an allocator's refusal, which is in the file `log`, if kept."""
     names = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
     is_step = "training_step" in names
     when = " in a training step" if is_step else " in an evaluation" if "forward" in names else ""
@@ -65,7 +65,7 @@ def explained(
             f"{what}. {_held(device)}",
             f"{_batch(config, rank, loads)} What needs less memory:",
             *(f"  {setting:{width}}  {effect}" for setting, effect in cures),
-            f"The traceback is in {log}.",
+            *([f"The traceback is in {log}."] if log else []),
         ]
     )
 

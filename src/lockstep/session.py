@@ -38,9 +38,10 @@ from lockstep.run_folder import RunFolder, shown, write_atomically
 from lockstep.schema import Config, ImageFolder
 from lockstep.staging import once_a_node
 
+AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
 COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
 # bfloat16 is the classifier's own autocast, around the network alone
-LIGHTNING_PRECISION = {"bfloat16": "32-true", "float32": "32-true", "float64": "64-true"}
+LIGHTNING_PRECISION = {"bfloat16": "32-true", "tf32": "32-true", "float32": "32-true", "float64": "64-true"}
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
         join(config, place, folder)
     device = _device(config, asked.gpus, place)
     precision, reason = _precision(config, device)
+    _allow_tf32(precision == "tf32")
     _agree(config, world_size)
     with contextlib.ExitStack() as held:
         session = Session(
@@ -122,6 +124,7 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
 
 
 def _explained(refusal: BaseException, session: Session) -> str:
+    log, is_kept = session.folder.rank_log(session.rank), session.folder.config.exists()  # of an evaluation it is not
     return explained(
         refusal,
         session.config,
@@ -130,7 +133,7 @@ def _explained(refusal: BaseException, session: Session) -> str:
         has_bfloat16=_bfloat16_unit(session.device) is not None,
         rank=session.rank,
         loads=session.loads,
-        log=shown(session.folder.rank_log(session.rank)),
+        log=shown(log) if is_kept else None,
     )
 
 
@@ -207,6 +210,7 @@ def _quiet() -> None:
         r".*Checkpoint directory .* exists and is not empty.*",  # a resume goes on in its folder
         r".*The `srun` command is available.*",  # whether a run is one of srun's is ours to find
         r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
+        r".*Please use the new API settings to control TF32.*",  # see _allow_tf32
         r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 on torch 2.15, 2026-11-21
     ):
         warnings.filterwarnings("ignore", message=message)
@@ -343,13 +347,23 @@ def _agree(config: Config, world_size: int) -> None:
 
 
 def _precision(config: Config, device: torch.device) -> tuple[str, str]:
-    """The precision to compute in, and why."""
-    asked = config.trainer.precision
+    """The precision to compute in, and why. Raises ConfigError for one that the device does not have."""
+    asked, name = config.trainer.precision, ""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        capability = torch.cuda.get_device_capability(device)
+        if asked == "tf32" and capability < AMPERE:
+            version, first = (".".join(map(str, numbers)) for numbers in (capability, AMPERE))
+            what = f"{name} has no TF32 (compute capability {version}, it begins with {first})"
+            raise configuration.ConfigError([f"trainer.precision=tf32, but {what}: use float32"])
+    if asked == "tf32":
+        return asked, f"as asked: float32, of which {name} multiplies 11 of 24 bits"
+    if asked == "float32" and name:
+        return asked, "as asked, without TF32"
     if asked != "auto":
         return asked, "as asked"
     unit = _bfloat16_unit(device)
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+    if name:
         return ("bfloat16", f"{name} computes it natively") if unit else ("float32", f"{name} lacks bfloat16")
     return ("bfloat16", f"this CPU has {unit}") if unit else ("float32", "this CPU has no bfloat16 arithmetic")
 
@@ -357,9 +371,21 @@ def _precision(config: Config, device: torch.device) -> tuple[str, str]:
 def _bfloat16_unit(device: torch.device) -> str | None:
     """What of a device computes bfloat16; None where nothing does."""
     if device.type == "cuda":
-        return "tensor cores" if torch.cuda.get_device_capability(device) >= (8, 0) else None
+        return "tensor cores" if torch.cuda.get_device_capability(device) >= AMPERE else None
     flags = torch.cpu.get_capabilities()
     return next((label for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16")) if flags.get(key)), None)
+
+
+def _allow_tf32(is_on: bool) -> None:
+    """Whether float32 products and convolutions of this process may round their factors to TF32.
+
+    torch lets convolutions do so from the start. It has two kinds of switches, and raises where one kind is read after
+    the other was set. Lightning 2.6 and torch's compiler read the older, so the newer are reset (torch 2.15).
+    """
+    torch.backends.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
+    torch.backends.cudnn.fp32_precision = "none"
+    torch.backends.cudnn.allow_tf32 = is_on
+    torch.set_float32_matmul_precision("high" if is_on else "highest")
 
 
 def image_data(session: Session) -> ImageData:

@@ -38,9 +38,9 @@ def faults(config: Config) -> list[str]:
     """
     asked, faults = _asked(config)
     if config.cluster.name == "slurm":
-        return (faults or _load_faults(config, asked)) + _backend_faults(config, asked)
+        return (faults or _load_faults(config, asked)) + _device_faults(config, asked)
     faults = faults + _world_faults(asked, environment.outer_world(os.environ))
-    return (faults or _load_faults(config, asked)) + _backend_faults(config, asked) + _compiler_faults(config, asked)
+    return (faults or _load_faults(config, asked)) + _device_faults(config, asked) + _compiler_faults(config, asked)
 
 
 def interface_faults(config: Config) -> list[str]:
@@ -133,10 +133,15 @@ def _gpus(count: int) -> str:
     return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
 
 
-def _backend_faults(config: Config, asked: Workers) -> list[str]:
-    if config.strategy.process_group_backend != "nccl" or asked.gpus:
+def _device_faults(config: Config, asked: Workers) -> list[str]:
+    """What only GPUs have."""
+    if asked.gpus:
         return []
-    return ["strategy.process_group_backend=nccl needs GPUs, and this run uses none: use auto or gloo"]
+    settings = (
+        (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
+        (config.trainer.precision == "tf32", "trainer.precision=tf32", "float32"),
+    )
+    return [f"{typed} needs GPUs, and this run uses none: use {cure}" for is_set, typed, cure in settings if is_set]
 
 
 def _compiler_faults(config: Config, asked: Workers) -> list[str]:
