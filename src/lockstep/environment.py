@@ -21,6 +21,7 @@ import lockstep
 FROZEN_COMMIT = "COMMIT"  # beside the code of a job
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
+CUDA_ERROR_NOT_INITIALIZED = 3
 # device files of AMD's GPUs, of WSL's, and of those of Jetson, which have no number
 ASK_TORCH = {"kfd", "dxg", "nvhost-gpu", "nvgpu"}
 
@@ -103,6 +104,20 @@ def _num_named(entries: Sequence[str], num_present: int) -> int:
             return 0
         found.append(name)
     return min(len(found), num_present)
+
+
+def has_started_cuda() -> bool:
+    """Whether something in this process has started CUDA's driver, which then works in no fork of the process.
+
+    torch.cuda.is_initialized() knows neither of other libraries nor of torch.cuda.is_available(), which start it, too.
+    """
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")  # loading it starts nothing
+    except OSError:
+        return False
+    return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED
 
 
 def cores() -> list[int]:
