@@ -87,6 +87,7 @@ def test_only_what_can_help_is_proposed() -> None:
     assert "data.memory=host" not in settings(text(step, config_of(), torch.device("cpu")))
     graphs = settings(text(step, config_of("compile=reduce-overhead")))
     assert (graphs[0], len(graphs)) == ("compile=true", 3)
+    assert "compile=true" not in settings(text(step, config_of("compile=reduce-overhead"), torch.device("cpu")))
 
 
 def test_an_evaluation_is_cut_into_smaller_batches() -> None:

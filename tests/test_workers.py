@@ -122,6 +122,28 @@ def test_compiling_on_a_cpu_needs_a_compiler(machine: Machine, monkeypatch: pyte
     assert workers.faults(compiled) == []
 
 
+def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def graphs(compile: object = "reduce-overhead", **trainer: object) -> Config:
+        return machine.config(**trainer).model_copy(update={"compile": compile})  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++")
+    # without GPUs there are no graphs: it compiles as compile=true does
+    assert workers.faults(graphs(devices=2, accumulate_grad_batches=2)) == []
+    machine.has_gpus(2)
+    assert workers.faults(graphs(devices=1)) == []
+    assert workers.faults(graphs(strategy="cpu", devices=2)) == []
+    assert workers.faults(graphs(devices=2, accumulate_grad_batches=2, compile=True)) == []
+    assert workers.faults(graphs(devices=1, accumulate_grad_batches=2)) == [
+        "compile=reduce-overhead and trainer.accumulate_grad_batches=2: a CUDA graph overwrites the gradients of the last "
+        "micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
+    ]
+    (fault,) = workers.faults(graphs())
+    assert fault == (
+        "compile=reduce-overhead is for one GPU, not for 2 workers: CUDA graphs of several can hang when one leaves, use "
+        "compile=true, or trainer.devices=1"
+    )
+
+
 def test_loads_are_one_for_each_worker_and_not_all_zero(machine: Machine) -> None:
     machine.has_gpus(2)
     assert machine.found(loads=[2, 0]).world_size == 2

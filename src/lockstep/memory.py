@@ -115,7 +115,7 @@ def _step_cures(
 ) -> Iterator[tuple[str, str]]:
     """(setting, effect), best first."""
     size, num_parts = config.global_batch_size, config.trainer.accumulate_grad_batches
-    if config.compile == "reduce-overhead":
+    if config.compile == "reduce-overhead" and device.type == "cuda":
         yield "compile=true", "the same training; CUDA graphs hold memory of their own"
     elif size > num_parts:
         more = next(count for count in range(2 * num_parts, size + 1) if size % count == 0)

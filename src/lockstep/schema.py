@@ -404,7 +404,7 @@ class Config(Section):
     scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
     label_smoothing: Fraction = Field(description="of the training loss")
     compile: bool | Literal["reduce-overhead"] = Field(
-        description="compile the network, which takes up to minutes at the start; reduce-overhead: as CUDA graphs"
+        description="compile the network, up to minutes at the start; reduce-overhead: also as CUDA graphs, on one GPU"
     )
     flip_test: bool = Field(description="also test with logits averaged over image and mirror image, reported apart")
     augment: Augment

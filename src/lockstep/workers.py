@@ -134,14 +134,32 @@ def _gpus(count: int) -> str:
 
 
 def _device_faults(config: Config, asked: Workers) -> list[str]:
-    """What only GPUs have."""
+    """What only GPUs have, and what they cannot do."""
     if asked.gpus:
-        return []
+        return _graph_faults(config, asked)
     settings = (
         (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
         (config.trainer.precision == "tf32", "trainer.precision=tf32", "float32"),
     )
     return [f"{typed} needs GPUs, and this run uses none: use {cure}" for is_set, typed, cure in settings if is_set]
+
+
+def _graph_faults(config: Config, asked: Workers) -> list[str]:
+    """CUDA graphs that give wrong gradients (pytorch issues 96693 and 169545), or that nobody has seen to end."""
+    if config.compile != "reduce-overhead":
+        return []
+    faults, num_parts = [], config.trainer.accumulate_grad_batches
+    if num_parts > 1:
+        faults.append(
+            f"compile=reduce-overhead and trainer.accumulate_grad_batches={num_parts}: a CUDA graph overwrites the "
+            "gradients of the last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
+        )
+    if asked.world_size > 1:
+        faults.append(
+            f"compile=reduce-overhead is for one GPU, not for {asked.world_size} workers: CUDA graphs of several can "
+            "hang when one leaves, use compile=true, or trainer.devices=1"
+        )
+    return faults
 
 
 def _compiler_faults(config: Config, asked: Workers) -> list[str]:
