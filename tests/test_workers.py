@@ -134,13 +134,13 @@ def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, m
     assert workers.faults(graphs(strategy="cpu", devices=2)) == []
     assert workers.faults(graphs(devices=2, accumulate_grad_batches=2, compile=True)) == []
     assert workers.faults(graphs(devices=1, accumulate_grad_batches=2)) == [
-        "compile=reduce-overhead and trainer.accumulate_grad_batches=2: a CUDA graph overwrites the gradients of the last "
-        "micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
+        "compile=reduce-overhead and trainer.accumulate_grad_batches=2: a CUDA graph overwrites the gradients of the "
+        "last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
     ]
     (fault,) = workers.faults(graphs())
     assert fault == (
-        "compile=reduce-overhead is for one GPU, not for 2 workers: CUDA graphs of several can hang when one leaves, use "
-        "compile=true, or trainer.devices=1"
+        "compile=reduce-overhead is for one GPU, not for 2 workers: CUDA graphs of several can hang when one leaves, "
+        "use compile=true, or trainer.devices=1"
     )
 
 
