@@ -103,6 +103,7 @@ def tf32() -> set[bool]:
         "pass",
         "torch.backends.cudnn.allow_tf32 = True",
         "torch.backends.fp32_precision = 'tf32'",
+        "torch.backends.cudnn.fp32_precision = 'tf32'",
         "torch.backends.cudnn.conv.fp32_precision = 'tf32'",
         "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
         "torch.set_float32_matmul_precision('medium')",
