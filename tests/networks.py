@@ -55,3 +55,26 @@ class NanOnRank1(Plain):
         self.num_calls += self.training
         is_bad = self.num_calls >= 3 and torch.distributed.get_rank() == 1
         return super().forward(x) * (float("nan") if is_bad else 1.0)
+
+
+class OutOfMemory(Plain):
+    """Refused by an allocator in its third forward pass, on the last rank: by that of the CPU, or as by a GPU's."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int, of_gpu: bool) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.of_gpu = of_gpu
+        self.num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += 1
+        rank, world_size = 0, 1
+        if torch.distributed.is_initialized():
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if self.num_calls == 3 and rank == world_size - 1:
+            if self.of_gpu:
+                raise torch.OutOfMemoryError(
+                    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which "
+                    "1.19 GiB is free. Including non-PyTorch memory, this process has 138.60 GiB memory in use."
+                )
+            torch.empty(2**52, dtype=torch.uint8)  # more than any address can reach
+        return super().forward(x)

@@ -14,7 +14,7 @@ PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
     ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal", "drawing"),
-    ("data", "models", "checkpoint_io", "allocation", "runs"),
+    ("data", "models", "checkpoint_io", "allocation", "runs", "memory"),
     ("workers",),
     ("callbacks", "config", "watching", "notification", "board"),
     ("staging", "overrides"),

@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,16 @@ def test_another_number_of_workers_evaluates_the_same(trained: RunFolder) -> Non
     assert done.stderr == ""
     accuracy = float(re.search(r"accuracy +([\d.]+)", done.stdout)[1])  # pyright: ignore[reportOptionalSubscript]
     assert accuracy == pytest.approx(trained.read_summary()["test_accuracy"], abs=5e-7)
+
+
+def test_a_run_that_a_gpu_trained_in_tf32_is_evaluated_without_one(trained: RunFolder, tmp_path: Path) -> None:
+    folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace("precision: auto", "precision: tf32"))
+    assert folder.config.read_text() != text
+    done = lockstep(cwd_of(trained), "eval", str(folder.path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "359 test images" in done.stdout
 
 
 def test_predictions_of_a_split_are_in_order_and_agree_with_the_evaluation(trained: RunFolder) -> None:

@@ -180,7 +180,7 @@ FAULTS = {
     "trainer.max_epochs=1.5": ["trainer.max_epochs=1.5 must be int >= 1"],
     "trainer.devices=two": ["trainer.devices=two must be auto or int >= 1 or [int >= 0, ...]"],
     "trainer.loads=[1,-1]": ["trainer.loads=[1,-1] must be [int >= 0, ...] or null"],
-    "trainer.precision=fp16": ["trainer.precision=fp16 must be auto|bfloat16|float32|float64"],
+    "trainer.precision=fp16": ["trainer.precision=fp16 must be auto|bfloat16|tf32|float32|float64"],
     "trainer.profiler=none": ["trainer.profiler=none must be simple|advanced|pytorch or null"],
     "optimizer._partial_=false": ["optimizer._partial_=false must be true"],
     "name=2024": ["name=2024 must be text", "write \"name='2024'\""],

@@ -105,6 +105,35 @@ def test_the_traceback_of_the_first_failing_rank_is_shown_last_and_kept(tmp_path
     assert folder.read_status()["state"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("num_workers", "of_gpu", "said"),
+    [
+        (1, True, "it asked for 2.00 GiB more, and 1.19 GiB were free. The process held up to"),
+        (2, True, "it asked for 2.00 GiB more, and 1.19 GiB were free. The process held up to"),
+        (2, False, "it asked for 4,194,304.00 GiB more. The process held up to"),
+    ],
+)
+def test_too_little_memory_is_told_with_the_batch_and_three_cures(
+    tmp_path: Path, num_workers: int, of_gpu: bool, said: str
+) -> None:
+    network = [*_own_network("model._target_=tests.networks.OutOfMemory"), f"+model.of_gpu={str(of_gpu).lower()}"]
+    overrides = [*network, "trainer.loads=[1,3]"] if num_workers == 2 else network
+    done = run(tmp_path, *overrides, f"trainer.devices={num_workers}", PYTHONPATH=str(ROOT))
+    assert done.returncode == 1
+    folder = latest(tmp_path)
+    rank, share = num_workers - 1, {1: 16, 2: 12}[num_workers]
+    what, batch, *cures, log = folder.failure.read_text().splitlines()
+    assert what.startswith(f"rank {rank} of {num_workers} ran out of memory in a training step: {said}")
+    assert batch.startswith(f"A step has 16 images, up to {share} of them on this worker at once.")
+    settings = [cure.split()[0] for cure in cures]
+    assert settings == ["trainer.accumulate_grad_batches=2", "trainer.precision=float32", "global_batch_size=8"]
+    assert log == f"The traceback is in {folder.rank_log(rank).relative_to(tmp_path.resolve())}."
+    assert folder.failure.read_text() in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Traceback" in folder.rank_log(rank).read_text()
+    assert folder.read_status()["reason"] == what
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path, num_workers: int) -> None:
     overrides = [*_own_network("model._target_=tests.networks.BecomesNan"), "silent=true"]

@@ -57,6 +57,12 @@ def test_a_given_address_is_taken() -> None:
     assert outer_world({**STEP, "MASTER_ADDR": "n9", "MASTER_PORT": "29500"}) == World("srun", 3, 1, 1, 4)
 
 
+def test_a_step_says_how_many_gpus_it_has_on_this_node() -> None:
+    world = outer_world({**STEP, "SLURM_GPUS_ON_NODE": "2"})
+    assert world is not None
+    assert world.num_gpus_on_node == 2
+
+
 def test_a_batch_script_is_one_task_however_many_it_may_start() -> None:
     script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "n2"}
     world = outer_world(script)

@@ -88,6 +88,42 @@ def test_a_network_that_is_not_there_is_told_with_those_that_are(slurm: Slurm, t
     assert not (tmp_path / "outputs").exists()
 
 
+# a node of this SLURM has two GPUs on paper; a task sees what it would see on a real one
+FINDS = """
+import os
+from lockstep import config, workers
+listed = os.listdir
+os.listdir = lambda path=".": ["nvidia0", "nvidia1"] if path == "/dev" else listed(path)
+found = workers.found(config.checked(config.composed(["trainer.num_nodes=2"])))
+print(os.environ["SLURM_PROCID"], os.environ["CUDA_VISIBLE_DEVICES"], found)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "seen", "gpus"),
+    [
+        (["--gpus-per-task=1"], ["0", "1"], "(0, 0)"),
+        (["--gpus-per-node=2", "--gpu-bind=single:1"], ["0", "1"], "(0, 0)"),
+        (["--gpus-per-node=2"], ["0,1", "0,1"], "(0, 1)"),
+    ],
+    ids=["per task", "bound", "shared"],
+)
+def test_tasks_find_gpus_of_their_own_and_share_those_of_all(
+    slurm: Slurm, options: list[str], seen: list[str], gpus: str, tmp_path: Path
+) -> None:
+    task = [sys.executable, "-c", FINDS]
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *options, *task, cwd=tmp_path)
+    workers = f"Workers(num_local=2, num_nodes=2, gpus={gpus})"
+    expected = [f"{rank} {visible} {workers}" for rank, visible in enumerate([*seen, *seen])]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_tasks_that_share_one_gpu_are_told_how_each_gets_its_own(slurm: Slurm, tmp_path: Path) -> None:
+    task = [sys.executable, "-c", FINDS]
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=1", *task, cwd=tmp_path, code=1)
+    assert "srun started 2 workers for a machine with 1 GPU: start 1, give each a GPU of its own" in done.stderr
+
+
 HOLDER = """
 import os, pathlib, socket, time
 from lockstep.environment import step_port

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from lockstep import config as configuration
+from lockstep import environment
 from lockstep.config import ConfigError
 from lockstep.run_folder import EXIT_STOPPED, RunFolder
 from lockstep.schema import Config
@@ -154,24 +156,92 @@ def test_a_cpu_trial_sees_no_gpu_and_has_threads_for_its_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "wanted", "is_safe", "expected"),
+    ("machine", "wanted", "is_safe", "serves_gpus", "expected"),
     [
-        (CPU, Need(1, ()), True, "forked"),
-        (CPU, Need(1, ()), False, "fresh"),
-        (GPUS, Need(1, 1), True, "fresh"),
+        (CPU, Need(1, ()), True, True, "forked"),
+        (CPU, Need(1, ()), True, False, "forked"),
+        (CPU, Need(1, ()), False, True, "fresh"),
+        (GPUS, Need(1, 1), True, True, "forked"),
+        (GPUS, Need(1, 1), True, False, "fresh"),
+        (GPUS, Need(1, 1), False, False, "fresh"),
     ],
 )
-def test_only_trials_without_gpus_are_forked_and_only_where_that_is_safe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine, wanted: Need, is_safe: bool, expected: str
+def test_trials_are_forked_where_that_is_safe(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: Machine,
+    wanted: Need,
+    is_safe: bool,
+    serves_gpus: bool,
+    expected: str,
 ) -> None:
-    (trial,) = book(tmp_path / "sweep", "lr=1").trials
+    trials = book(tmp_path / "sweep", "lr=1", "lr=2").trials
     begun: list[str] = []
+    said: list[str] = []
     monkeypatch.setattr("lockstep.sweeps.pool.IS_SAFE_HERE", is_safe)
     monkeypatch.setattr("lockstep.sweeps.pool._fresh", lambda *_: begun.append("fresh"))
-    monkeypatch.setattr(Nursery, "is_ready", lambda self: True)
+
+    def is_ready(nursery: Nursery) -> bool:
+        nursery.serves_gpus = serves_gpus
+        return True
+
+    monkeypatch.setattr(Nursery, "is_ready", is_ready)
     monkeypatch.setattr(Nursery, "start", lambda self, *_: begun.append("forked"))
-    assert Pool(Devices(machine, at_once=1)).start(trial, wanted, "train")
-    assert begun == [expected]
+    pool = Pool(Devices(machine, at_once=2), say=said.append)
+    assert all(pool.start(trial, wanted, "train") for trial in trials)
+    assert begun == [expected] * 2
+    assert len(said) == (1 if wanted.gpus and is_safe and not serves_gpus else 0)
+
+
+IMPORTS = """
+import os, torch
+called = []
+for name in ("_cuda_getDeviceCount", "_cuda_init"):
+    def calls(*given, real=getattr(torch._C, name), name=name):
+        called.append(name)
+        return real(*given)
+    setattr(torch._C, name, calls)
+from lockstep.sweeps import nursery, preloaded
+child = os.fork()
+if not child:
+    try:
+        nursery._exit_by_cuda()
+    except SystemExit as ended:
+        os._exit(ended.code)
+print(called, torch.cuda.is_initialized(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("more", "seen"),
+    [("", "[] False 0\n"), ("torch._C._cuda_getDeviceCount()\n", "['_cuda_getDeviceCount'] False 1\n")],
+    ids=["as it is", "seen to fail"],
+)
+def test_what_is_imported_before_a_fork_leaves_cuda_alone(more: str, seen: str) -> None:
+    if torch.version.cuda is None:
+        pytest.skip("a build of torch without CUDA")
+    code = IMPORTS.replace("child =", f"{more}child =")
+    done = subprocess.run([sys.executable, "-c", code], env=environ(), capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == (seen, "")
+
+
+class Driver:
+    """CUDA's own, as far as it is asked: whether cuInit was called, it says by an error."""
+
+    def __init__(self, error: int) -> None:
+        self.cuDeviceGetCount = lambda count: error
+
+
+def test_a_driver_that_was_started_by_whatever_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert not environment.has_started_cuda()
+    for error, has_started in ((3, False), (0, True), (100, True)):
+        monkeypatch.setattr("ctypes.CDLL", lambda name, error=error: Driver(error))
+        assert environment.has_started_cuda() is has_started
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
@@ -301,7 +371,7 @@ def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) ->
         def proposed(self, num_free: int) -> Sequence[Trial]:
             raise OSError("disk full")
 
-    pool = Pool(Devices(CPU, at_once=1))
+    pool = Pool(Devices(CPU, at_once=1), say=print)
     pool.running.append(Running(ledger.trials[0], Share((), (0,), 1, False), process))
     course = Course(ledger, Fails([]), pool, Silent(), lambda trial: Need(1, ()), 1, None, "train")
     with pytest.raises(OSError, match="disk full"):

@@ -132,7 +132,7 @@ def steps_of_test(folder: RunFolder) -> list[int]:
 
 def test_trials_with_one_and_two_workers_see_gpus_of_their_own_and_all_are_used(tmp_path: Path) -> None:
     path = f"{ROOT / 'tests' / 'faked_gpus'}:{ROOT}"
-    overrides = [*TINY, "strategy=ddp", "trainer.devices=2,1", "seed=0,1,2", SEES % "2", "sweep.test=none"]
+    overrides = [*TINY, "strategy=auto", "trainer.devices=2,1", "seed=0,1,2", SEES % "2", "sweep.test=none"]
     done = run(tmp_path, *overrides, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     folders = trials_of(tmp_path)
@@ -144,6 +144,21 @@ def test_trials_with_one_and_two_workers_see_gpus_of_their_own_and_all_are_used(
     assert any(len(one["seen"]) != len(other["seen"]) for one, other in beside)
     assert {gpu for each in facts for gpu in each["seen"]} == {"0", "1", "2", "3"}
     assert all(folder.read_summary()["test_accuracy"] is None for folder in folders)
+    # a trial of one worker trains where it was forked, one of two starts its workers as any run does
+    assert [each["is_forked"] for each in facts] == [False] * 3 + [True] * 3
+    assert len({each["parent"] for each in facts[3:]}) == 1
+    assert [each["threads"] for each in facts[3:]] == [1] * 3
+
+
+def test_where_an_import_has_used_cuda_trials_on_gpus_are_fresh_processes_and_one_line_says_so(tmp_path: Path) -> None:
+    path = f"{ROOT / 'tests' / 'faked_gpus'}:{ROOT}"
+    overrides = [*TINY, "strategy=auto", "trainer.devices=1", "seed=0,1", SEES % "0", "sweep.test=none"]
+    done = run(tmp_path, *overrides, PYTHONPATH=path, FAKED_IMPORT_USES_CUDA="yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = [seen(folder) for folder in trials_of(tmp_path)]
+    assert [each["is_forked"] for each in facts] == [False, False]
+    assert {each["gpus"] for each in facts} == {"0", "1"}
+    assert done.stdout.count("Each trial on GPUs imports torch anew") == 1
 
 
 def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themselves(tmp_path: Path) -> None:

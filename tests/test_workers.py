@@ -9,6 +9,7 @@ from lockstep.workers import Workers
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE")
 VARIABLES += ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
+VARIABLES += ("SLURM_GPUS_ON_NODE",)
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +33,11 @@ class Machine:
         for name, value in {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": world_size}.items():
             self._monkeypatch.setenv(name, str(value))
 
-    def is_in_srun(self, num_tasks: int) -> None:
+    def is_in_srun(self, num_tasks: int, gpus_on_node: int | None = None) -> None:
         for name, value in {"SLURM_JOB_ID": 1, "SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": num_tasks}.items():
             self._monkeypatch.setenv(name, str(value))
+        if gpus_on_node is not None:
+            self._monkeypatch.setenv("SLURM_GPUS_ON_NODE", str(gpus_on_node))
 
     def config(self, strategy: str = "auto", backend: str = "auto", **trainer: object) -> Config:
         settings = {"name": strategy, "process_group_backend": backend}
@@ -119,6 +122,28 @@ def test_compiling_on_a_cpu_needs_a_compiler(machine: Machine, monkeypatch: pyte
     assert workers.faults(compiled) == []
 
 
+def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def graphs(compile: object = "reduce-overhead", **trainer: object) -> Config:
+        return machine.config(**trainer).model_copy(update={"compile": compile})  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++")
+    # without GPUs there are no graphs: it compiles as compile=true does
+    assert workers.faults(graphs(devices=2, accumulate_grad_batches=2)) == []
+    machine.has_gpus(2)
+    assert workers.faults(graphs(devices=1)) == []
+    assert workers.faults(graphs(strategy="cpu", devices=2)) == []
+    assert workers.faults(graphs(devices=2, accumulate_grad_batches=2, compile=True)) == []
+    assert workers.faults(graphs(devices=1, accumulate_grad_batches=2)) == [
+        "compile=reduce-overhead and trainer.accumulate_grad_batches=2: a CUDA graph overwrites the gradients of the "
+        "last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
+    ]
+    (fault,) = workers.faults(graphs())
+    assert fault == (
+        "compile=reduce-overhead is for one GPU, not for 2 workers: CUDA graphs of several can hang when one leaves, "
+        "use compile=true, or trainer.devices=1"
+    )
+
+
 def test_loads_are_one_for_each_worker_and_not_all_zero(machine: Machine) -> None:
     machine.has_gpus(2)
     assert machine.found(loads=[2, 0]).world_size == 2
@@ -152,3 +177,62 @@ def test_more_workers_than_gpus_is_a_fault_also_when_the_launcher_started_them(m
     machine.is_in_torchrun(4)
     assert machine.fault().startswith("torchrun started 4 workers for a machine with 2 GPUs: start 2, set trainer.num_")
     assert machine.found(strategy="cpu") == Workers(4, 1, ())
+
+
+# -- srun --gpus-per-task: each task sees its own GPUs alone, numbered from 0 ------------------------------------------
+
+
+def test_a_task_that_sees_one_gpu_of_its_own_trains_on_it(machine: Machine) -> None:
+    machine.has_gpus(1)
+    machine.is_in_srun(4, gpus_on_node=4)
+    assert machine.found() == machine.found(devices=4) == Workers(4, 1, (0, 0, 0, 0))
+    assert machine.found(strategy="ddp", backend="nccl").gpus == (0, 0, 0, 0)
+    assert machine.found(strategy="cpu") == Workers(4, 1, ())
+    machine.has_gpus(2)
+    machine.is_in_srun(4, gpus_on_node=8)
+    assert machine.found() == Workers(4, 1, (0, 0, 0, 0))
+
+
+def test_tasks_of_several_machines_see_gpus_of_their_own_too(machine: Machine) -> None:
+    machine.has_gpus(1)
+    machine.is_in_srun(4, gpus_on_node=2)
+    assert machine.found(num_nodes=2) == machine.found(num_nodes=2, devices=2) == Workers(2, 2, (0, 0))
+    assert "set trainer.num_nodes if they are on several machines" in machine.fault()
+
+
+def test_tasks_that_see_the_same_gpus_take_one_each(machine: Machine) -> None:
+    machine.has_gpus(4)
+    machine.is_in_srun(4, gpus_on_node=4)
+    assert machine.found() == Workers(4, 1, (0, 1, 2, 3))
+    machine.is_in_srun(1, gpus_on_node=4)
+    assert machine.found() == Workers(1, 1, (0,))
+    machine.is_in_srun(2, gpus_on_node=4)
+    assert machine.found(devices=[3, 1]) == Workers(2, 1, (3, 1))
+
+
+def test_tasks_that_share_too_few_gpus_are_a_fault_with_the_cure(machine: Machine) -> None:
+    machine.has_gpus(1)
+    machine.is_in_srun(2, gpus_on_node=1)
+    assert machine.fault() == (
+        "srun started 2 workers for a machine with 1 GPU: start 1, give each a GPU of its own "
+        "(srun --gpus-per-task=1), set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
+    )
+    machine.has_gpus(2)
+    machine.is_in_srun(4, gpus_on_node=4)  # --gpu-bind=closest: two tasks to a pair
+    assert "srun started 4 workers for a machine with 2 GPUs" in machine.fault()
+
+
+def test_gpus_that_each_task_sees_alone_have_no_numbers_to_name(machine: Machine) -> None:
+    machine.has_gpus(1)
+    machine.is_in_srun(2, gpus_on_node=2)
+    assert machine.fault(devices=[0, 1]) == (
+        "trainer.devices=[0,1] names GPUs, but srun gives each task its own, which is number 0 to it: "
+        "use trainer.devices=2"
+    )
+
+
+def test_only_srun_says_how_many_gpus_its_tasks_have_together(machine: Machine) -> None:
+    machine.has_gpus(1)
+    machine.is_in_srun(1, gpus_on_node=4)
+    machine.is_in_torchrun(4)  # within that one task
+    assert machine.fault().startswith("torchrun started 4 workers for a machine with 1 GPU: start 1, set trainer.num_")

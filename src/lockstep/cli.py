@@ -381,7 +381,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
     from lockstep import config as configuration
-    from lockstep import launch, workers
+    from lockstep import environment, launch, workers
 
     folder = run_folder.find(arguments.run)
     checkpoint = folder.best_checkpoint if arguments.checkpoint == "best" else folder.last_checkpoint
@@ -393,6 +393,10 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     tree["strategy"]["interface"] = None  # of the machines that trained; here is only one
     if arguments.strategy is not None:
         tree["strategy"]["name"] = arguments.strategy
+    if tree["trainer"]["precision"] == "tf32" and (
+        tree["strategy"]["name"] == "cpu" or not environment.num_visible_gpus()
+    ):
+        tree["trainer"]["precision"] = "float32"  # a CPU computes in full what TF32 rounds
     try:
         config = configuration.check_tree(tree)
     except configuration.ConfigError as error:

@@ -16,9 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import lockstep
+
 FROZEN_COMMIT = "COMMIT"  # beside the code of a job
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard", "lockstep")
+PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
+CUDA_ERROR_NOT_INITIALIZED = 3
+# device files of AMD's GPUs, of WSL's, and of those of Jetson, which have no number
+ASK_TORCH = {"kfd", "dxg", "nvhost-gpu", "nvgpu"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class World:
     # where the launcher says nothing of a place to meet (srun):
     step: str = ""  # this start of the job, unlike all others: job-restart-step
     address: tuple[str, int] | None = None  # host and port on which all ranks come without talking
+    num_gpus_on_node: int | None = None  # of all tasks of the step on this node together, where SLURM says it
 
 
 @contextlib.contextmanager
@@ -65,20 +71,53 @@ def leave(command: Callable[[], int]) -> NoReturn:
 def num_visible_gpus() -> int:
     """GPUs a process may use, told from device files and CUDA_VISIBLE_DEVICES: asking torch costs seconds.
 
-    torch is asked where there are device files that do not tell (AMD, WSL).
+    torch is asked where there are device files that do not tell.
     """
     names = os.listdir("/dev") if os.path.isdir("/dev") else []
     num_present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if num_present and (visible is None or "MIG" not in visible):
-        if visible is None:
-            return num_present
-        return min(num_present, sum(bool(part.strip()) and part.strip() != "-1" for part in visible.split(",")))
-    if num_present or {"kfd", "dxg"} & set(names):
+        return num_present if visible is None else _num_named(visible.split(","), num_present)
+    if num_present or ASK_TORCH & set(names):
         import torch
 
         return torch.cuda.device_count()
     return 0
+
+
+def _num_named(entries: Sequence[str], num_present: int) -> int:
+    """How many GPUs the entries of CUDA_VISIBLE_DEVICES name to CUDA: those before the first that is no GPU.
+
+    None where a GPU is named twice. Entries are all numbers, of which CUDA reads the digits they begin with, or all
+    UUIDs, which are taken to be those of this machine.
+    """
+    found: list[str] = []
+    for entry in entries:
+        number = re.match(r"\s*\+?(\d+)", entry)
+        if entries[0].startswith("GPU-"):
+            name = entry if entry.startswith("GPU-") else None
+        else:
+            name = str(int(number[1])) if number and int(number[1]) < num_present else None
+        if name is None:
+            break
+        if name in found:
+            return 0
+        found.append(name)
+    return min(len(found), num_present)
+
+
+def has_started_cuda() -> bool:
+    """Whether something in this process has started CUDA's driver, which then works in no fork of the process.
+
+    torch.cuda.is_initialized() knows neither of other libraries nor of torch.cuda.is_available(), which start it, too.
+    """
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")  # loading it starts nothing
+    except OSError:
+        return False
+    return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED
 
 
 def cores() -> list[int]:
@@ -107,7 +146,14 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
         )
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
         num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)  # SLURM_NTASKS counts what a batch script may yet start
-        world = World("srun", number("SLURM_PROCID"), number("SLURM_LOCALID"), number("SLURM_NODEID"), num_tasks)
+        world = World(
+            "srun",
+            number("SLURM_PROCID"),
+            number("SLURM_LOCALID"),
+            number("SLURM_NODEID"),
+            num_tasks,
+            num_gpus_on_node=number("SLURM_GPUS_ON_NODE") if environ.get("SLURM_GPUS_ON_NODE") else None,
+        )
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
         if "MASTER_ADDR" in environ or nodes is None:
             return world
@@ -132,14 +178,12 @@ def step_port(job: int, step: int) -> int:
 
 def describe() -> dict[str, Any]:
     """Versions, devices, host and commit, as plain values for environment.json. Imports torch."""
-    import importlib.metadata
-
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "packages": {**{name: version_of(name) for name in PACKAGES}, "lockstep": lockstep.__version__},
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpu": cpu_name(),
@@ -149,6 +193,16 @@ def describe() -> dict[str, Any]:
         "commit": commit(),
         "command": without_secrets(sys.argv),
     }
+
+
+def version_of(package: str) -> str | None:
+    """The version that pip installed; None for a package that is used from its source folder or is missing."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from lockstep.config import ConfigError
 from lockstep.environment import World, no_garbage_collection, num_cores, outer_world
+from lockstep.memory import OutOfMemory
 from lockstep.run_folder import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -214,7 +215,9 @@ def _show_failure(job: Job) -> None:
     text = folder.failure.read_text().rstrip() if folder.failure.exists() else "a worker failed without a word"
     print(text, file=sys.stderr)
     if job.task == "train":
-        folder.update_status(state="failed", reason=text.splitlines()[-1])
+        lines = text.splitlines()
+        # a traceback ends with what happened, everything else begins with it
+        folder.update_status(state="failed", reason=lines[-1 if "Traceback (most recent call last):" in lines else 0])
         print(f"The run failed: {folder.path}", file=sys.stderr, flush=True)
 
 
@@ -240,7 +243,7 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
         text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
         if isinstance(error, FailedElsewhere):
             folder.await_failure(GRACE_S)
-        folder.record_failure(text)
+        folder.record_failure(f"{error}\n" if isinstance(error, OutOfMemory) else text)
         with open(folder.rank_log(rank), "a") as log:
             log.write(text)
         return EXIT_FAILED

@@ -1,7 +1,5 @@
 """What a training step is made of, measured in the training itself: the same step with and without communication."""
 
-import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +16,7 @@ from lockstep import config as configuration
 from lockstep import environment, session
 from lockstep.callbacks.stop import STOP_FILE, TIME_LIMIT, Stopped, silence_broadcast
 from lockstep.environment import World
+from lockstep.memory import peak_memory
 from lockstep.models.classifier import Classifier
 from lockstep.parallel.batch_norm import SyncBatchNorm
 from lockstep.parallel.reduce import FlagChannel, gather_objects
@@ -27,7 +26,13 @@ from lockstep.signals import SignalFlag
 
 WARM_UP = 2  # pairs of steps that are not counted
 MIN_PAIRS = 3  # also when there is no time for more
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+# TF32 is a way to multiply float32, switched on by the session
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "tf32": torch.float32,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
 NUM_MATMULS = 10
 NUM_SMALL, NUM_LARGE = 50, 10  # all-reduces
@@ -199,14 +204,6 @@ def flops_per_image(net: nn.Module, image_shape: tuple[int, int, int]) -> int:
 def gradient_bytes(net: nn.Module) -> int:
     """Bytes of all gradients, which every step exchanges."""
     return sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad)
-
-
-def peak_memory(device: torch.device) -> int:
-    """The most bytes this process ever held: tensors on a GPU, everything on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _device_name(device: torch.device) -> str:

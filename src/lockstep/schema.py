@@ -78,8 +78,8 @@ class Trainer(Section):
     )
     num_nodes: Positive = Field(description="machines, started by torchrun or srun")
     loads: list[Count] | None = Field(description="relative share of each worker, e.g. [2,1,1,0]; null = even")
-    precision: Literal["auto", "bfloat16", "float32", "float64"] = Field(
-        description="bfloat16 = autocast; auto picks it where the hardware has it"
+    precision: Literal["auto", "bfloat16", "tf32", "float32", "float64"] = Field(
+        description="bfloat16 = autocast; auto picks it where the hardware has it; tf32 = float32 multiplied in short"
     )
     deterministic: bool = Field(description="only deterministic kernels: same bits on the same hardware")
     accumulate_grad_batches: Positive = Field(description="micro-batches a global batch is cut into")
@@ -404,7 +404,7 @@ class Config(Section):
     scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
     label_smoothing: Fraction = Field(description="of the training loss")
     compile: bool | Literal["reduce-overhead"] = Field(
-        description="compile the network, which takes up to minutes at the start; reduce-overhead: as CUDA graphs"
+        description="compile the network, up to minutes at the start; reduce-overhead: also as CUDA graphs, on one GPU"
     )
     flip_test: bool = Field(description="also test with logits averaged over image and mirror image, reported apart")
     augment: Augment

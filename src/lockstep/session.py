@@ -32,17 +32,19 @@ from lockstep.data.decode import ImageFault
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources import Splits
 from lockstep.environment import World, num_cores
+from lockstep.memory import OutOfMemory, explained, out_of_memory
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.parallel.batch_norm import ExactBatchNorm
 from lockstep.parallel.randomness import seed_of
 from lockstep.parallel.reduce import gather_objects
-from lockstep.run_folder import RunFolder, write_atomically
+from lockstep.run_folder import RunFolder, shown, write_atomically
 from lockstep.schema import Config, ImageFolder
 from lockstep.staging import once_a_node
 
+AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
 COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
 # bfloat16 is the classifier's own autocast, around the network alone
-LIGHTNING_PRECISION = {"bfloat16": "32-true", "float32": "32-true", "float64": "64-true"}
+LIGHTNING_PRECISION = {"bfloat16": "32-true", "tf32": "32-true", "float32": "32-true", "float64": "64-true"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class Session:
 def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[Session]:
     """Join the workers of a job, agree with them on what it is, and leave them at the end.
 
-    Raises ConfigError before any work when ranks differ in configuration or in their number.
+    Raises ConfigError before any work when ranks differ in configuration or in their number, and OutOfMemory in place
+    of what an allocator raises.
     """
     _quiet()
     asked = workers.found(config)
@@ -91,6 +94,7 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
         join(config, place, folder)
     device = _device(config, asked.gpus, place)
     precision, reason = _precision(config, device)
+    _allow_tf32(precision == "tf32")
     _agree(config, world_size)
     with contextlib.ExitStack() as held:
         session = Session(
@@ -111,10 +115,29 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
             yield session
         except ImageFault as error:  # met while streaming
             raise configuration.ConfigError(error.faults) from error
+        except Exception as error:
+            refusal = out_of_memory(error)
+            if refusal is None:
+                raise
+            raise OutOfMemory(_explained(refusal, session)) from error
         # after a failure the group stays until the process ends: the failure must be on record before others notice it
         if dist.is_initialized():
             gather_objects(None)  # nobody leaves while another still talks
             dist.destroy_process_group()
+
+
+def _explained(refusal: BaseException, session: Session) -> str:
+    log, is_kept = session.folder.rank_log(session.rank), session.folder.config.exists()  # of an evaluation it is not
+    return explained(
+        refusal,
+        session.config,
+        session.device,
+        precision=session.precision,
+        has_bfloat16=_bfloat16_unit(session.device) is not None,
+        rank=session.rank,
+        loads=session.loads,
+        log=shown(log) if is_kept else None,
+    )
 
 
 def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
@@ -197,6 +220,7 @@ def _quiet() -> None:
         r".*Checkpoint directory .* exists and is not empty.*",  # a resume goes on in its folder
         r".*The `srun` command is available.*",  # whether a run is one of srun's is ours to find
         r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
+        r".*Please use the new API settings to control TF32.*",  # see _allow_tf32
         r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 on torch 2.15, 2026-11-21
     ):
         warnings.filterwarnings("ignore", message=message)
@@ -333,17 +357,45 @@ def _agree(config: Config, world_size: int) -> None:
 
 
 def _precision(config: Config, device: torch.device) -> tuple[str, str]:
-    """The precision to compute in, and why."""
-    asked = config.trainer.precision
-    if asked != "auto":
-        return asked, "as asked"
+    """The precision to compute in, and why. Raises ConfigError for one that the device does not have."""
+    asked, name = config.trainer.precision, ""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
-        return ("bfloat16", f"{name} computes it natively") if has_bfloat16 else ("float32", f"{name} lacks bfloat16")
+        capability = torch.cuda.get_device_capability(device)
+        if asked == "tf32" and capability < AMPERE:
+            version, first = (".".join(map(str, numbers)) for numbers in (capability, AMPERE))
+            what = f"{name} has no TF32 (compute capability {version}, it begins with {first})"
+            raise configuration.ConfigError([f"trainer.precision=tf32, but {what}: use float32"])
+    if asked == "tf32":
+        return asked, f"as asked: float32, of which {name} multiplies 11 of 24 bits"
+    if asked == "float32" and name:
+        return asked, "as asked, without TF32"
+    if asked != "auto":
+        return asked, "as asked"
+    unit = _bfloat16_unit(device)
+    if name:
+        return ("bfloat16", f"{name} computes it natively") if unit else ("float32", f"{name} lacks bfloat16")
+    return ("bfloat16", f"this CPU has {unit}") if unit else ("float32", "this CPU has no bfloat16 arithmetic")
+
+
+def _bfloat16_unit(device: torch.device) -> str | None:
+    """What of a device computes bfloat16; None where nothing does."""
+    if device.type == "cuda":
+        return "tensor cores" if torch.cuda.get_device_capability(device) >= AMPERE else None
     flags = torch.cpu.get_capabilities()
-    name = next((label for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16")) if flags.get(key)), None)
-    return ("bfloat16", f"this CPU has {name}") if name else ("float32", "this CPU has no bfloat16 arithmetic")
+    return next((label for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16")) if flags.get(key)), None)
+
+
+def _allow_tf32(is_on: bool) -> None:
+    """Whether float32 products and convolutions of this process may round their factors to TF32.
+
+    torch lets convolutions do so from the start. It has two kinds of switches, and raises where one kind is read after
+    the other was set. Lightning 2.6 and torch's compiler read the older, so the newer are reset (torch 2.15).
+    """
+    torch.backends.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
+    torch.backends.cudnn.fp32_precision = "none"
+    torch.backends.cudnn.allow_tf32 = is_on
+    torch.set_float32_matmul_precision("high" if is_on else "highest")
 
 
 def image_data(session: Session) -> ImageData:
@@ -427,6 +479,8 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
     strategy: Any = "auto"
     if session.is_distributed:
         strategy = _OneStream(
+            # said here, because `devices` below refuses a GPU that two workers call by one number, each its own
+            parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
             timeout=session.timeout,
             broadcast_buffers=False,  # statistics have the same bits on all ranks already
             gradient_as_bucket_view=True,
@@ -434,7 +488,7 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
         )
     return L.Trainer(
         accelerator="gpu" if session.device.type == "cuda" else "cpu",
-        devices=list(session.gpus) if session.gpus else session.num_local,
+        devices=sorted(set(session.gpus)) if session.gpus else session.num_local,
         num_nodes=config.trainer.num_nodes,
         strategy=strategy,
         precision=LIGHTNING_PRECISION[session.precision],  # pyright: ignore[reportArgumentType]

@@ -11,7 +11,10 @@ from lockstep.schema import Config
 
 @dataclass(frozen=True)
 class Workers:
-    """Where a run trains: `gpus` are the GPU numbers of this node, empty for CPU processes."""
+    """Where a run trains: `gpus` has the GPU of each worker of this node, as that worker counts; () for CPU processes.
+
+    They are all different where the workers see the same GPUs, and all 0 where each sees GPUs of its own.
+    """
 
     num_local: int
     num_nodes: int
@@ -35,9 +38,9 @@ def faults(config: Config) -> list[str]:
     """
     asked, faults = _asked(config)
     if config.cluster.name == "slurm":
-        return (faults or _load_faults(config, asked)) + _backend_faults(config, asked)
+        return (faults or _load_faults(config, asked)) + _device_faults(config, asked)
     faults = faults + _world_faults(asked, environment.outer_world(os.environ))
-    return (faults or _load_faults(config, asked)) + _backend_faults(config, asked) + _compiler_faults(config, asked)
+    return (faults or _load_faults(config, asked)) + _device_faults(config, asked) + _compiler_faults(config, asked)
 
 
 def interface_faults(config: Config) -> list[str]:
@@ -66,6 +69,9 @@ def _asked(config: Config) -> tuple[Workers, list[str]]:
             faults.append(f"{asked} names GPUs, but strategy=cpu uses none: give a number of processes")
         elif not devices or len(set(devices)) != len(devices):
             faults.append(f"{asked} must list each GPU once, and at least one")
+        elif _each_has_own(world, num_gpus, len(devices)):
+            cure = f"use trainer.devices={len(devices)}"
+            faults.append(f"{asked} names GPUs, but srun gives each task its own, which is number 0 to it: {cure}")
         elif absent:
             cure = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={len(devices)}"
             faults.append(f"{asked}, but this machine has {_gpus(num_gpus)}: {cure}")
@@ -74,22 +80,40 @@ def _asked(config: Config) -> tuple[Workers, list[str]]:
         num_local = 1 if name == "single_device" else max(1, num_gpus)
         if world is not None and world.world_size % config.trainer.num_nodes == 0:
             num_local = world.world_size // config.trainer.num_nodes
-        gpus = tuple(range(num_local)) if num_gpus else ()
-        if world is not None and num_gpus and num_local > num_gpus:
+        gpus = _one_each(world, num_gpus, num_local)
+        if world is not None and num_gpus and max(gpus) >= num_gpus:
+            own = "give each a GPU of its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
             faults.append(
                 f"{world.launcher} started {num_local} workers for a machine with {_gpus(num_gpus)}: start {num_gpus}, "
-                "set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
+                f"{own}set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
             )
     else:
         num_local = devices
-        gpus = tuple(range(devices)) if num_gpus else ()
-        if num_gpus and devices > num_gpus:
+        gpus = _one_each(world, num_gpus, num_local)
+        if num_gpus and max(gpus) >= num_gpus:
             faults.append(
                 f"{asked}, but this machine has {_gpus(num_gpus)}: "
                 f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
             )
     workers = Workers(num_local, config.trainer.num_nodes, gpus)
     return workers, faults + _single_faults(config, workers)
+
+
+def _one_each(world: environment.World | None, num_gpus: int, num_local: int) -> tuple[int, ...]:
+    """The GPU of each worker of this node; numbers that do not exist where there are too few."""
+    if not num_gpus:
+        return ()
+    return (0,) * num_local if _each_has_own(world, num_gpus, num_local) else tuple(range(num_local))
+
+
+def _each_has_own(world: environment.World | None, num_gpus: int, num_local: int) -> bool:
+    """Whether every task of srun sees `num_gpus` GPUs that no other task sees (--gpus-per-task), numbered from 0.
+
+    Then the step has at least as many on this node as its tasks see together. Where all tasks see the same GPUs, it has
+    just those. SLURM_GPUS_PER_TASK does not tell: a step inherits it from its job, and may ask otherwise.
+    """
+    total = world.num_gpus_on_node if world is not None else None
+    return total is not None and num_local > 1 and 0 < num_gpus * num_local <= total
 
 
 def _allocated(config: Config) -> tuple[Workers, list[str]]:
@@ -109,10 +133,33 @@ def _gpus(count: int) -> str:
     return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
 
 
-def _backend_faults(config: Config, asked: Workers) -> list[str]:
-    if config.strategy.process_group_backend != "nccl" or asked.gpus:
+def _device_faults(config: Config, asked: Workers) -> list[str]:
+    """What only GPUs have, and what they cannot do."""
+    if asked.gpus:
+        return _graph_faults(config, asked)
+    settings = (
+        (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
+        (config.trainer.precision == "tf32", "trainer.precision=tf32", "float32"),
+    )
+    return [f"{typed} needs GPUs, and this run uses none: use {cure}" for is_set, typed, cure in settings if is_set]
+
+
+def _graph_faults(config: Config, asked: Workers) -> list[str]:
+    """CUDA graphs that give wrong gradients (pytorch issues 96693 and 169545), or that nobody has seen to end."""
+    if config.compile != "reduce-overhead":
         return []
-    return ["strategy.process_group_backend=nccl needs GPUs, and this run uses none: use auto or gloo"]
+    faults, num_parts = [], config.trainer.accumulate_grad_batches
+    if num_parts > 1:
+        faults.append(
+            f"compile=reduce-overhead and trainer.accumulate_grad_batches={num_parts}: a CUDA graph overwrites the "
+            "gradients of the last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
+        )
+    if asked.world_size > 1:
+        faults.append(
+            f"compile=reduce-overhead is for one GPU, not for {asked.world_size} workers: CUDA graphs of several can "
+            "hang when one leaves, use compile=true, or trainer.devices=1"
+        )
+    return faults
 
 
 def _compiler_faults(config: Config, asked: Workers) -> list[str]:

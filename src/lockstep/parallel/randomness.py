@@ -23,7 +23,8 @@ class ExactDropout(nn.Module):
     """Dropout (Srivastava et al. 2014) whose mask is drawn for the whole micro-batch and cut to the rank's share.
 
     `per_channel` drops whole channels, as nn.Dropout2d does. `share` must be set before each training forward pass. A
-    layer that is used twice in one pass draws the same numbers twice.
+    layer that is used twice in one pass draws the same numbers twice. The mask is drawn where the activations are: it
+    is the same on any number of workers, and another one on another kind of device (Philox on CUDA, mt19937 on a CPU).
     """
 
     share: Share | None

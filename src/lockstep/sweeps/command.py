@@ -131,12 +131,13 @@ def run(
         own = configs.get(trial.number) or configuration.load(trial.folder.config)  # of an earlier command
         return devices.need(own, machine, at_once)
 
-    pool = Pool(Devices(machine, at_once))
+    view = views.Silent() if config.silent else views.Shown(known, total)
+    pool = Pool(Devices(machine, at_once), say=view.said)
     course = Course(
         ledger=ledger,
         source=source,
         pool=pool,
-        view=views.Silent() if config.silent else views.Shown(known, total),
+        view=view,
         need_of=need_of,
         at_once=at_once,
         max_failed=config.sweep.max_failed,

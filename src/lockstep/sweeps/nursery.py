@@ -1,7 +1,8 @@
-"""Trials as forks of one process that has imported torch and Lightning: on a CPU the import is most of a short trial.
+"""Trials as forks of one process that has imported torch and Lightning: the import is most of a short trial.
 
-Trials on GPUs are not made here: whether what was imported has touched CUDA, after which no fork may use it, would have
-to be known of everything a user's modules import. Nor are any on macOS, whose own libraries may crash after a fork.
+CUDA's driver works in no fork of a process that has started it. No import does so; where one does, on some machine,
+trials on GPUs are not made here. Modules of the user are imported in the trial itself. On macOS nothing is forked: its
+own libraries may crash after a fork.
 """
 
 import atexit
@@ -57,6 +58,7 @@ class Nursery:
         self._context.set_forkserver_preload([PRELOADED])
         self._is_ready = threading.Event()
         self._has_begun = False
+        self.serves_gpus = False  # whether trials may use CUDA; known when it is ready
 
     def is_ready(self) -> bool:
         """Whether a trial can start at once. The first call begins to import, which takes seconds."""
@@ -75,22 +77,31 @@ class Nursery:
         return self._is_ready.is_set()
 
     def start(self, folder: Path, task: str, cores: tuple[int, ...], environ: Mapping[str, str], log: Path) -> Forked:
-        """Do a task of `lockstep.runner` on a run folder, on these cores alone, with what it says in a file."""
+        """Do a task of `lockstep.runner` on a run folder, with what it says in a file.
+
+        On these cores alone, where there are any. `environ` holds the GPUs it may see: CUDA reads that when it starts.
+        """
         process = self._context.Process(target=_do, args=(folder, task, cores, dict(environ), log))
         process.start()
         return Forked(process)
 
     def _wait(self) -> None:
-        process = self._context.Process(target=_nothing)
+        process = self._context.Process(target=_exit_by_cuda)
         try:
             process.start()
             process.join()
+            self.serves_gpus = process.exitcode == 0
         finally:
             self._is_ready.set()  # where that failed, the start of a trial tells why
 
 
-def _nothing() -> None:
-    """What the first fork does: it is there when the imports are."""
+def _exit_by_cuda() -> None:
+    """What the first fork does, when the imports are done: its exit code is 0 where CUDA works in forks, else 1."""
+    import torch
+
+    from lockstep.sweeps import preloaded
+
+    sys.exit(int(preloaded.HAS_STARTED_CUDA or torch.cuda._is_in_bad_fork()))
 
 
 def _do(folder: Path, task: str, cores: tuple[int, ...], environ: dict[str, str], log: Path) -> None:
@@ -104,7 +115,8 @@ def _do(folder: Path, task: str, cores: tuple[int, ...], environ: dict[str, str]
         sys.stderr.flush()
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    os.sched_setaffinity(0, cores)
+    if cores:
+        os.sched_setaffinity(0, cores)
     if "OMP_NUM_THREADS" not in os.environ:  # else known since the imports, which read it once
         import torch
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from lockstep.sweeps.nursery import IS_SAFE_HERE, Forked, Nursery
 
 LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
 LOG = "output.log"  # what a trial says, in its run folder
+SLOW = "Each trial on GPUs imports torch anew: what is imported has started CUDA, which then works in no fork."
 
 
 @dataclass
@@ -30,18 +31,26 @@ class Running:
 
 
 class Pool:
-    """Trials side by side. A trial that ends, however it ends, gives its devices back."""
+    """Trials side by side. A trial that ends, however it ends, gives its devices back.
 
-    def __init__(self, devices: Devices) -> None:
+    `say` shows a line to a person.
+    """
+
+    def __init__(self, devices: Devices, *, say: Callable[[str], None]) -> None:
         self._devices = devices
+        self._say = say
+        self._is_slow_told = False
         self._nursery = Nursery()
         self.running: list[Running] = []
 
     def start(self, trial: Trial, wanted: Need, task: str) -> bool:
         """Start a task of `lockstep.runner` on a trial. False while too few devices are free, or it is too early."""
-        is_forked = IS_SAFE_HERE and not wanted.gpus
-        if is_forked and not self._nursery.is_ready():
+        if IS_SAFE_HERE and not self._nursery.is_ready():
             return False
+        is_forked = IS_SAFE_HERE and (not wanted.gpus or self._nursery.serves_gpus)
+        if IS_SAFE_HERE and not is_forked and not self._is_slow_told:
+            self._is_slow_told = True
+            self._say(SLOW)
         share = self._devices.take(wanted)
         if share is None:
             return False

@@ -4,12 +4,13 @@ import atexit
 import gc
 import os
 
-from lockstep.environment import no_garbage_collection
+from lockstep.environment import has_started_cuda, no_garbage_collection
 from lockstep.launch import die_with
 
 die_with(os.getppid())  # the pipe by which it would notice is held by its forks, too
 with no_garbage_collection():
     import lockstep.training  # noqa: F401
 
+HAS_STARTED_CUDA = has_started_cuda()
 gc.freeze()  # what is shared with the forks is not touched, and so not copied, by their garbage collection
 atexit.register(os._exit, 0)  # this process is done when its sweep is: freeing the modules of torch takes a second

@@ -39,6 +39,9 @@ class Silent:
                 Text(f"Trial {trial.number} failed: ").append(_failure(trial)), soft_wrap=True
             )
 
+    def said(self, text: str) -> None:
+        """Pass over what is no failure."""
+
     def stopping(self, reason: str) -> None:
         """Nothing."""
 
@@ -87,6 +90,10 @@ class Shown(Silent):
             super().ended(trial, state)
         elif state == "failed":  # above the table, which only its own console knows of
             self._out.print(Text("  ").append(_failure(trial)), soft_wrap=True)
+
+    def said(self, text: str) -> None:
+        """Show a line."""
+        self._say(text)
 
     def stopping(self, reason: str) -> None:
         """Say why."""

@@ -23,14 +23,21 @@ def _in_torch(module: ModuleType) -> None:
 
 
 def _in_environment(module: Any) -> None:
-    """Where Lockstep counts GPUs without torch, it finds their device files."""
-    import pretended_gpu
+    """Where Lockstep counts GPUs without torch it finds device files, and the driver has started when torch says so."""
 
-    def num_visible_gpus() -> int:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return len(pretended_gpu.visible_gpus(int(os.environ["LOCKSTEP_PRETENDED_GPUS"]), visible))
+    class _Os:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
 
-    module.num_visible_gpus = num_visible_gpus
+        def listdir(self, path: str) -> list[str]:
+            gpus = [f"nvidia{number}" for number in range(int(os.environ["LOCKSTEP_PRETENDED_GPUS"]))]
+            return os.listdir(path) + (gpus if path == "/dev" else [])
+
+    def has_started_cuda() -> bool:
+        return "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized()
+
+    module.os = _Os()
+    module.has_started_cuda = has_started_cuda
 
 
 def _in_measurement(module: Any) -> None:

@@ -1,0 +1,140 @@
+"""What a process of a job tells Lightning and torch of its place and its device, on machines that are not here."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from lockstep import config as configuration
+from lockstep import measurement, session
+from lockstep.environment import World
+from lockstep.run_folder import RunFolder
+from lockstep.schema import Config, Trainer
+from lockstep.session import JoinedEnvironment, Session
+
+
+def config_of(*texts: str) -> Config:
+    return configuration.checked(configuration.composed([*texts, "strategy=cpu"]))
+
+
+def session_of(config: Config, place: World, gpus: tuple[int, ...], folder: Path) -> Session:
+    return Session(
+        config=config,
+        folder=RunFolder(folder),
+        rank=place.rank,
+        local_rank=place.local_rank,
+        world_size=place.world_size,
+        num_local=len(gpus),
+        device=torch.device("cuda", gpus[place.local_rank]),
+        gpus=gpus,
+        precision="float32",
+        precision_reason="",
+        environment=JoinedEnvironment(place),
+        held=contextlib.ExitStack(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_visible", "device"),
+    [((0, 0), 1, "cuda:0"), ((0, 1), 2, "cuda:1"), ((3, 1), 4, "cuda:1")],
+    ids=["of its own", "shared", "named"],
+)
+def test_lightning_trains_on_the_gpu_of_the_worker(
+    gpus: tuple[int, ...], num_visible: int, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 3 of two workers on each of two machines."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_visible)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    here = session_of(config_of(), World("srun", 3, 1, 1, 4), gpus, tmp_path)
+    trainer = session.lightning_trainer(here, logger=False, enable_checkpointing=False)
+    assert trainer.strategy.root_device == torch.device(device)
+    assert (trainer.world_size, trainer.global_rank, trainer.local_rank) == (4, 3, 1)
+
+
+# -- precision ---------------------------------------------------------------------------------------------------------
+
+
+class Card:
+    """A GPU that is not here: what torch says of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capability: tuple[int, int] = (9, 0)
+        monkeypatch.setattr("lockstep.environment.num_visible_gpus", lambda: 1)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+        monkeypatch.setattr("torch.cuda.set_device", lambda number: None)
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "A Card")
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: self.capability)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+    yield Card(monkeypatch)
+    with session.opened(RunFolder(Path()), config_of(), None):  # of a CPU: torch's state as other tests have it
+        pass
+
+
+def opened(*texts: str) -> tuple[str, str]:
+    """Precision and reason of a session on the machine's GPU, if it has one."""
+    config = configuration.checked(configuration.composed(texts))
+    with session.opened(RunFolder(Path()), config, None) as here:
+        return here.precision, here.precision_reason
+
+
+def tf32() -> set[bool]:
+    """Whether convolutions, recurrent layers and products take TF32, by all that torch and Lightning read."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return {
+        bool(cudnn.allow_tf32),
+        cudnn.conv.fp32_precision == "tf32",
+        cudnn.rnn.fp32_precision == "tf32",  # pyright: ignore[reportAttributeAccessIssue]
+        bool(matmul.allow_tf32),
+        matmul.fp32_precision == "tf32",
+        torch.get_float32_matmul_precision() != "highest",
+    }
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "pass",
+        "torch.backends.cudnn.allow_tf32 = True",
+        "torch.backends.fp32_precision = 'tf32'",
+        "torch.backends.cudnn.fp32_precision = 'tf32'",
+        "torch.backends.cudnn.conv.fp32_precision = 'tf32'",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.set_float32_matmul_precision('medium')",
+    ],
+)
+def test_float32_is_float32_whatever_was_set_before(card: Card, before: str) -> None:
+    exec(before)
+    assert opened("trainer.precision=float32") == ("float32", "as asked, without TF32")
+    assert tf32() == {False}
+    exec(before)
+    assert opened("trainer.precision=tf32") == ("tf32", "as asked: float32, of which A Card multiplies 11 of 24 bits")
+    assert tf32() == {True}
+    for precision in ("float64", "bfloat16", "auto"):
+        opened(f"trainer.precision={precision}")
+        assert tf32() == {False}
+        exec(before)
+
+
+def test_tf32_needs_a_gpu_that_has_it(card: Card) -> None:
+    card.capability = (7, 5)
+    with pytest.raises(configuration.ConfigError) as caught:
+        opened("trainer.precision=tf32")
+    assert caught.value.faults == [
+        "trainer.precision=tf32, but A Card has no TF32 (compute capability 7.5, it begins with 8.0): use float32"
+    ]
+    assert opened("trainer.precision=auto") == ("float32", "A Card lacks bfloat16")
+    with pytest.raises(configuration.ConfigError) as caught:
+        opened("trainer.precision=tf32", "strategy=cpu")
+    assert caught.value.faults == ["trainer.precision=tf32 needs GPUs, and this run uses none: use float32"]
+
+
+def test_every_precision_is_known_to_lightning_and_to_the_benchmark() -> None:
+    precisions = set(get_args(Trainer.model_fields["precision"].annotation)) - {"auto"}
+    assert session.LIGHTNING_PRECISION.keys() == measurement.DTYPES.keys() == precisions
