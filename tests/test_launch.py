@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Timer
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from PIL import Image
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep import launch
-from lockstep.run_folder import RunFolder, read_json
+from lockstep.environment import World
+from lockstep.run_folder import FailedElsewhere, RunFolder, read_json
 from lockstep.signals import STOP_SIGNALS
 from tests.harness import ROOT, SMALL, command, difference, environ, write_run
 
@@ -132,6 +134,20 @@ def test_too_little_memory_is_told_with_the_batch_and_three_cures(
     assert "Traceback" not in done.stdout + done.stderr
     assert "Traceback" in folder.rank_log(rank).read_text()
     assert folder.read_status()["reason"] == what
+
+
+def test_a_rank_that_fails_because_of_another_lets_that_one_record_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(folder: RunFolder, *args: object) -> int:
+        Timer(0.3, folder.record_failure, ["rank 1 failed: the cause\n"]).start()
+        raise FailedElsewhere("something is wrong on rank 1")
+
+    monkeypatch.setattr(launch, "task_function", lambda task: told)
+    place = World("torchrun", rank=0, local_rank=0, node_rank=0, world_size=2)
+    assert launch.run_here(launch.Job("train", str(tmp_path), {}), place) == 1
+    assert RunFolder(tmp_path).failure.read_text() == "rank 1 failed: the cause\n"
+    assert "something is wrong on rank 1" in RunFolder(tmp_path).rank_log(0).read_text()
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -1,0 +1,35 @@
+"""What the record of a run says of its speed."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from lockstep.callbacks.record import Record
+from lockstep.run_folder import RunFolder
+
+AT_WORK_S = 0.2  # what a GPU still computes when the host has asked for the last step
+
+
+@pytest.mark.parametrize("is_last_batch", [True, False])
+def test_the_images_of_an_epoch_count_when_the_gpu_has_computed_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_last_batch: bool
+) -> None:
+    waited: list[Any] = []
+
+    def synchronize(device: Any) -> None:
+        waited.append(device)
+        time.sleep(AT_WORK_S)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    record = Record(RunFolder(tmp_path), facts={}, monitor=None)
+    trainer: Any = SimpleNamespace(is_last_batch=is_last_batch, is_global_zero=False)
+    module: Any = SimpleNamespace(device=torch.device("cuda", 1))
+    record.on_train_epoch_start(trainer, module)
+    record.on_train_batch_end(trainer, module, None, cast(Any, SimpleNamespace(share=SimpleNamespace(size=100))), 0)
+    assert waited == ([module.device] if is_last_batch else []), "no other batch waits"
+    assert record.images_per_s is not None
+    assert not is_last_batch or record.images_per_s <= 100 / AT_WORK_S
