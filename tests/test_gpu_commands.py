@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
 from tests.callbacks import SEES
@@ -116,3 +117,21 @@ def test_a_gpu_that_is_too_small_ends_a_run_with_advice(gpus: PretendedGpus, tmp
     assert "ran out of memory in a training step" in told
     assert "trainer.accumulate_grad_batches=2" in told
     assert "Traceback" not in told
+
+
+def test_tasks_of_srun_that_see_one_gpu_each_train_together(gpus: PretendedGpus, tmp_path: Path) -> None:
+    """As `srun --ntasks=2 --gpus-per-task=1` starts them: both call their GPU number 0."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    del store  # free again, as a port of SLURM's choice would be
+    shell = Shell(gpus, tmp_path, count=1)
+    job = {"SLURM_JOB_ID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_ON_NODE": "2"}
+    shell.environ |= {**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    tasks = []
+    for rank in range(2):
+        shell.environ |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+        tasks.append(shell.start(*command(*ON_GPU, "trainer.devices=2")))
+    said = [task.communicate(timeout=PATIENCE_S) for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    summary = shell.latest.read_summary()
+    assert (summary["workers"], summary["device"]) == (2, "Pretended GPU")

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 ON_GPU = tuple(override for override in SMALL if override != "strategy=cpu")
 WAITS_NEVER = (
     "trainer.precision=bfloat16",
-    "trainer.log_every_n_steps=4",
+    "trainer.log_every_n_steps=20",
     "+callbacks.waits={_target_:tests.callbacks.NeverWaits}",
 )
 RECIPES = {

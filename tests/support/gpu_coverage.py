@@ -1,4 +1,4 @@
-"""How much of what only a GPU runs the tests on pretended GPUs run: `python -m tests.support.gpu_coverage`.
+"""How much of what only a GPU runs the tests run: `python -m tests.support.gpu_coverage`.
 
 Prints the share of lines, and every line that is left out.
 """
@@ -16,7 +16,8 @@ from coverage import CoverageData
 from tests.harness import ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
-TESTS = ("tests/test_gpu_trainings.py", "tests/test_gpu_commands.py")
+# those on a pretended GPU, and those that put something else in the place of one
+TESTS = tuple(f"tests/test_{name}.py" for name in ("gpu_trainings", "gpu_commands", "session", "environment", "memory"))
 WORDS = {"cuda", "is_on_device", "_is_deferred"}  # in the conditions of what only a GPU runs
 CONFIG = """[run]
 parallel = true
