@@ -18,6 +18,9 @@ from lockstep.launch import Job
 from lockstep.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
+# seconds that a test waits for what must come: far more than it takes on a slow machine with other work, for no test is
+# about time; less than pytest's own limit (pyproject.toml), so that a wait fails first and says what was waited for
+PATIENCE_S = 600.0
 SMALL = (
     "data=synthetic",
     "data.train_size=70",
@@ -67,8 +70,8 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
     return folder
 
 
-def train_all(folders: Sequence[RunFolder], num_workers: int) -> None:
-    """Train every run with the same `num_workers` processes, one run after the other."""
+def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> None:
+    """Train every run with the same `num_workers` processes, one run after the other; `more` variables for them."""
     jobs = [Job("train", str(folder.path), {"command": "none", "has_test": True}) for folder in folders]
     # a store for each run: process groups that come after each other in one store can wait for each other's keys
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
@@ -77,7 +80,7 @@ def train_all(folders: Sequence[RunFolder], num_workers: int) -> None:
     for rank in range(num_workers):
         place = {} if num_workers == 1 else {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers}
         variables = {**place, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
-        variables |= {"TORCHELASTIC_USE_AGENT_STORE": True}
+        variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, **more}
         workers.append(
             subprocess.Popen(
                 [sys.executable, "-m", "tests.harness", json.dumps(work)],
