@@ -1,5 +1,6 @@
 """No network is trained in a layout that oneDNN cannot compute on this CPU, and all others keep the fast one."""
 
+import math
 import re
 import subprocess
 import sys
@@ -20,10 +21,13 @@ pytestmark = pytest.mark.processes
 WITHOUT_AVX512 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 INSTRUCTIONS = {
     "widest": {},
-    "avx2": WITHOUT_AVX512,
+    # a gradient that two threads get wrong need not crash
+    "avx2": {**WITHOUT_AVX512, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"},
     "narrowest": {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"},
 }
-FLOAT32 = (*SMALL, "trainer.precision=float32", "trainer.max_epochs=1")
+# dropout draws other masks in float64
+ONE_EPOCH = (*SMALL, "trainer.max_epochs=1", "model.dropout=0")
+FLOAT32 = (*ONE_EPOCH, "trainer.precision=float32")
 MODELS = groups(configuration.CONF)["model"]
 
 
@@ -178,7 +182,7 @@ print(((gradient("contiguous", "default") - expected).abs().max() / expected.abs
 
 @needs_compiler
 def test_the_compiler_keeps_the_layout(tmp_path: Path) -> None:
-    compiled = run(ROOT, [sys.executable, "-c", COMPILED], OMP_NUM_THREADS="2", **WITHOUT_AVX512)
+    compiled = run(ROOT, [sys.executable, "-c", COMPILED], **WITHOUT_AVX512)
     assert compiled.returncode == 0, compiled.stderr
     assert float(compiled.stdout) < 1e-4
 
@@ -191,18 +195,20 @@ def test_every_width_trains_in_float32_with_any_instructions(
     name: str, tmp_path: Path, float64: dict[int, RunFolder]
 ) -> None:
     folders = {width: write_run(tmp_path / str(width), [*FLOAT32, f"model.width={width}"]) for width in float64}
-    train_all(list(folders.values()), 1, OMP_NUM_THREADS="2", **INSTRUCTIONS[name])
+    train_all(list(folders.values()), 1, **INSTRUCTIONS[name])
     for width, folder in folders.items():
-        # the same training but for rounding: a wrong gradient of one layer is 1e-2 away after one epoch
-        assert difference(folder, float64[width]) < 1e-3, f"model.width={width}"
+        assert all(math.isfinite(float(row["train/loss"])) for row in folder.read_metrics())
+        expected = state(float64[width])
+        # 3e-6 by rounding; wrong gradients: 0.02 and more
+        worst = max((value.double() - expected[key]).abs().max().item() for key, value in state(folder).items())
+        assert worst < 1e-4, f"model.width={width}"
 
 
 @pytest.fixture(scope="module")
 def float64(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     """One training of each width in a precision that oneDNN does not compute."""
     path = tmp_path_factory.mktemp("float64")
-    recipe = [*SMALL, "trainer.max_epochs=1"]
-    folders = {width: write_run(path / str(width), [*recipe, f"model.width={width}"]) for width in range(1, 9)}
+    folders = {width: write_run(path / str(width), [*ONE_EPOCH, f"model.width={width}"]) for width in range(1, 9)}
     train_all(list(folders.values()), 1)
     return folders
 
