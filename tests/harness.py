@@ -39,7 +39,7 @@ SMALL = (
     "augment.flip=true",
     "augment.cutout=4",
     "strategy=cpu",
-    "strategy.timeout_s=60",
+    f"strategy.timeout_s={PATIENCE_S / 2:.0f}",
     "callbacks.pictures=null",
     "callbacks.curves=null",
 )
@@ -92,7 +92,7 @@ def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> No
             )
         )
     try:
-        outputs = [worker.communicate(timeout=240)[0] for worker in workers]
+        outputs = [worker.communicate(timeout=PATIENCE_S)[0] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
@@ -125,11 +125,11 @@ def difference(one: RunFolder, other: RunFolder) -> float:
     return worst
 
 
-def wait_until(condition: Any, timeout_s: float = 60.0, what: str = "condition") -> None:
-    """Poll until `condition()` holds; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
+def wait_until(condition: Any, what: str = "condition") -> None:
+    """Poll until `condition()` holds; fail after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
         time.sleep(0.02)
 
 
