@@ -21,7 +21,7 @@ from werkzeug.test import Client
 
 from lockstep.board.plugin import NAME, TrainingLoader
 from lockstep.run_folder import RunFolder
-from tests.harness import environ, wait_until
+from tests.harness import PATIENCE_S, environ, wait_until
 
 BASE = f"/data/plugin/{NAME}"
 
@@ -97,12 +97,12 @@ class Board:
             assert self.process.poll() is None, self.errors.read_text()
             return "\n" in self.output.read_text()
 
-        wait_until(is_told, 60, "address of the tab")
+        wait_until(is_told, "address of the tab")
         return next(word for word in self.output.read_text().split() if word.startswith("http"))
 
     def end(self, number: signal.Signals = signal.SIGINT) -> int:
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE_S)
 
 
 @contextmanager

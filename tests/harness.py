@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from lockstep.launch import Job
 from lockstep.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
+# seconds that a test waits for what must come: far more than it takes on a slow machine with other work, for no test is
+# about time; less than pytest's own limit (pyproject.toml), so that a wait fails first and says what was waited for
+PATIENCE_S = 600.0
 SMALL = (
     "data=synthetic",
     "data.train_size=70",
@@ -36,7 +39,7 @@ SMALL = (
     "augment.flip=true",
     "augment.cutout=4",
     "strategy=cpu",
-    "strategy.timeout_s=60",
+    f"strategy.timeout_s={PATIENCE_S / 2:.0f}",
     "callbacks.pictures=null",
     "callbacks.curves=null",
 )
@@ -67,10 +70,10 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
     return folder
 
 
-def train_all(folders: Sequence[RunFolder], num_workers: int, variables: Mapping[str, str] | None = None) -> list[str]:
+def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> list[str]:
     """Train every run with the same `num_workers` processes, one run after the other. Returns what each process said.
 
-    `variables` are added to theirs.
+    They have `more` variables.
     """
     jobs = [Job("train", str(folder.path), {"command": "none", "has_test": True}) for folder in folders]
     # a store for each run: process groups that come after each other in one store can wait for each other's keys
@@ -79,20 +82,20 @@ def train_all(folders: Sequence[RunFolder], num_workers: int, variables: Mapping
     workers = []
     for rank in range(num_workers):
         place = {} if num_workers == 1 else {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers}
-        launched = {**place, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
-        launched |= {"TORCHELASTIC_USE_AGENT_STORE": True}
+        variables = {**place, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
+        variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, **more}
         workers.append(
             subprocess.Popen(
                 [sys.executable, "-m", "tests.harness", json.dumps(work)],
                 cwd=ROOT,
-                env={**environ(), **{name: str(value) for name, value in launched.items()}, **(variables or {})},
+                env={**environ(), **{name: str(value) for name, value in variables.items()}},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
         )
     try:
-        outputs = [worker.communicate(timeout=240)[0] for worker in workers]
+        outputs = [worker.communicate(timeout=PATIENCE_S)[0] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
@@ -126,11 +129,11 @@ def difference(one: RunFolder, other: RunFolder) -> float:
     return worst
 
 
-def wait_until(condition: Any, timeout_s: float = 60.0, what: str = "condition") -> None:
-    """Poll until `condition()` holds; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
+def wait_until(condition: Any, what: str = "condition") -> None:
+    """Poll until `condition()` holds; fail after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
         time.sleep(0.02)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.optimizers import constant
 
@@ -21,6 +22,7 @@ def classifier(net: nn.Module, **changes: Any) -> Classifier:
         "gradient_clip_norm": None,
         "label_smoothing": 0.0,
         "uses_bfloat16": False,
+        "layout": layout.chosen("auto", None),
         "compile_mode": None,
         "has_flip_test": False,
         "seed": 0,

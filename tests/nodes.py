@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import PATIENCE_S
+
 SCRIPT = Path(__file__).with_name("nodes.sh")
 NOT_THERE = 3
 
@@ -55,7 +57,7 @@ def kept(script: Path, environ: Mapping[str, str]) -> Iterator[str]:
         start_new_session=True,
     )
     try:
-        result = subprocess.run([script, "up"], env=environ, capture_output=True, text=True, timeout=500)
+        result = subprocess.run([script, "up"], env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
         if result.returncode == NOT_THERE:
             pytest.skip(result.stderr.strip().splitlines()[-1])
         assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
@@ -63,4 +65,4 @@ def kept(script: Path, environ: Mapping[str, str]) -> Iterator[str]:
     finally:
         assert keeper.stdin is not None
         keeper.stdin.close()
-        keeper.wait(timeout=60)
+        keeper.wait(timeout=PATIENCE_S)

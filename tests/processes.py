@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-TIMEOUT = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=300)
 
 
 class Ranks:

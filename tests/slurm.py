@@ -27,7 +27,6 @@ class Slurm:
     def run(
         self,
         *command: str | Path,
-        timeout_s: float = 60.0,
         code: int | None = 0,
         cwd: Path | None = None,
         environ: Mapping[str, str] | None = None,
@@ -40,7 +39,7 @@ class Slurm:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=harness.PATIENCE_S,
         )
         shown = f"{command} exited with {result.returncode}\n{result.stdout}\n{result.stderr}"
         assert code is None or result.returncode == code, f"{shown}\n{self.logs()}"
@@ -59,9 +58,9 @@ class Slurm:
         """PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, ..."""
         return self.show(job)["JobState"]
 
-    def wait(self, job: str, *states: str, timeout_s: float = 60.0) -> str:
+    def wait(self, job: str, *states: str) -> str:
         """Wait until a job is in one of `states`, by default: has ended. Returns the state."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + harness.PATIENCE_S
         while True:
             shown = self.show(job)
             state = shown["JobState"]
@@ -100,7 +99,7 @@ def started(*, has_accounting: bool = False) -> Iterator[Slurm]:
         environ = {**_without_slurm(harness.environ()), "SLURM_ROOT": folder}
         environ |= {"SLURM_ACCOUNTING": "yes"} if has_accounting else {}
         # once on a machine, and not what is measured; `up` says why where it fails
-        subprocess.run([SCRIPT, "install"], env=environ, capture_output=True, timeout=500)
+        subprocess.run([SCRIPT, "install"], env=environ, capture_output=True, timeout=harness.PATIENCE_S)
         since = time.monotonic()
         with nodes.kept(SCRIPT, environ):
             yield Slurm(Path(folder), time.monotonic() - since)

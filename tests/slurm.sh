@@ -84,14 +84,14 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=$((memory_mib / cpus))
 GresTypes=gpu
-# quick, for tests
+# looks often, for tests; waits long, for the machine may be busy
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1
-KillWait=10
+KillWait=60
 OverTimeLimit=0
 SlurmctldTimeout=30
-SlurmdTimeout=6
-MessageTimeout=5
+SlurmdTimeout=30
+MessageTimeout=30
 ReturnToService=2
 MinJobAge=$([ -n "$accounting" ] && echo 2 || echo 3600)
 PreemptType=preempt/partition_prio

@@ -27,7 +27,7 @@ from lockstep.drawing import style
 from lockstep.measurement import flops_per_image, gradient_bytes
 from lockstep.run_folder import RunFolder
 from lockstep.schema import BenchmarkConfig
-from tests.harness import ROOT, SMALL, environ, wait_until
+from tests.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
 
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 SMALLER = [text for text in SMALL if not text.startswith("strategy=")]
@@ -404,7 +404,6 @@ def numbers(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_two_processes_are_measured_and_their_network_is_kept(tmp_path: Path) -> None:
     process = start(
         tmp_path,
@@ -417,7 +416,7 @@ def test_two_processes_are_measured_and_their_network_is_kept(tmp_path: Path) ->
         "benchmark.environments.parallel-cpu.devices=2",
         "+benchmark.environments.gpus={strategy:ddp,devices:64,scale_with_workers:true}",
     )
-    code = process.wait(200)
+    code = process.wait(PATIENCE_S)
     log = (tmp_path / "log").read_text()
     assert code == 0, log + "".join(p.read_text() for p in tmp_path.glob("outputs/*/*/*/terminal.log"))
     path = folder_of(tmp_path)
@@ -457,7 +456,6 @@ def test_two_processes_are_measured_and_their_network_is_kept(tmp_path: Path) ->
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_a_failure_and_ctrl_c_lose_nothing_that_was_measured(tmp_path: Path) -> None:
     process = start(
         tmp_path,
@@ -478,9 +476,9 @@ def test_a_failure_and_ctrl_c_lose_nothing_that_was_measured(tmp_path: Path) -> 
         places = list(tmp_path.glob("outputs/*/*_benchmark/works"))
         return bool(places) and len(RunFolder(places[0]).read_metrics()) >= 2
 
-    wait_until(trains, 120, "second epoch")
+    wait_until(trains, "second epoch")
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(PATIENCE_S) == 130
     log = (tmp_path / "log").read_text()
     path = folder_of(tmp_path)
     _, by_name = numbers(path)

@@ -23,7 +23,7 @@ from lockstep.data.pixels import Rows, whole
 from lockstep.data.sources import Images, Splits
 from lockstep.data.statistics import sampled_positions
 from lockstep.data.waiting import Lock
-from tests.harness import ROOT, environ
+from tests.harness import PATIENCE_S, ROOT, environ
 from tests.image_files import CHANGES, read, write_folder, write_image
 from tests.processes import Ranks, started
 
@@ -364,7 +364,7 @@ def prepare(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environ(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
 
 

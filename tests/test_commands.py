@@ -15,14 +15,16 @@ from sklearn.metrics import accuracy_score
 
 from lockstep.data.sources import digits
 from lockstep.run_folder import RunFolder
-from tests.harness import command, environ
+from tests.harness import PATIENCE_S, command, environ
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.processes
 
 
 def lockstep(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     tool = os.fspath(Path(sys.executable).parent / "lockstep")
-    return subprocess.run([tool, *arguments], cwd=cwd, env=environ(), capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [tool, *arguments], cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Two epochs of the default data set, by two processes."""
     cwd = tmp_path_factory.mktemp("trained")
     overrides = ("model.width=8", "trainer.max_epochs=2", "trainer.devices=2", "strategy=cpu")
-    done = subprocess.run(command(*overrides), cwd=cwd, env=environ(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command(*overrides), cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (cwd / "terminal.log").write_text(done.stdout + done.stderr)
     return RunFolder((cwd / "outputs" / "latest").resolve())

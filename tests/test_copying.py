@@ -322,7 +322,7 @@ def test_a_killed_reader_keeps_no_copy_from_being_removed(root: Path, scratch: P
             assert copy_of(root, scratch).folder.exists()
         finally:
             reader.kill()
-    wait_until(lambda: staging.remove_unused(asked) or not list(scratch.iterdir()), 10)
+    wait_until(lambda: staging.remove_unused(asked) or not list(scratch.iterdir()))
 
 
 def test_a_place_that_is_removed_while_another_process_waits_for_it_is_made_anew(

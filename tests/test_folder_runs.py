@@ -30,7 +30,7 @@ RECIPE = (
     "augment.flip=true",
     "augment.cutout=4",
     "strategy=cpu",
-    "strategy.timeout_s=60",
+    "strategy.timeout_s=300",
 )
 # 42 training images: batches of 16, 16 and 10; the share of a worker with load 0 is always empty
 PLACES = {

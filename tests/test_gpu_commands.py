@@ -13,14 +13,13 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
 from tests.callbacks import SEES
-from tests.harness import ROOT, SMALL, command, difference, environ, wait_until
+from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until
 from tests.support.gpus import PretendedGpus
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.processes]
 
 ON_GPU = tuple(override for override in SMALL if override != "strategy=cpu")
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
-PATIENCE_S = 600
 SLOW = "+callbacks.slow={_target_:tests.callbacks.SlowAtFirst,step_s:0.2}"
 
 
@@ -61,8 +60,8 @@ def test_a_run_is_cut_on_two_gpus_goes_on_on_one_and_is_evaluated_and_predicts(
     uncut = shell.latest
     process = shell.start(*command(*ON_GPU, SLOW))
     try:
-        wait_until(lambda: shell.latest != uncut, PATIENCE_S, "a second run")
-        wait_until(lambda: shell.latest.read_status().get("step", 0) >= 2, PATIENCE_S, "its second step")
+        wait_until(lambda: shell.latest != uncut, "a second run")
+        wait_until(lambda: shell.latest.read_status().get("step", 0) >= 2, "its second step")
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=PATIENCE_S)
     finally:

@@ -18,7 +18,7 @@ from tests.harness import SMALL, WATCHED, difference, train_all, write_run
 from tests.image_files import write_folder
 from tests.support.gpus import PretendedGpus
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.processes]
 
 ON_GPU = tuple(override for override in SMALL if override != "strategy=cpu")
 WAITS_NEVER = (
@@ -103,7 +103,7 @@ def trained(
                 )
         environ = gpus.environ(4 if count == 2 else count, is_asking=count < 3)
         folders = [folder for key, folder in runs.items() if key[0] == count]
-        said[count] = "".join(train_all(folders, count, environ))
+        said[count] = "".join(train_all(folders, count, **environ))
     return runs, said
 
 

@@ -27,7 +27,7 @@ from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.table import Objective
-from tests.harness import SMALL, command, difference, environ, wait_until, write_run
+from tests.harness import PATIENCE_S, SMALL, command, difference, environ, wait_until, write_run
 from tests.test_watching import on_terminal
 
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
@@ -634,7 +634,7 @@ def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path:
         time.sleep(3 * runner.LOCKED_EVERY_S)
         assert codes == []
         folder.write_summary({"epochs": 2})
-    work.join(30)
+    work.join(PATIENCE_S)
     assert codes == [0]
     assert not folder.last_checkpoint.exists()
 
@@ -863,11 +863,10 @@ def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
 
 def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     words_ = [sys.executable, "-m", "lockstep.cli", "jobs", *words]
-    return subprocess.run(words_, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=120)
+    return subprocess.run(words_, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes_on_exactly(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", TINY)
     assert launch.run_here(launch.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
@@ -879,7 +878,7 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
         assert "Started in the background" in shown.text
     # the terminal is closed: its processes got SIGHUP
     assert folder.has_job_here()
-    wait_until(lambda: folder.read_status().get("step", 0) >= 1, 90, "the first step")
+    wait_until(lambda: folder.read_status().get("step", 0) >= 1, "the first step")
     name = folder.read_job()["id"]
     assert lockstep_jobs(tmp_path, "list", "run").stdout.splitlines()[1].split("\t")[:2] == [name, "running"]
     again = subprocess.run(
@@ -902,7 +901,6 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(120)
 def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(tmp_path: Path) -> None:
     words = [*TINY, "trainer.max_epochs=5000", "trainer.devices=2", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
     subprocess.run(command(*words), cwd=tmp_path, env=environ(), check=True, capture_output=True)

@@ -17,14 +17,14 @@ from lockstep import launch
 from lockstep.environment import World
 from lockstep.run_folder import FailedElsewhere, RunFolder, read_json
 from lockstep.signals import STOP_SIGNALS
-from tests.harness import ROOT, SMALL, command, difference, environ, write_run
+from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, write_run
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.processes
 
 
 def run(cwd: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*overrides), cwd=cwd, env={**environ(), **variables}, capture_output=True, text=True, timeout=200
+        command(*overrides), cwd=cwd, env={**environ(), **variables}, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -208,7 +208,7 @@ def test_two_srun_tasks_train_in_one_folder(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    outputs = [task.communicate(timeout=100)[0] for task in tasks]
+    outputs = [task.communicate(timeout=PATIENCE_S)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], "\n".join(outputs)
     assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
     assert latest(tmp_path).read_summary()["workers"] == 2
@@ -238,7 +238,7 @@ def test_ranks_with_other_settings_are_refused_before_the_first_step(tmp_path: P
                 text=True,
             )
         )
-    outputs = [task.communicate(timeout=100)[0] for task in tasks]
+    outputs = [task.communicate(timeout=PATIENCE_S)[0] for task in tasks]
     assert all(task.returncode != 0 for task in tasks)
     assert all("has another configuration or world size" in output for output in outputs)
     assert not list(tmp_path.glob("outputs/*/*/config.yaml"))

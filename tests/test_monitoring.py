@@ -24,7 +24,7 @@ from lockstep.run_folder import RunFolder
 from tests.harness import SMALL, WATCHED, train_all, write_run
 from tests.modules import classifier
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.processes
 PICTURES = {"class_accuracy", "confusion_matrix", "precision_recall", "predictions", "worst_mistakes"}
 EVERY_TAG = {
     "train_step/loss", "train_step/accuracy", "learning_rate", "gradient_norm", "train/loss", "train/accuracy",

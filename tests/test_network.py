@@ -15,7 +15,7 @@ from lockstep import config as configuration
 from lockstep.environment import World, first_node, outer_world, step_port
 from lockstep.run_folder import RunFolder
 from lockstep.schema import Config
-from tests.harness import ROOT, SMALL, command, environ, write_run
+from tests.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 STEP |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "n[2-3]", "SLURM_NTASKS": "8"}
@@ -105,7 +105,7 @@ def test_ranks_meet_where_rank_0_says_in_the_folder(tmp_path: Path) -> None:
         )
         for rank in (1, 0)  # rank 1 waits for the file
     ]
-    said = [process.communicate(timeout=100)[0].decode() for process in processes]
+    said = [process.communicate(timeout=PATIENCE_S)[0].decode() for process in processes]
     assert said == [f"{[(rank, ['lo', '=lo', '2']) for rank in (0, 1)]}\n"] * 2
     assert not list(folder.path.glob("rendezvous-*"))
 
@@ -132,7 +132,7 @@ def test_a_meeting_that_fails_leaves_no_address_behind(tmp_path: Path, monkeypat
 
 def test_a_network_that_is_not_there_is_a_config_error_before_anything_starts(tmp_path: Path) -> None:
     task = command(*SMALL, "trainer.devices=2", "strategy.interface=ib0")
-    done = subprocess.run(task, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(task, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2
     assert "config error: strategy.interface=ib0 is not on " in done.stderr
     assert not (tmp_path / "outputs").exists()

@@ -16,9 +16,9 @@ from lockstep import launch
 from lockstep.run_folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from lockstep.watching import status
 from tests import nodes
-from tests.harness import ROOT, SMALL, command, difference, environ, wait_until, write_run
+from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.processes
 LONGER = (*SMALL, "trainer.max_epochs=12")
 PORT = 29400
 
@@ -54,7 +54,7 @@ class Both:
 
     def codes(self) -> list[int]:
         try:
-            return [process.wait(120) for process in self.processes]
+            return [process.wait(PATIENCE_S) for process in self.processes]
         finally:
             for process in self.processes:
                 process.kill()
@@ -66,7 +66,7 @@ class Both:
             assert all(process.poll() is None for process in self.processes), self.text()
             return bool(folder.read_status())
 
-        wait_until(is_there, 90, "training")
+        wait_until(is_there, "training")
 
 
 def torchrun(two: nodes.Nodes, tmp_path: Path, num_local: int, *overrides: str) -> Both:
@@ -108,7 +108,7 @@ def test_a_chain_of_two_nodes_two_nodes_and_one_ends_where_one_process_would(
     assert first.codes() == [EXIT_STOPPED, EXIT_STOPPED], first.text()
     assert (told()["state"], told()["reason"]) == ("stopped", "signal SIGTERM")
     second = Both(two, tmp_path, *script, **variables)
-    wait_until(lambda: told()["state"] in LIVE_STATES, 90, "going on")
+    wait_until(lambda: told()["state"] in LIVE_STATES, "going on")
     folder.request_stop("enough")
     assert second.codes() == [EXIT_STOPPED, EXIT_STOPPED], second.text()
     assert told()["reason"] == "stop flag: enough"
@@ -134,7 +134,10 @@ def test_a_pod_says_stopped_only_of_its_own_training(tmp_path: Path, torchrun: s
     folder = write_run(tmp_path / "run", SMALL)
     folder.write_status(state="stopped")
     (tmp_path / "torchrun").write_text(f"#!/bin/sh\n{torchrun}\n")
-    assert subprocess.run(script, cwd=tmp_path, env={**environ(), **variables["n1"]}, timeout=60).returncode == code
+    assert (
+        subprocess.run(script, cwd=tmp_path, env={**environ(), **variables["n1"]}, timeout=PATIENCE_S).returncode
+        == code
+    )
 
 
 def pods(tmp_path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:

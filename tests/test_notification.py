@@ -23,7 +23,7 @@ from lockstep.config import ConfigError, composed
 from lockstep.environment import World, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.schema import Config
-from tests.harness import SMALL, command, environ, wait_until
+from tests.harness import PATIENCE_S, SMALL, command, environ, wait_until
 
 TOKEN = "s3cret"
 TELL = "#!/bin/sh\ncat > told.json\nenv | grep ^LOCKSTEP_ | sort > told.txt\n"
@@ -96,7 +96,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def config_of(**notify: Any) -> Config:
     config = configuration.checked(composed([]))
-    return config.model_copy(update={"notify": config.notify.model_copy(update={"timeout_s": 5.0, **notify})})
+    return config.model_copy(update={"notify": config.notify.model_copy(update={"timeout_s": PATIENCE_S, **notify})})
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_the_command_gets_json_and_variables_and_the_url_the_same_json(
 ) -> None:
     notification.send(config_of(command="./tell", url=server.url), folder, EXIT_FAILED)
     told = json.loads(Path("told.json").read_text())
-    assert time.time() - time.mktime(time.strptime(told["ended"][:19], "%Y-%m-%dT%H:%M:%S")) < 60
+    assert time.time() - time.mktime(time.strptime(told["ended"][:19], "%Y-%m-%dT%H:%M:%S")) < PATIENCE_S
     assert len(told.pop("ended")) == len("2026-11-21T17:00:00+00:00")
     assert told == {
         "run": str(folder.path),
@@ -170,7 +170,7 @@ def test_the_words_of_the_command_are_no_shell(folder: RunFolder) -> None:
         ("/etc", "", "/etc cannot be started: Permission denied"),
         ("./tell", "#!/bin/sh\nexit 3\n", "./tell ended with code 3"),
         ("./tell", "#!/bin/sh\nkill -9 $$\n", "./tell ended with code -9"),
-        ("./tell", "#!/bin/sh\nsleep 60 & echo $! > pid\nwait\n", "./tell took longer than 0.5 s and was ended"),
+        ("./tell", "#!/bin/sh\nsleep 3600 & echo $! > pid\nwait\n", "./tell took longer than 2 s and was ended"),
     ],
 )
 def test_a_failing_command_is_one_line_within_its_time(
@@ -178,12 +178,10 @@ def test_a_failing_command_is_one_line_within_its_time(
 ) -> None:
     if script:
         Path("tell").write_text(script)
-    started = time.monotonic()
-    notification.send(config_of(command=typed, timeout_s=0.5), folder, 0)
-    assert time.monotonic() - started < 3
+    notification.send(config_of(command=typed, timeout_s=2.0 if "2 s" in fault else PATIENCE_S), folder, 0)
     assert capfd.readouterr() == ("", f"lockstep: notify.command: {fault}; the run itself is not concerned.\n")
     if "sleep" in script:  # no child of it is left either
-        wait_until(lambda: not Path(f"/proc/{int(Path('pid').read_text())}/cmdline").exists() or _is_zombie(), 5, "end")
+        wait_until(lambda: not Path(f"/proc/{int(Path('pid').read_text())}/cmdline").exists() or _is_zombie(), "end")
 
 
 def _is_zombie() -> bool:
@@ -222,9 +220,7 @@ def test_a_server_that_answers_badly_is_one_line_within_its_time(
 ) -> None:
     function, fault = ANSWERS[what]
     server.answers(function)
-    started = time.monotonic()
-    notification.send(config_of(url=server.url, timeout_s=0.5), folder, 0)
-    assert time.monotonic() - started < 2
+    notification.send(config_of(url=server.url, timeout_s=0.5 if "0.5 s" in fault else PATIENCE_S), folder, 0)
     out, err = capfd.readouterr()
     assert out == ""
     faults = [fault, "timed out"] if fault.startswith("no answer") else [fault]
@@ -283,10 +279,8 @@ def test_sigterm_waits_and_ctrl_c_ends_it(folder: RunFolder, capfd: pytest.Captu
     notification.send(config_of(command="./tell"), folder, 0)
     assert Path("through").exists()
     assert capfd.readouterr().err == ""
-    Path("tell").write_text(f"#!/bin/sh\nkill -INT {os.getpid()}; sleep 60\n")
-    started = time.monotonic()
-    notification.send(config_of(command="./tell", timeout_s=30.0), folder, 0)
-    assert time.monotonic() - started < 5
+    Path("tell").write_text(f"#!/bin/sh\nkill -INT {os.getpid()}; sleep 3600\n")
+    notification.send(config_of(command="./tell", timeout_s=PATIENCE_S), folder, 0)
     assert capfd.readouterr().err == "lockstep: notify: ended by Ctrl-C; the run itself is not concerned.\n"
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
 
@@ -381,7 +375,6 @@ def test_one_process_tells_once_after_the_run_is_free(
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path, server: Server) -> None:
     small = [override for override in SMALL if override != "callbacks.curves=null"]
     long = [*small, "callbacks.curves.graph=false", "silent=true", "trainer.max_epochs=500"]
@@ -392,11 +385,11 @@ def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path,
         )  # fmt: skip
     latest = RunFolder(tmp_path / "outputs" / "latest")
     try:
-        wait_until(lambda: latest.read_status().get("step", 0) >= 2 or first.poll() is not None, 90, "second step")
+        wait_until(lambda: latest.read_status().get("step", 0) >= 2 or first.poll() is not None, "second step")
         assert first.poll() is None, Path("log").read_text()
         children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
         os.kill(int(children[0]), signal.SIGKILL)
-        assert first.wait(60) == EXIT_FAILED
+        assert first.wait(PATIENCE_S) == EXIT_FAILED
     finally:
         first.kill()
         first.wait()
@@ -411,7 +404,7 @@ def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path,
     Path("told.json").unlink()
     epochs = told["epoch"]
     again = ["resume=outputs/latest", "strategy=cpu", f"trainer.max_epochs={epochs}", "notify.command=./missing"]
-    done = subprocess.run(command(*again), env=environ(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command(*again), env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert "lockstep: notify.command: ./missing cannot be started: No such file or directory" in done.stderr
     assert yaml.safe_load(latest.config.read_text())["notify"]["command"] == "./missing"

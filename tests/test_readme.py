@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from lockstep.run_folder import EXIT_STOPPED
-from tests.harness import ROOT, environ, wait_until
+from tests.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.test_stop import training
 from tests.test_watching import on_terminal
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.processes
 BIN = Path(sys.executable).parent
 SMALL = (
     *("data=synthetic", "data.train_size=70", "model.width=2", "eval_batch_size=64"),
@@ -33,7 +33,12 @@ COMMANDS = [
 
 def run(cwd: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [str(BIN / arguments[0]), *arguments[1:]], cwd=cwd, env=environ(), capture_output=True, text=True, timeout=120
+        [str(BIN / arguments[0]), *arguments[1:]],
+        cwd=cwd,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -155,7 +160,7 @@ def test_the_board_starts_on_the_outputs(tmp_path: Path) -> None:
     with open(log, "wb") as file:
         process = subprocess.Popen([BIN / words[0], *words[1:]], cwd=tmp_path, env=environ(), stdout=file, stderr=file)
     try:
-        wait_until(lambda: "Training tab: http://" in log.read_text(), 60, "address of the tab")
+        wait_until(lambda: "Training tab: http://" in log.read_text(), "address of the tab")
     finally:
         process.kill()
         process.wait()

@@ -21,7 +21,7 @@ from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.search import Draws, distributions, study_in
 from lockstep.sweeps.table import Objective
 from tests.callbacks import SEES
-from tests.harness import SMALL, wait_until
+from tests.harness import PATIENCE_S, SMALL, wait_until
 from tests.test_sweeps import overlap, processes_of, run, seen, started, table_of, tree_of, trials_of
 
 ACCURACY = Objective("val/accuracy", True)
@@ -255,7 +255,6 @@ def test_every_search_of_conf_names_a_sampler_there_is() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(280)
 def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
@@ -266,9 +265,9 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
     pruner = ["search.pruner._target_=optuna.pruners.ThresholdPruner", "+search.pruner.lower=1.1"]
     pruner += ["~search.pruner.n_startup_trials", "search.pruner.n_warmup_steps=2"]
     with started(tmp_path, *overrides, *pruner) as sweep:
-        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/metrics.csv")), 150, "the second trial")
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/metrics.csv")), "the second trial")
         sweep.send_signal(signal.SIGINT)
-        out, _ = sweep.communicate(timeout=100)
+        out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 75, out
     assert "Trial 0 pruned" in out
     kept = read_json(tree_of(tmp_path) / "sweep.json")["trials"]
@@ -295,7 +294,6 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(200)
 def test_several_objectives_have_the_front_that_optuna_has_and_no_trial_is_tested(tmp_path: Path) -> None:
     overrides = [*SMALL, "data.train_size=40", "trainer.max_epochs=1", "model.width=2,4,6,8", "search=nsga2"]
     overrides += ["search.objectives={val/loss: min, parameters: min}", "search.num_trials=4", "launcher.parallel=2"]

@@ -11,7 +11,7 @@ from tests.harness import wait_until
 from tests.slurm import Slurm, started
 from tests.test_slurm_jobs import SLOW, TINY, Shell
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def test_the_data_base_tells_how_jobs_have_ended_that_slurm_has_forgotten(forget
     ]
     through, killed, never = begun
     forgetful.run("scancel", never.id)
-    wait_until(lambda: killed.folder.read_status().get("state") == "training", 90, f"training: {killed.log}")
+    wait_until(lambda: killed.folder.read_status().get("state") == "training", f"training: {killed.log}")
     os.kill(killed.folder.read_status()["pid"], signal.SIGKILL)  # as where memory is out
-    wait_until(lambda: not forgetful.run("squeue", "--noheader", "--states=all").stdout, 90, "no job any more")
+    wait_until(lambda: not forgetful.run("squeue", "--noheader", "--states=all").stdout, "no job any more")
     lines = shell.jobs("list").stdout.splitlines()
     states = dict(line.split("\t")[:2] for line in lines[1:])
     assert states == {through.id: "completed", killed.id: "failed", never.id: "cancelled"}

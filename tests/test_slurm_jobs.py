@@ -15,11 +15,11 @@ from lockstep import config as configuration
 from lockstep import launch, runner
 from lockstep.cluster import submission
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
-from tests.harness import ROOT, SMALL, command, difference, wait_until, write_run
+from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, wait_until, write_run
 from tests.slurm import Slurm
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
-EPOCHS = 4  # 20 steps
+pytestmark = pytest.mark.processes
+EPOCHS = 20  # 100 steps
 TINY = (*SMALL, "model.width=2", f"trainer.max_epochs={EPOCHS}")
 SLOW = "+callbacks.slow={_target_:tests.callbacks.SlowAtFirst,step_s:%s}"
 CLUSTER = ("cluster=slurm", "cluster.time_min=5", "cluster.cpus_per_worker=1", "cluster.memory_gib=1")
@@ -77,11 +77,11 @@ class Submitted:
         return path.read_text() if path.exists() else ""
 
     def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: self.folder.read_status().get("step", 0) >= step, 90, f"step {step}: {self.log}")
+        wait_until(lambda: self.folder.read_status().get("step", 0) >= step, f"step {step}: {self.log}")
 
-    def wait(self, *, state: str = "COMPLETED", timeout_s: float = 120) -> None:
+    def wait(self, *, state: str = "COMPLETED") -> None:
         """Wait for the end of the job."""
-        found = self.slurm.wait(self.id, timeout_s=timeout_s)
+        found = self.slurm.wait(self.id)
         assert found == state, f"{found}: {self.folder.read_status()}\n{self.log}"
 
     @contextlib.contextmanager
@@ -145,14 +145,14 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
     partition = ("PartitionName=grace", "Nodes=n1", "PriorityTier=1", "PreemptMode=REQUEUE", "GraceTime=60")
     slurm.run("scontrol", "create", *partition)
     runs = {
-        "preempted": shell.submit(*TINY, SLOW % 2, on_node("n1"), "name=preempted"),
+        "preempted": shell.submit(*TINY, SLOW % 4, on_node("n1"), "name=preempted"),
         "grace": shell.submit(
-            *TINY, SLOW % 2, on_node("n1"), "cluster.partition=grace", "trainer.devices=2", "name=grace"
+            *TINY, SLOW % 4, on_node("n1"), "cluster.partition=grace", "trainer.devices=2", "name=grace"
         ),
-        "cancelled": shell.submit(*TINY, SLOW % 2, on_node("n2"), "name=cancelled"),
-        "inside": shell.submit(*TINY, SLOW % 2, on_node("n2"), container(shell.cwd), "name=inside"),
-        "wider": shell.submit(*TINY, SLOW % 2, on_node("n2"), "name=wider"),
-        "often": shell.submit(*TINY, SLOW % 2, on_node("n2"), "cluster.max_requeues=0", "name=often"),
+        "cancelled": shell.submit(*TINY, SLOW % 4, on_node("n2"), "name=cancelled"),
+        "inside": shell.submit(*TINY, SLOW % 4, on_node("n2"), container(shell.cwd), "name=inside"),
+        "wider": shell.submit(*TINY, SLOW % 4, on_node("n2"), "name=wider"),
+        "often": shell.submit(*TINY, SLOW % 4, on_node("n2"), "cluster.max_requeues=0", "name=often"),
     }
     for run in runs.values():
         run.wait_for_step(1)
@@ -166,9 +166,7 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
         for name in ("cancelled", "wider"):
             assert "saves a checkpoint first" in shell.jobs("cancel", runs[name].folder.path).stdout
         for run in runs.values():
-            wait_until(
-                lambda run=run: "requeued" in run.log or "cancelled" in run.log, 150, f"{run.folder.path} is cut"
-            )
+            wait_until(lambda run=run: "requeued" in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
         yield runs
 
 
@@ -248,7 +246,7 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
             assert f"[job {run.id} pending: ReqNodeNotAvail" in following.stderr.readline()
         finally:
             slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
-        out, said = following.communicate(timeout=120)
+        out, said = following.communicate(timeout=PATIENCE_S)
         assert following.returncode == 0, out + said
     finally:
         slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME", code=None)
@@ -267,7 +265,7 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
 
 @pytest.mark.parametrize("name", ["preempted", "grace"])
 def test_a_job_is_followed_and_waited_for_over_requeues(cut: dict[str, Submitted], name: str) -> None:
-    (followed, said), (waited, _) = (process.communicate(timeout=150) for process in cut[name].watching)
+    (followed, said), (waited, _) = (process.communicate(timeout=PATIENCE_S) for process in cut[name].watching)
     codes = [process.returncode for process in cut[name].watching]
     assert codes == [0, 0], followed + said + waited
     parts = [

@@ -38,7 +38,7 @@ RECIPE = (
     "eval_batch_size=7",
     "augment.crop_padding=2",
     "strategy=cpu",
-    "strategy.timeout_s=60",
+    "strategy.timeout_s=300",
     "callbacks.pictures=null",
     "callbacks.curves=null",
 )
@@ -180,7 +180,7 @@ def _stage_changing(root: str, home: str) -> Any:
 
     def changing(*args: Any) -> Any:
         if dist.get_rank() == 1:
-            wait_until(listed.exists, 20, "the list of the first node")
+            wait_until(listed.exists, "the list of the first node")
             write_image(Path(root) / "red fox" / "late.png")
         found = find(*args)
         listed.touch()

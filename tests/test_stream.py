@@ -16,7 +16,7 @@ from lockstep.data.ahead import read_ahead
 from lockstep.data.decode import ImageFault
 from lockstep.data.loader import Batch, ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
-from tests.harness import ROOT, environ, wait_until
+from tests.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.image_files import read, write_folder, write_image
 from tests.test_sampler import Plan
 
@@ -45,7 +45,7 @@ def test_the_thread_is_so_many_ahead_of_the_one_handed_out_and_no_more(depth: in
     made: list[int] = []
     for number in read_ahead(numbers(20, made), depth, lambda x: x):
         expected = min(20, number + 1 + depth)
-        wait_until(lambda expected=expected: len(made) >= expected, 5)
+        wait_until(lambda expected=expected: len(made) >= expected)
         time.sleep(0.005)
         assert len(made) == expected
 
@@ -69,7 +69,7 @@ def test_leaving_early_ends_the_thread() -> None:
     ahead = read_ahead(numbers(1000, made), 2, lambda x: x)
     assert [next(ahead) for _ in range(4)] == [0, 1, 2, 3]
     del ahead
-    wait_until(lambda: threads() == [], 5)
+    wait_until(lambda: threads() == [])
     assert len(made) <= 7
 
 
@@ -246,7 +246,7 @@ def say(process: subprocess.Popen[str]) -> None:
 def test_no_worker_outlives_a_training_that_was_killed(reader: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, pids = reader
     process.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any(map(is_alive, pids)), 10, "end of the workers")
+    wait_until(lambda: not any(map(is_alive, pids)), "end of the workers")
 
 
 @pytest.mark.processes
@@ -262,5 +262,5 @@ def test_workers_leave_signals_to_the_training(reader: tuple[subprocess.Popen[st
     say(process)
     assert process.stdout.readline() == "3\n"
     say(process)
-    assert process.wait(20) == 0
-    wait_until(lambda: not any(map(is_alive, pids)), 10, "end of the workers")
+    assert process.wait(PATIENCE_S) == 0
+    wait_until(lambda: not any(map(is_alive, pids)), "end of the workers")

@@ -28,7 +28,7 @@ from lockstep.sweeps.nursery import Nursery
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
 from lockstep.sweeps.views import Silent, show
-from tests.harness import SMALL, environ, write_run
+from tests.harness import PATIENCE_S, SMALL, environ, write_run
 
 CPU = Machine((), (0, 1, 2, 3))
 GPUS = Machine(("4", "5", "GPU-6", "7"), tuple(range(16)))
@@ -320,7 +320,7 @@ def test_a_run_that_waits_for_another_process_can_be_stopped(tmp_path: Path) -> 
         assert process.stdout is not None
         assert "waiting for its end" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == EXIT_STOPPED
+        assert process.wait(PATIENCE_S) == EXIT_STOPPED
         process.stdout.close()
     assert not folder.last_checkpoint.exists()
 

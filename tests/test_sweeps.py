@@ -21,10 +21,10 @@ from lockstep import launch
 from lockstep.run_folder import RunFolder, read_json
 from lockstep.signals import STOP_SIGNALS
 from tests.callbacks import SEES
-from tests.harness import ROOT, SMALL, command, difference, environ, train_all, wait_until, write_run
+from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, train_all, wait_until, write_run
 from tests.test_watching import seen as seen_on_terminal
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.processes
 TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2")
 
 
@@ -36,7 +36,7 @@ def variables(**more: str | None) -> dict[str, str]:
 
 def run(cwd: Path, *overrides: str, **more: str | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command("-m", *overrides), cwd=cwd, env=variables(**more), capture_output=True, text=True, timeout=250
+        command("-m", *overrides), cwd=cwd, env=variables(**more), capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -165,11 +165,11 @@ def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themse
     breaks = "+callbacks.breaks={_target_:tests.callbacks.Breaks,seed:0,word:kaputt}"
     overrides = [*TINY, "trainer.devices=2", "seed=0,1,2", breaks, SEES % "3", "trainer.max_epochs=3"]
     with started(tmp_path, *overrides, "launcher.parallel=1") as sweep:
-        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/seen.json")), 200, "the second trial")
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/seen.json")), "the second trial")
         folder = trials_of(tmp_path)[1]
         assert len(processes_of(folder)) == 3  # it and its two workers
         os.kill(seen(folder)["parent"], signal.SIGKILL)
-        out, _ = sweep.communicate(timeout=200)
+        out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 1, out
     assert processes_of(folder) == []
     assert out.index("Trial 0 failed: RuntimeError: kaputt") < out.index("Trial 1 failed: the process of the trial was")
@@ -185,11 +185,11 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     recipe = [*TINY, "trainer.max_epochs=4"]
     overrides = [*recipe, "sweep.test=none", "seed=0,1,2", "launcher.parallel=1", SEES % "2"]
     with started(tmp_path, *overrides) as sweep:
-        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")), 120, "an epoch of trial 1")
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")), "an epoch of trial 1")
         sweep.send_signal(signal.SIGKILL)
         sweep.wait()
     folders = trials_of(tmp_path)
-    wait_until(lambda: not processes_of(folders[1]), 20, "the trials die with their sweep")
+    wait_until(lambda: not processes_of(folders[1]), "the trials die with their sweep")
     before = {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")}
     (tmp_path / "fast").touch()
     done = run(tmp_path, *overrides[-4:], *recipe)  # the order of the words makes no other sweep
@@ -212,17 +212,17 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
 def test_ctrl_c_is_heard_while_torch_is_imported_and_leaves_no_process(tmp_path: Path) -> None:
     with started(tmp_path, *TINY, "seed=0,1") as sweep:
         children = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children")
-        wait_until(lambda: len(children.read_text().split()) == 2, 60, "the process that forks, and its tracker")
+        wait_until(lambda: len(children.read_text().split()) == 2, "the process that forks, and its tracker")
         processes = [Path("/proc", pid, "cmdline") for pid in children.read_text().split()]
         # a signal in the first moments of a trial is neither lost nor deadly
         (server,) = (path for path in processes if b"forkserver" in path.read_bytes())
         assert {*STOP_SIGNALS} <= blocked_by(server.with_name("status"))
         sweep.send_signal(signal.SIGINT)
-        out, _ = sweep.communicate(timeout=60)
+        out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 75, out
     assert "Stopping all trials" in out
     assert "begins" not in out
-    wait_until(lambda: not any(path.exists() and path.read_bytes() for path in processes), 30, "the end of them all")
+    wait_until(lambda: not any(path.exists() and path.read_bytes() for path in processes), "the end of them all")
 
 
 def blocked_by(status: Path) -> set[int]:
@@ -235,13 +235,13 @@ def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp
     recipe = [*TINY, "trainer.max_epochs=20"]
     overrides = [*recipe, "seed=0,1", "trainer.devices=1", SEES % "5", "sweep.name=two"]
     with started(tmp_path, *overrides) as sweep:
-        wait_until(lambda: len(list(tmp_path.glob("outputs/*/*/*/metrics.csv"))) == 2, 120, "both trials train")
+        wait_until(lambda: len(list(tmp_path.glob("outputs/*/*/*/metrics.csv"))) == 2, "both trials train")
         if way == "ctrl-c":
             sweep.send_signal(signal.SIGINT)
         else:
             stop = [sys.executable, "-m", "lockstep.cli", "stop", str(tree_of(tmp_path)), "--reason", "lunch"]
             subprocess.run(stop, env=environ(), check=True, capture_output=True)
-        out, _ = sweep.communicate(timeout=120)
+        out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 75, out
     assert (
         "Stopping all trials, each with a checkpoint: " + {"ctrl-c": "signal SIGINT", "flag": "stop flag: lunch"}[way]
@@ -273,9 +273,9 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_and_another_one_is_stop
     breaks = "+callbacks.breaks={_target_:tests.callbacks.Breaks,seed:0,word:kaputt,epoch:3}"
     recipe = [*TINY, "trainer.max_epochs=5", "seed=0,1", "launcher.parallel=2", "sweep.test=none", SEES % "1", breaks]
     with started(tmp_path, *recipe) as sweep:
-        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")), 120, "an epoch of trial 1")
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")), "an epoch of trial 1")
         trials_of(tmp_path)[1].request_stop("dull")
-        out, _ = sweep.communicate(timeout=120)
+        out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 1, out
     folders = trials_of(tmp_path)
     assert [folder.read_status()["state"] for folder in folders] == ["failed", "stopped"]
@@ -290,15 +290,15 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_and_another_one_is_stop
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_no_process_stays(tmp_path: Path) -> None:
-    with started(tmp_path, *TINY, "trainer.max_epochs=20", "seed=0,1", SEES % "60") as sweep:
-        wait_until(lambda: len(list(tmp_path.glob("outputs/*/*/*/seen.json"))) == 2, 120, "both trials train")
+    with started(tmp_path, *TINY, "trainer.max_epochs=20", "seed=0,1", SEES % "3600") as sweep:
+        wait_until(lambda: len(list(tmp_path.glob("outputs/*/*/*/seen.json"))) == 2, "both trials train")
         sweep.send_signal(signal.SIGINT)
         time.sleep(1)
         assert sweep.poll() is None  # its trials are in the middle of something
         sweep.send_signal(signal.SIGINT)
-        out, _ = sweep.communicate(timeout=10)
+        out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 130, out
-    wait_until(lambda: not any(processes_of(folder) for folder in trials_of(tmp_path)), 5, "the end of them all")
+    wait_until(lambda: not any(processes_of(folder) for folder in trials_of(tmp_path)), "the end of them all")
 
 
 def test_one_after_the_other_has_all_cores_and_a_live_table(tmp_path: Path) -> None:

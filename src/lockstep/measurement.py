@@ -1,5 +1,6 @@
 """What a training step is made of, measured in the training itself: the same step with and without communication."""
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +50,7 @@ def measure(
     with session.opened(folder, config, place) as here:
         data = session.image_data(here)
         total_steps = config.trainer.max_epochs * data.steps_per_epoch
-        module = session.classifier(here, session.image_format(data), total_steps=total_steps)
+        module = session.classifier(here, session.image_format(data), total_steps=total_steps, is_trained=True)
         module.to(here.device)
         flops = flops_per_image(module.net, data.image_shape)
         num_images = data.train_dataloader().batch_sampler.num_epoch_samples
@@ -188,16 +189,14 @@ def slowest(times_s: dict[str, list[float]]) -> dict[str, list[float]]:
 def flops_per_image(net: nn.Module, image_shape: tuple[int, int, int]) -> int:
     """Floating-point operations of one forward and backward pass, counted while they run; an addition counts too.
 
-    Evaluation mode, for dropout of ours wants a share of a batch; convolutions and products are the same.
+    Evaluation mode, for dropout of ours wants a share of a batch; convolutions and products are the same. A copy of the
+    network counts, in the layout that is safe on every CPU: its backward pass is in float32, the training's may not be.
     """
     parameter = next(net.parameters())
     images = torch.zeros(2, *image_shape, device=parameter.device, dtype=parameter.dtype)
-    was_training = net.training
-    net.eval()
+    copied = copy.deepcopy(net).to(memory_format=torch.contiguous_format).eval()  # pyright: ignore[reportCallIssue]
     with FlopCounterMode(display=False) as counter:
-        net(images.contiguous(memory_format=torch.channels_last)).sum().backward()
-    net.train(was_training)
-    net.zero_grad(set_to_none=True)
+        copied(images).sum().backward()
     return counter.get_total_flops() // len(images)
 
 

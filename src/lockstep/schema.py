@@ -81,6 +81,9 @@ class Trainer(Section):
     precision: Literal["auto", "bfloat16", "tf32", "float32", "float64"] = Field(
         description="bfloat16 = autocast; auto picks it where the hardware has it; tf32 = float32 multiplied in short"
     )
+    memory_format: Literal["auto", "channels_last", "contiguous"] = Field(
+        description="auto: channels_last, or contiguous where a CPU without AVX512 cannot train the network in it"
+    )
     deterministic: bool = Field(description="only deterministic kernels: same bits on the same hardware")
     accumulate_grad_batches: Positive = Field(description="micro-batches a global batch is cut into")
     gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")

@@ -33,7 +33,9 @@ from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources import Splits
 from lockstep.environment import World, num_cores
 from lockstep.memory import OutOfMemory, explained, out_of_memory
+from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.layout import Layout
 from lockstep.parallel.batch_norm import ExactBatchNorm
 from lockstep.parallel.randomness import seed_of
 from lockstep.parallel.reduce import gather_objects
@@ -440,8 +442,13 @@ def _num_stream_workers(session: Session) -> int:
     return max(1, num_cores() // session.num_local) if asked == "auto" else asked
 
 
-def classifier(session: Session, image_format: ImageFormat, *, total_steps: int) -> Classifier:
-    """The network of the run with its training of `total_steps`; initial weights depend on the seed alone."""
+def classifier(
+    session: Session, image_format: ImageFormat, *, total_steps: int, is_trained: bool = False
+) -> Classifier:
+    """The network of the run with its training of `total_steps`; initial weights depend on the seed alone.
+
+    Every rank must call it. Raises ConfigError for a network that is to be trained in a layout that is not safe here.
+    """
     config = session.config
     torch.manual_seed(seed_of(config.seed, "weights"))
     net = configuration.build(
@@ -456,6 +463,7 @@ def classifier(session: Session, image_format: ImageFormat, *, total_steps: int)
         micro_batches_per_step=config.trainer.accumulate_grad_batches,
         gradient_clip_norm=config.trainer.gradient_clip_norm,
         uses_bfloat16=session.precision == "bfloat16",
+        layout=_layout(session, net, is_trained=is_trained),
         compile_mode=COMPILE_MODES[config.compile],
         has_flip_test=config.flip_test,
         label_smoothing=config.label_smoothing,
@@ -464,6 +472,22 @@ def classifier(session: Session, image_format: ImageFormat, *, total_steps: int)
     )
     # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
     return module.double() if session.precision == "float64" else module
+
+
+def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
+    """The layout of the network, the same on every rank: DDP adds up gradients as they lie in memory."""
+    is_faulty = (
+        session.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and layout.has_faulty_onednn(torch.cpu.get_capabilities(), os.environ)
+    )
+    found = gather_objects(layout.faulty_convolution(net, session.precision) if is_faulty else None)
+    faulty = next((name for name in found if name is not None), None)
+    asked = session.config.trainer.memory_format
+    if asked == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
+        fault = f"trainer.memory_format=channels_last: without AVX512 oneDNN crashes in the gradient of {faulty}, or "
+        raise configuration.ConfigError([f"{fault}computes a wrong one: use trainer.memory_format=auto"])
+    return layout.chosen(asked, faulty)
 
 
 def image_format(data: ImageData) -> ImageFormat:

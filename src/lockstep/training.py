@@ -35,7 +35,7 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
     with session.opened(folder, config, place) as here:
         data = session.image_data(here)
         total_steps = config.trainer.max_epochs * data.steps_per_epoch
-        module = session.classifier(here, session.image_format(data), total_steps=total_steps)
+        module = session.classifier(here, session.image_format(data), total_steps=total_steps, is_trained=True)
         is_resumed = folder.last_checkpoint.exists()
         facts = {
             "name": config.run_name,
@@ -224,6 +224,7 @@ def _show_header(here: Session, data: ImageData, module: Classifier, *, is_resum
             ("workers", f"{count} x {_device_name(here)}" if count > 1 else _device_name(here)),
             ("batch", batch),
             ("precision", f"{here.precision} ({here.precision_reason})"),
+            ("layout", f"{module.layout.name} ({module.layout.reason})"),
             ("run folder", shown(here.folder.path)),
         ],
     )

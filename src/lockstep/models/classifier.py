@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from lockstep.models.layout import Layout
 from lockstep.models.loss import Mixed, num_hits, summed_loss
 from lockstep.models.optimizers import parameter_groups
 from lockstep.models.step import LossGuard, OptimizerStep
@@ -129,6 +130,7 @@ class Classifier(L.LightningModule):
         gradient_clip_norm: float | None,
         label_smoothing: float,
         uses_bfloat16: bool,
+        layout: Layout,
         compile_mode: str | None,
         has_flip_test: bool,
         seed: int,
@@ -147,7 +149,8 @@ class Classifier(L.LightningModule):
         self._log_every_n_steps = log_every_n_steps
         refuse_untracked(net)
         self._dropouts = replace_dropout(net, seed)
-        self.net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.layout = layout
+        self.net = net.to(memory_format=layout.memory_format)  # pyright: ignore[reportCallIssue]
         channels = (1, len(image_format.mean), 1, 1)
         self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
@@ -157,7 +160,9 @@ class Classifier(L.LightningModule):
         if compile_mode is not None:
             for dropout in self._dropouts:  # its share is another one in every step, and would be compiled in
                 dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
-            self.net.compile(dynamic=False, mode=compile_mode)
+            # left to itself the compiler computes every convolution of a CPU in channels_last
+            kept = {} if layout.memory_format == torch.channels_last else {"layout_optimization": False}
+            self.net.compile(dynamic=False, options={**torch._inductor.list_mode_options(compile_mode), **kept})
         self._is_compiled = compile_mode is not None
         self._compiled_sizes: dict[bool, int] = {}
         # loss sum, hits, samples of this epoch: this rank's counts, and the global counts when they were last logged
@@ -170,7 +175,8 @@ class Classifier(L.LightningModule):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits (B, num_classes) in float32 or wider, of uint8 pixels (B, C, H, W)."""
-        images = pixels.to(self.mean.dtype).sub_(self.mean).div_(self.std).contiguous(memory_format=torch.channels_last)
+        images = pixels.to(self.mean.dtype).sub_(self.mean).div_(self.std)
+        images = images.contiguous(memory_format=self.layout.memory_format)
         # around the network alone: what autocast does not know, it should not see
         with torch.autocast(pixels.device.type, torch.bfloat16) if self._uses_bfloat16 else nullcontext():
             logits = self._logits(images) if self._is_compiled else self.net(images)
@@ -316,11 +322,20 @@ class Classifier(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Rank 0 takes over the counts of all ranks there were, so that another number of ranks can go on."""
+        """Rank 0 takes over the counts of all ranks there were, so that another number of ranks can go on.
+
+        Momentum gets the layout of the weights, which may be another one than that of the saved run: fused updates go
+        through memory in order, and would take the momentum of another weight.
+        """
         saved = checkpoint["train_counts"]
         counts = saved["counts"] if self.global_rank == 0 else [0.0] * 3
         self._counts = torch.tensor(counts, dtype=torch.float64)
         self._logged_counts = torch.tensor(saved["logged_counts"], dtype=torch.float64)
+        slots = [slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()]
+        for found in slots:
+            for name, value in found.items():
+                if isinstance(value, Tensor) and value.dim() == 4:
+                    found[name] = value.contiguous(memory_format=self.layout.memory_format)
 
     def _test_scores(self) -> list[str]:
         return [split for split in self.scores if split != "val"]
