@@ -179,7 +179,7 @@ def _to_host(value: Tensor) -> tuple[Tensor, Any]:
     """A copy on the host, and the event after which it is there; None: it is there."""
     if value.device.type != "cuda":
         return value, None
-    copy = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+    copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
     event = torch.cuda.Event()
     event.record()
     return copy, event

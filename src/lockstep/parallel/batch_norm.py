@@ -89,7 +89,7 @@ class _Normalize(torch.autograd.Function):
         scale = torch.ones_like(mean) if weight is None else weight
         if x.numel():
             _, dw, db = torch.ops.aten.native_batch_norm_backward(
-                dy, x, scale, mean, var, None, None, False, ctx.eps, [False, True, True]
+                dy, x, scale, mean, var, mean, (var + ctx.eps).rsqrt(), False, ctx.eps, [False, True, True]
             )
         else:
             dw, db = torch.zeros_like(mean), torch.zeros_like(mean)
