@@ -100,7 +100,7 @@ def train_all(folders: Sequence[RunFolder], num_workers: int) -> None:
 
 def state(folder: RunFolder) -> dict[str, torch.Tensor]:
     """Everything a run ends with: weights, batch-norm statistics, momentum."""
-    saved = torch.load(folder.last_checkpoint, weights_only=True)
+    saved = torch.load(folder.last_checkpoint, map_location="cpu", weights_only=True)
     found = {f"net {name}": value for name, value in saved["state_dict"].items()}
     # with averaged weights these are others
     found |= {f"trained {name}": value for name, value in saved.get("current_model_state", {}).items()}
