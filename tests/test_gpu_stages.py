@@ -1,0 +1,207 @@
+"""The command for a rented GPU: no stage stops the next one, none outlives its limit, and nothing found is lost."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import page, runner
+from benchmarks.gpu.runner import EXIT_UNUSABLE
+from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED
+from tests.harness import ROOT, environ, wait_until
+
+pytestmark = pytest.mark.processes
+COMMAND = """\
+import sys
+from pathlib import Path
+from benchmarks.gpu.runner import Stage, Stopping, run
+stages = [Stage(name, float(limit), [sys.executable, "-c", code]) for name, limit, code in {stages!r}]
+sys.exit(run(stages, Path({folder!r}), title="it", data=Path("."), budget_s={budget_s}, stopping=Stopping()))
+"""
+ROW = """\
+import json, sys
+with open(sys.argv[1], "a") as file:
+    file.write(json.dumps({"what": "a number", "result": "1.5", "aim": "<= 2", "is_met": %s}) + "\\n")
+"""
+PASSES = ROW % "True"
+MISSES = ROW % "False"
+FAILS = PASSES + "print('before'); sys.exit('the reason')"
+# a child in a session of its own, as torchrun's workers are, whose child is in another one
+HANGS = (
+    PASSES
+    + """
+import os, subprocess, time
+from pathlib import Path
+sleep = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', sys.argv[1], sys.argv[2]], start_new_session=True); time.sleep(600)"
+print("hanging", flush=True)
+subprocess.Popen([sys.executable, "-c", child, sleep, sys.argv[3] + "/pid"], start_new_session=True)
+while not (Path(sys.argv[3]) / "pid").exists() or not (Path(sys.argv[3]) / "pid").read_text():
+    time.sleep(0.01)
+open(sys.argv[3] + "/hangs", "w").close()
+time.sleep(600)
+"""
+)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts the command with stages (name, limit, code); their folder of data is the temporary one."""
+
+    def started(*stages: tuple[str, float, str], budget_s: float = 300) -> subprocess.Popen[str]:
+        code = COMMAND.format(stages=stages, folder=str(tmp_path / "out"), budget_s=budget_s)
+        code = code.replace('data=Path(".")', f"data=Path({str(tmp_path)!r})")
+        words = [sys.executable, "-c", code]
+        return subprocess.Popen(
+            words, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    return started
+
+
+def results(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in json.loads((tmp_path / "out" / "results.json").read_text())["stages"]}
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_stage_that_fails_or_misses_its_aim_does_not_stop_the_next_one(tmp_path: Path, start: Any) -> None:
+    command = start(
+        ("fails", 60, FAILS), ("misses", 60, MISSES), ("dies", 60, "import os; os.kill(0, 9)"), ("passes", 60, PASSES)
+    )
+    output, _ = command.communicate(timeout=120)
+    assert command.returncode == EXIT_FAILED, output
+    found = results(tmp_path)
+    states = {name: (each["state"], each["reason"]) for name, each in found.items()}
+    assert states == {
+        "fails": ("failed", "the reason"),
+        "misses": ("failed", "not met: a number"),
+        "dies": ("failed", "code -9, without a word"),
+        "passes": ("passed", ""),
+    }
+    assert [len(each["rows"]) for each in found.values()] == [1, 1, 0, 1], "what a stage found before it failed is kept"
+    text = (tmp_path / "out" / "gpu.md").read_text()
+    assert "| fails | failed |" in text
+    assert "| a number | 1.5 | <= 2 | yes |" in text
+    assert "before\nthe reason\n==== fails ended with code 1\n" in (tmp_path / "out" / "logs.txt").read_text()
+    assert "a number, 1.5, <= 2, yes" in output
+
+
+def test_all_passed_is_exit_code_0(tmp_path: Path, start: Any) -> None:
+    command = start(("one", 60, PASSES), ("two", 60, "pass"))
+    assert (command.communicate(timeout=120), command.returncode)[1] == 0
+
+
+def test_a_stage_that_hangs_ends_at_its_limit_with_all_it_started(tmp_path: Path, start: Any) -> None:
+    command = start(("hangs", 6, HANGS), ("passes", 60, PASSES))
+    output, _ = command.communicate(timeout=120)
+    assert command.returncode == EXIT_FAILED, output
+    found = results(tmp_path)
+    assert (found["hangs"]["state"], found["hangs"]["reason"]) == ("timed out", "killed after 6 s")
+    assert found["passes"]["state"] == "passed"
+    assert len(found["hangs"]["rows"]) == 1, "what it found is kept"
+    assert "\nhanging\n" in (tmp_path / "out" / "logs.txt").read_text()
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_writes_what_there_is(tmp_path: Path, start: Any, number: signal.Signals) -> None:
+    command = start(("passes", 60, PASSES), ("hangs", 300, HANGS), ("never", 60, PASSES))
+    wait_until((tmp_path / "hangs").exists, what="the second stage")
+    assert results(tmp_path)["hangs"]["state"] == "running", "written before the stage, too"
+    command.send_signal(number)
+    output, _ = command.communicate(timeout=60)
+    assert command.returncode == EXIT_STOPPED, output
+    found = results(tmp_path)
+    states = {name: (each["state"], each["reason"]) for name, each in found.items()}
+    assert states == {"passes": ("passed", ""), "hangs": ("cut", number.name), "never": ("not started", number.name)}
+    assert len(found["hangs"]["rows"]) == 1
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_the_budget_cuts_the_last_stage_and_starts_none_that_has_no_time(tmp_path: Path, start: Any) -> None:
+    command = start(("passes", 9, PASSES), ("hangs", 12, HANGS), ("never", 9, PASSES), budget_s=6)
+    output, _ = command.communicate(timeout=120)
+    assert command.returncode == EXIT_STOPPED, output
+    found = results(tmp_path)
+    assert {name: each["state"] for name, each in found.items()} == {
+        "passes": "passed",
+        "hangs": "cut",
+        "never": "not started",
+    }
+    assert found["hangs"]["reason"].startswith("the budget ended after ")
+    assert found["never"]["reason"] == "0 s of the budget were left"
+
+
+def test_a_stage_that_can_measure_nothing_here_is_the_last(tmp_path: Path, start: Any) -> None:
+    command = start(("first", 60, f"print('no GPU'); raise SystemExit({EXIT_UNUSABLE})"), ("never", 60, PASSES))
+    output, _ = command.communicate(timeout=120)
+    assert command.returncode == EXIT_UNUSABLE, output
+    found = results(tmp_path)
+    assert (found["first"]["state"], found["first"]["reason"]) == ("failed", "no GPU")
+    assert (found["never"]["state"], found["never"]["reason"]) == ("not started", "no GPU")
+
+
+def test_a_reader_of_the_page_never_sees_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.write(tmp_path, "first", [])
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+
+    def interrupted(*names: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        page.write(tmp_path, "second", [])
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_a_row_that_was_cut_is_left_out(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"what": "whole"}\n{"what": "ha')
+    assert runner._read_rows(rows) == [{"what": "whole"}]
+    assert runner._read_rows(tmp_path / "none") == []
+
+
+def test_the_command_imports_no_torch() -> None:
+    code = "import sys, benchmarks.gpu.__main__; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ(), check=True)
+
+
+def test_results_of_another_call_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    done = gpu("--out", str(tmp_path))
+    assert done.returncode == EXIT_UNUSABLE
+    assert "holds the results of another call" in done.stderr
+
+
+def test_an_unknown_stage_is_named() -> None:
+    done = gpu("--out", "x", "--stages", "facts,cifar")
+    assert done.returncode == EXIT_UNUSABLE
+    assert "no stage cifar: choose from facts, smoke" in done.stderr
+
+
+def gpu(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", *words]
+    return subprocess.run(command, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=120)
+
+
+def test_every_stage_is_a_function() -> None:
+    from benchmarks.gpu.__main__ import DEFAULT, STAGES
+
+    assert set(STAGES) - set(DEFAULT) == {"cifar10"}
+    for function, _ in STAGES.values():
+        module, _, name = function.partition(".")
+        assert callable(getattr(importlib.import_module(f"benchmarks.gpu.{module}"), name))
