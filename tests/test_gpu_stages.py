@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu import page, runner
+from benchmarks.gpu import facts, page, runner
 from benchmarks.gpu.runner import EXIT_UNUSABLE
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED
 from tests.harness import ROOT, environ, wait_until
@@ -33,19 +34,24 @@ with open(sys.argv[1], "a") as file:
 PASSES = ROW % "True"
 MISSES = ROW % "False"
 FAILS = PASSES + "print('before'); sys.exit('the reason')"
-# a child in a session of its own, as torchrun's workers are, whose child is in another one
+# starts a process in a session of its own, as torchrun does, which starts one in another
 HANGS = (
     PASSES
     + """
-import os, subprocess, time
+import subprocess, time
 from pathlib import Path
-sleep = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', sys.argv[1], sys.argv[2]], start_new_session=True); time.sleep(600)"
+sleeps = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+starts = '''
+import subprocess, sys, time
+subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], start_new_session=True)
+time.sleep(600)
+'''
 print("hanging", flush=True)
-subprocess.Popen([sys.executable, "-c", child, sleep, sys.argv[3] + "/pid"], start_new_session=True)
-while not (Path(sys.argv[3]) / "pid").exists() or not (Path(sys.argv[3]) / "pid").read_text():
+pid = Path(sys.argv[3], "pid")
+subprocess.Popen([sys.executable, "-c", starts, sleeps, str(pid)], start_new_session=True)
+while not pid.exists() or not pid.read_text():
     time.sleep(0.01)
-open(sys.argv[3] + "/hangs", "w").close()
+Path(sys.argv[3], "hangs").touch()
 time.sleep(600)
 """
 )
@@ -205,3 +211,19 @@ def test_every_stage_is_a_function() -> None:
     for function, _ in STAGES.values():
         module, _, name = function.partition(".")
         assert callable(getattr(importlib.import_module(f"benchmarks.gpu.{module}"), name))
+
+
+def test_a_package_that_is_missing_or_too_old_is_named_with_its_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"torch": "2.9.1+cu128", "lightning": "2.10.0"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise metadata.PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    missing = facts.missing_packages()
+    assert missing["torch"] == "torch 2.9.1+cu128 is older than 2.11: torch==2.15.0"
+    assert missing["hydra-core"] == "hydra-core==1.3.8 is missing"
+    assert "lightning" not in missing, "2.10 is newer than 2.6.1"
+    assert set(facts.UNUSED) < missing.keys()

@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.stage import Bench, command
+from benchmarks.gpu.stage import Aim, Bench, command
 from lockstep.run_folder import RunFolder
 from tests.harness import SMALL, difference
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 BFLOAT16 = [override for override in SMALL if not override.startswith(("strategy=", "trainer.precision="))]
 FLOAT64 = [*BFLOAT16, "trainer.precision=float64"]
-BOUND = 1e-12
+EXACT, BITWISE = Aim("<=", 1e-12), Aim("<=", 0.0)
 
 
 def exactness(bench: Bench) -> None:
@@ -24,13 +24,13 @@ def _against_cpu(bench: Bench) -> None:
     """Without dropout, whose bits depend on the kind of device: CUDA draws by Philox, a CPU by Mersenne Twister."""
     cpu, _ = bench.train("cpu", *SMALL, "model.dropout=0")
     gpu, _ = bench.train("gpu", *FLOAT64, "trainer.devices=1", "model.dropout=0")
-    bench.figure("float64, 1 GPU against the CPU, no dropout", [difference(cpu, gpu)], "{:.1e}", at_most=BOUND)
+    bench.figure("float64, 1 GPU against the CPU, no dropout", [difference(cpu, gpu)], "{:.1e}", EXACT)
 
 
 def _twice(bench: Bench) -> None:
     settings = (*BFLOAT16, "trainer.devices=1", "trainer.deterministic=true")
     (first, _), (second, _) = (bench.train(name, *settings) for name in ("first", "second"))
-    bench.figure("deterministic, the same training twice", [difference(first, second)], "{:.1e}", at_most=0.0)
+    bench.figure("deterministic, the same training twice", [difference(first, second)], "{:.1e}", BITWISE)
 
 
 def ddp(bench: Bench) -> None:
@@ -52,7 +52,7 @@ def _one_rank(bench: Bench) -> None:
     words = ("train.py", *FLOAT64, "strategy=ddp", f"hydra.run.dir={joined.path}")
     command("torchrun", *TORCHRUN, "--nproc-per-node=1", *words).expect(0)
     for what, run in (("Lockstep", started), ("torchrun", joined)):
-        bench.figure(f"DDP of 1 rank, NCCL, started by {what}", [difference(alone, run)], "{:.1e}", at_most=BOUND)
+        bench.figure(f"DDP of 1 rank, NCCL, started by {what}", [difference(alone, run)], "{:.1e}", EXACT)
 
 
 def _several_gpus(bench: Bench, most: int) -> None:
@@ -60,12 +60,12 @@ def _several_gpus(bench: Bench, most: int) -> None:
     for loads in ("[3,1]", *(str([1] * count) for count in range(2, most + 1))):
         count = len(loads.split(","))
         several, _ = bench.train(f"gpus{loads}", *FLOAT64, f"trainer.devices={count}", f"trainer.loads={loads}")
-        bench.figure(f"{count} GPUs by NCCL, loads {loads}", [difference(alone, several)], "{:.1e}", at_most=BOUND)
+        bench.figure(f"{count} GPUs by NCCL, loads {loads}", [difference(alone, several)], "{:.1e}", EXACT)
 
 
 def _norms(bench: Bench, backend: str) -> None:
     for shares, worst in two_processes(bench, "compare", backend).items():
-        bench.figure(f"batch norm of 2 processes by {backend}, shares {shares}", [worst], "{:.1e}", at_most=BOUND)
+        bench.figure(f"batch norm of 2 processes by {backend}, shares {shares}", [worst], "{:.1e}", EXACT)
 
 
 def two_processes(bench: Bench, what: str, backend: str) -> dict[str, Any]:

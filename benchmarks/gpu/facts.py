@@ -18,7 +18,7 @@ from benchmarks.gpu.runner import ROOT
 from benchmarks.gpu.stage import Bench, leave_without_gpu
 from lockstep import environment
 
-FOR_TESTS = ("pytest", "pytest-timeout", "pytest-xdist")
+UNUSED = ("scikit-learn", "optuna", "cmaes", "submitit")  # of digits, searches and SLURM: no stage needs them
 
 
 def facts(bench: Bench) -> None:
@@ -30,8 +30,11 @@ def facts(bench: Bench) -> None:
     bench.tell("shared memory", f"{shutil.disk_usage('/dev/shm').total / 2**30:.1f} GiB in /dev/shm")
     for name, path in _data(bench.data):
         bench.tell(name, path)
-    missing = list(_missing())
-    bench.check("all packages are there", not missing, ", ".join(missing) or "so it is")
+    missing = missing_packages()
+    needed = [text for name, text in missing.items() if name not in UNUSED]
+    bench.check("packages that the stages need", not needed, ", ".join(needed) or "all are there")
+    others = [text for name, text in missing.items() if name in UNUSED]
+    bench.tell("packages that no stage needs", ", ".join(others) or "all are there")
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     has_header = Path(sysconfig.get_path("include"), "Python.h").exists()
     bench.check(
@@ -79,21 +82,23 @@ def _data(folder: Path) -> Iterator[tuple[str, str]]:
         yield name, f"{len(paths)} files, {size:.0f} MiB" if paths else f"none: no {folder / pattern}"
 
 
-def _missing() -> Iterator[str]:
-    """Packages that pyproject.toml asks for and that are absent or too old, with the pin of constraints.txt."""
+def missing_packages() -> dict[str, str]:
+    """Packages that pyproject.toml asks for and that are absent or too old, in words, with the pin to bring."""
+    found = {}
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    for requirement in [*asked, *FOR_TESTS]:
+    for requirement in [*asked, "pytest"]:
         match = re.match(r"([\w-]+)(?:.*>=([\d.]+))?", requirement)
         assert match is not None
         name, least = match.groups()
         try:
             there = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield f"{name}=={pins[name]} is missing"
+            found[name] = f"{name}=={pins[name]} is missing"
             continue
         if least and _number(there) < _number(least):
-            yield f"{name} {there} is older than {least}: {name}=={pins[name]}"
+            found[name] = f"{name} {there} is older than {least}: {name}=={pins[name]}"
+    return found
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -21,6 +21,13 @@ ERROR = re.compile(r"(\[rank\d+\]: )?[\w. ]*([Ee]rror|Exception|NonFinite\w+): .
 Part = Callable[["Bench"], None]
 
 
+class Aim(NamedTuple):
+    """What a figure is to be: "<=" or ">=" a bound."""
+
+    sign: str
+    bound: float
+
+
 class Bench(NamedTuple):
     """What a stage works with: the file of its rows, a folder that is removed after it, and the folder of data sets."""
 
@@ -45,25 +52,17 @@ class Bench(NamedTuple):
         """Add a row of something that must be so."""
         self.tell(what, result or ("so it is" if is_met else "not so"), aim="must be", is_met=is_met)
 
-    def figure(
-        self,
-        what: str,
-        values: Sequence[float],
-        form: str,
-        *,
-        at_most: float | None = None,
-        at_least: float | None = None,
-    ) -> None:
-        """Add a row of the median of `values`, with their spread, against a bound where there is one."""
+    def figure(self, what: str, values: Sequence[float], form: str, aim: Aim | None = None) -> None:
+        """Add a row of the median of `values`, with their spread, against an aim where there is one."""
         median = statistics.median(values)
-        spread = f" ({form.format(min(values))} to {form.format(max(values))}, n={len(values)})"
-        aim, is_met = "", None
-        if at_most is not None:
-            aim, is_met = f"<= {form.format(at_most)}", median <= at_most
-        if at_least is not None:
-            aim, is_met = f">= {form.format(at_least)}", median >= at_least
-        result = form.format(median) + (spread if len(values) > 1 else "")
-        self.tell(what, result, aim=aim, is_met=is_met, values=list(values))
+        result = form.format(median)
+        if len(values) > 1:
+            result += f" ({form.format(min(values))} to {form.format(max(values))}, n={len(values)})"
+        if aim is None:
+            self.tell(what, result, values=list(values))
+        else:
+            is_met = median <= aim.bound if aim.sign == "<=" else median >= aim.bound
+            self.tell(what, result, aim=f"{aim.sign} {form.format(aim.bound)}", is_met=is_met, values=list(values))
 
     def attempt(self, what: str, part: Part) -> None:
         """Do a part of the stage; a failure is a row, and the other parts follow."""
