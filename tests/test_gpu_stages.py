@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,18 +58,22 @@ time.sleep(600)
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts the command with stages (name, limit, code); their folder of data is the temporary one."""
 
     def started(*stages: tuple[str, float, str], budget_s: float = 300) -> subprocess.Popen[str]:
         code = COMMAND.format(stages=stages, folder=str(tmp_path / "out"), budget_s=budget_s)
         code = code.replace('data=Path(".")', f"data=Path({str(tmp_path)!r})")
         words = [sys.executable, "-c", code]
-        return subprocess.Popen(
-            words, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        commands.append(subprocess.Popen(words, cwd=ROOT, env=environ(), **pipes))
+        return commands[-1]
 
-    return started
+    commands: list[subprocess.Popen[str]] = []
+    yield started
+    for command in commands:
+        command.terminate()  # which ends its stage, too
+        command.wait(30)
 
 
 def results(tmp_path: Path) -> dict[str, dict[str, Any]]:
