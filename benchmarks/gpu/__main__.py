@@ -57,7 +57,8 @@ def main() -> int:
         function, limit_s = STAGES[name]
         words = [sys.executable, "-m", "benchmarks.gpu.stage", function, *extra]
         stages.append(Stage(name, limit_s * arguments.patience, words))
-    title = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
+    words = ["--stages", ",".join(arguments.stages), "--budget", f"{arguments.budget:g}", *extra]
+    title = " ".join(["python -m benchmarks.gpu", *words])
     return run(stages, arguments.out, title=title, data=arguments.data, budget_s=arguments.budget, stopping=Stopping())
 
 

@@ -57,10 +57,10 @@ def _one_rank(bench: Bench) -> None:
 
 def _several_gpus(bench: Bench, most: int) -> None:
     alone, _ = bench.train("single", *FLOAT64, "trainer.devices=1")
-    for loads in ("[3,1]", *(str([1] * count) for count in range(2, most + 1))):
+    for loads in ("3,1", *(",".join("1" * count) for count in range(2, most + 1))):
         count = len(loads.split(","))
-        several, _ = bench.train(f"gpus{loads}", *FLOAT64, f"trainer.devices={count}", f"trainer.loads={loads}")
-        bench.figure(f"{count} GPUs by NCCL, loads {loads}", [difference(alone, several)], "{:.1e}", EXACT)
+        several, _ = bench.train(f"gpus {loads}", *FLOAT64, f"trainer.devices={count}", f"trainer.loads=[{loads}]")
+        bench.figure(f"{count} GPUs by NCCL, loads [{loads}]", [difference(alone, several)], "{:.1e}", EXACT)
 
 
 def _norms(bench: Bench, backend: str) -> None:

@@ -5,9 +5,9 @@ import itertools
 import shutil
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -23,17 +23,18 @@ EAGER = {"seconds": Aim("<=", 0.6), "accuracy": Aim(">=", 0.945), "MFU": MFU}
 
 def fashion_mnist(bench: Bench) -> None:
     """Ten epochs, eager."""
-    _fashion_mnist(bench, "eager", aims=EAGER)
+    _fashion_mnist(bench, "eager", (), EAGER)
 
 
 def compiled(bench: Bench) -> None:
     """Three epochs of each mode, one after the other: side by side they would slow each other."""
     for mode in ("true", "reduce-overhead"):
-        settings = (f"compile={mode}", "trainer.max_epochs=3")
-        bench.attempt(settings[0], lambda bench: _fashion_mnist(bench, f"compile-{mode}", *settings))  # noqa: B023
+        name = f"compile={mode}"
+        settings = (name, "trainer.max_epochs=3")
+        bench.attempt(name, partial(_fashion_mnist, name=name, overrides=settings, aims={}))
 
 
-def _fashion_mnist(bench: Bench, name: str, *overrides: str, aims: Mapping[str, Aim] = MappingProxyType({})) -> None:
+def _fashion_mnist(bench: Bench, name: str, overrides: Sequence[str], aims: Mapping[str, Aim]) -> None:
     """Train by the recipe and `overrides`."""
     settings = (f"data.root={_unzipped(bench)}", "data.download=false", "trainer.devices=1", *bench.size, *overrides)
     folder, _ = bench.train(name, "experiment=fashion_mnist", *settings)

@@ -80,7 +80,7 @@ class Bench(NamedTuple):
 
     def train(self, name: str, *overrides: str, code: int = 0) -> tuple[RunFolder, "Done"]:
         """Train in a process of its own, in the folder `name`. Raises RuntimeError where it ends otherwise."""
-        folder = RunFolder(self.scratch / name)
+        folder = RunFolder(self.scratch / re.sub(r"[^\w-]", "-", name))  # Hydra reads =, [ and , in its own way
         done = command(name, "train.py", *overrides, f"hydra.run.dir={folder.path}")
         done.expect(code)
         return folder, done
