@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import facts, page, runner
+from benchmarks.gpu.profiled import in_words
 from benchmarks.gpu.runner import EXIT_UNUSABLE
+from benchmarks.gpu.stage import Aim, Bench, Done, command
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED
 from tests.harness import ROOT, environ, wait_until
 
@@ -71,9 +73,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     commands: list[subprocess.Popen[str]] = []
     yield started
-    for command in commands:
-        command.terminate()  # which ends its stage, too
-        command.wait(30)
+    for process in commands:
+        process.terminate()  # which ends its stage, too
+        process.wait(30)
 
 
 def results(tmp_path: Path) -> dict[str, dict[str, Any]]:
@@ -89,11 +91,11 @@ def is_gone(pid: int) -> bool:
 
 
 def test_a_stage_that_fails_or_misses_its_aim_does_not_stop_the_next_one(tmp_path: Path, start: Any) -> None:
-    command = start(
+    process = start(
         ("fails", 60, FAILS), ("misses", 60, MISSES), ("dies", 60, "import os; os.kill(0, 9)"), ("passes", 60, PASSES)
     )
-    output, _ = command.communicate(timeout=120)
-    assert command.returncode == EXIT_FAILED, output
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == EXIT_FAILED, output
     found = results(tmp_path)
     states = {name: (each["state"], each["reason"]) for name, each in found.items()}
     assert states == {
@@ -111,14 +113,14 @@ def test_a_stage_that_fails_or_misses_its_aim_does_not_stop_the_next_one(tmp_pat
 
 
 def test_all_passed_is_exit_code_0(tmp_path: Path, start: Any) -> None:
-    command = start(("one", 60, PASSES), ("two", 60, "pass"))
-    assert (command.communicate(timeout=120), command.returncode)[1] == 0
+    process = start(("one", 60, PASSES), ("two", 60, "pass"))
+    assert (process.communicate(timeout=120), process.returncode)[1] == 0
 
 
 def test_a_stage_that_hangs_ends_at_its_limit_with_all_it_started(tmp_path: Path, start: Any) -> None:
-    command = start(("hangs", 6, HANGS), ("passes", 60, PASSES))
-    output, _ = command.communicate(timeout=120)
-    assert command.returncode == EXIT_FAILED, output
+    process = start(("hangs", 6, HANGS), ("passes", 60, PASSES))
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == EXIT_FAILED, output
     found = results(tmp_path)
     assert (found["hangs"]["state"], found["hangs"]["reason"]) == ("timed out", "killed after 6 s")
     assert found["passes"]["state"] == "passed"
@@ -129,12 +131,12 @@ def test_a_stage_that_hangs_ends_at_its_limit_with_all_it_started(tmp_path: Path
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_writes_what_there_is(tmp_path: Path, start: Any, number: signal.Signals) -> None:
-    command = start(("passes", 60, PASSES), ("hangs", 300, HANGS), ("never", 60, PASSES))
+    process = start(("passes", 60, PASSES), ("hangs", 300, HANGS), ("never", 60, PASSES))
     wait_until((tmp_path / "hangs").exists, what="the second stage")
     assert results(tmp_path)["hangs"]["state"] == "running", "written before the stage, too"
-    command.send_signal(number)
-    output, _ = command.communicate(timeout=60)
-    assert command.returncode == EXIT_STOPPED, output
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == EXIT_STOPPED, output
     found = results(tmp_path)
     states = {name: (each["state"], each["reason"]) for name, each in found.items()}
     assert states == {"passes": ("passed", ""), "hangs": ("cut", number.name), "never": ("not started", number.name)}
@@ -143,9 +145,9 @@ def test_a_signal_writes_what_there_is(tmp_path: Path, start: Any, number: signa
 
 
 def test_the_budget_cuts_the_last_stage_and_starts_none_that_has_no_time(tmp_path: Path, start: Any) -> None:
-    command = start(("passes", 9, PASSES), ("hangs", 12, HANGS), ("never", 9, PASSES), budget_s=6)
-    output, _ = command.communicate(timeout=120)
-    assert command.returncode == EXIT_STOPPED, output
+    process = start(("passes", 9, PASSES), ("hangs", 12, HANGS), ("never", 9, PASSES), budget_s=6)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == EXIT_STOPPED, output
     found = results(tmp_path)
     assert {name: each["state"] for name, each in found.items()} == {
         "passes": "passed",
@@ -157,9 +159,9 @@ def test_the_budget_cuts_the_last_stage_and_starts_none_that_has_no_time(tmp_pat
 
 
 def test_a_stage_that_can_measure_nothing_here_is_the_last(tmp_path: Path, start: Any) -> None:
-    command = start(("first", 60, f"print('no GPU'); raise SystemExit({EXIT_UNUSABLE})"), ("never", 60, PASSES))
-    output, _ = command.communicate(timeout=120)
-    assert command.returncode == EXIT_UNUSABLE, output
+    process = start(("first", 60, f"print('no GPU'); raise SystemExit({EXIT_UNUSABLE})"), ("never", 60, PASSES))
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == EXIT_UNUSABLE, output
     found = results(tmp_path)
     assert (found["first"]["state"], found["first"]["reason"]) == ("failed", "no GPU")
     assert (found["never"]["state"], found["never"]["reason"]) == ("not started", "no GPU")
@@ -204,8 +206,8 @@ def test_an_unknown_stage_is_named() -> None:
 
 
 def gpu(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.gpu", *words]
-    return subprocess.run(command, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=120)
+    all_words = [sys.executable, "-m", "benchmarks.gpu", *words]
+    return subprocess.run(all_words, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=120)
 
 
 def test_every_stage_is_a_function() -> None:
@@ -231,3 +233,87 @@ def test_a_package_that_is_missing_or_too_old_is_named_with_its_pin(monkeypatch:
     assert missing["hydra-core"] == "hydra-core==1.3.8 is missing"
     assert "lightning" not in missing, "2.10 is newer than 2.6.1"
     assert set(facts.UNUSED) < missing.keys()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "rows.jsonl", tmp_path, tmp_path, is_rehearsal=False)
+
+
+def rows(bench: Bench) -> list[tuple[str, str, str, bool | None]]:
+    return [(row["what"], row["result"], row["aim"], row["is_met"]) for row in runner._read_rows(bench.rows)]
+
+
+def test_a_figure_is_a_median_against_its_aim(bench: Bench) -> None:
+    bench.figure("a", [3.0, 1.0, 2.0], "{:.1f} s", Aim("<=", 2.0))
+    bench.figure("b", [0.5], "{:.1f}", Aim(">=", 0.6))
+    bench.figure("c", [float("nan")], "{:.1e}", Aim("<=", 1e-12))
+    bench.figure("d", [4.0], "{:.0f}")
+    assert rows(bench) == [
+        ("a", "2.0 s (1.0 s to 3.0 s, n=3)", "<= 2.0 s", True),
+        ("b", "0.5", ">= 0.6", False),
+        ("c", "nan", "<= 1.0e-12", False),
+        ("d", "4", "", None),
+    ]
+
+
+def test_a_part_that_fails_is_a_row_and_the_others_follow(bench: Bench) -> None:
+    def fails(bench: Bench) -> None:
+        raise ValueError("this is why\nand more")
+
+    bench.together(("first", fails), ("second", lambda bench: bench.check("second", True)))
+    assert sorted(rows(bench)) == [
+        ("first", "failed: this is why", "must be", False),
+        ("second", "so it is", "must be", True),
+    ]
+
+
+def test_what_a_command_prints_is_in_the_log_before_it_ends(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    """So that a log which is cut has all that was printed until then."""
+    go, printed = bench.scratch / "go", []
+    code = f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
+
+    def has_begun() -> bool:
+        printed.append(capfd.readouterr().out)
+        return "it | begun\n" in "".join(printed)
+
+    def let_go(process: subprocess.Popen[str]) -> None:
+        try:
+            wait_until(has_begun, what="the first line")
+        finally:
+            go.touch()
+
+    done = command("it", "-c", code, meanwhile=let_go)
+    assert (done.code, done.output) == (0, "begun\n")
+
+
+def test_a_failed_command_is_told_by_its_first_error() -> None:
+    output = "epoch 1\nTraceback (most recent call last):\n  File x\nconfig error: no such key\n1 fault; see --help\n"
+    with pytest.raises(RuntimeError, match="it ended with code 2, not 0: config error: no such key"):
+        Done("it", 2, output, 1.0).expect(0)
+    output = "W1 torchrun\n[rank1]: torch.OutOfMemoryError: CUDA out of memory\n====\n"
+    with pytest.raises(RuntimeError, match=r"it ended with code 1, not 0: .*CUDA out of memory"):
+        Done("it", 1, output, 1.0).expect(0)
+    Done("it", 1, output, 1.0).expect(1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("sm90_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "gradients of the weights"),
+        ("sm80_xmma_dgrad_implicit_gemm_bf16bf16", "gradients of their inputs"),
+        ("cutlass_tensorop_bf16_s16816fprop_optimized_bf16_256x128_32x3_nhwc_align8", "convolutions, forward"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NHWC<__nv_bfloat16>", "batch norm"),
+        ("void at::native::batch_norm_backward_reduce_channels_last_kernel<4>", "batch norm"),
+        ("void cudnn::ops::nchwToNhwcKernel<float>", "memory layout"),
+        ("void at::native::multi_tensor_apply_kernel<FusedSgdMathFunctor>", "update of the weights"),
+        ("nvjet_tst_gemm", "matrix products"),
+        ("sm90_xmma_gemm_bf16bf16", "matrix products"),
+        ("void at::native::index_elementwise_kernel<128, 4>", "gathering"),
+        ("void at::native::vectorized_elementwise_kernel<4, threshold>", "element by element"),
+        ("Memcpy DtoH (Device -> Pinned)", "copies"),
+        ("something_new", "something_new"),
+    ],
+)
+def test_a_kernel_is_told_in_words(kernel: str, words: str) -> None:
+    assert words in in_words(kernel)

@@ -89,12 +89,15 @@ def _run_stage(stage: Stage, log_file: Path, data: Path, limit_s: float, stoppin
     started = time.monotonic()
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as scratch, open(log_file, "ab", buffering=0) as log:
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-gpu-", ignore_cleanup_errors=True) as scratch,
+        open(log_file, "ab", buffering=0) as log,
+    ):
         begin = log.tell()
         log.write(f"==== {stage.name}, {datetime.now():%H:%M:%S}, at most {limit_s:.0f} s\n".encode())
-        rows = Path(scratch, "rows.jsonl")
+        rows_file = Path(scratch, "rows.jsonl")
         process = subprocess.Popen(
-            [*stage.command, str(rows), scratch, str(data.resolve())],
+            [*stage.command, str(rows_file), scratch, str(data.resolve())],
             cwd=ROOT,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -107,7 +110,7 @@ def _run_stage(stage: Stage, log_file: Path, data: Path, limit_s: float, stoppin
         code = process.poll()
         if not _kill(process):
             log.write(f"{stage.name}: a killed process is still there after {KILL_S:.0f} s\n".encode())
-        found = _read_rows(rows)
+        rows = _read_rows(rows_file)
         log.write(f"==== {stage.name} ended with code {code}\n".encode())
     seconds = time.monotonic() - started
     if code is None and stopping.reason:
@@ -117,8 +120,8 @@ def _run_stage(stage: Stage, log_file: Path, data: Path, limit_s: float, stoppin
     elif code is None:
         state, reason = "timed out", f"killed after {limit_s:.0f} s"
     else:
-        state, reason = _verdict(code, found, log_file, begin)
-    return {"state": state, "reason": reason, "code": code, "seconds": round(seconds, 1), "rows": found}
+        state, reason = _verdict(code, rows, log_file, begin)
+    return {"state": state, "reason": reason, "code": code, "seconds": round(seconds, 1), "rows": rows}
 
 
 def _verdict(code: int, rows: Sequence[dict[str, Any]], log_file: Path, begin: int) -> tuple[str, str]:
@@ -149,10 +152,10 @@ def _adopt_orphans() -> None:
 def _kill(process: subprocess.Popen[bytes]) -> bool:
     """Kill what is left of a stage. Returns whether all of it is gone."""
     deadline = time.monotonic() + KILL_S
-    with contextlib.suppress(ProcessLookupError):
+    if process.returncode is None:  # else its number may be that of another group by now
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(KILL_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_S)
     while left := [pid for pid in _children() if pid != process.pid]:
         if time.monotonic() > deadline:
             return False

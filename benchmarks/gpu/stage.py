@@ -107,26 +107,17 @@ def command(name: str, *words: str, meanwhile: Callable[[subprocess.Popen[str]],
 
     `meanwhile` is called with the process while it runs.
     """
-    started = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    assert process.stdout is not None
-    with ThreadPoolExecutor(1) as pool:
+    started, lines = time.monotonic(), []
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    with subprocess.Popen([sys.executable, *words], cwd=ROOT, **pipe) as process, ThreadPoolExecutor(1) as pool:
         side = pool.submit(meanwhile, process) if meanwhile is not None else None
-        lines = []
+        assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
             print(f"{name} | {line}", end="", flush=True)
-        code = process.wait()
-        if side is not None:
-            side.result()
-    return Done(name, code, "".join(lines), time.monotonic() - started)
+    if side is not None:
+        side.result()
+    return Done(name, process.returncode, "".join(lines), time.monotonic() - started)
 
 
 def leave_without_gpu() -> None:
