@@ -1,0 +1,76 @@
+"""How exact: a GPU against the CPU, several processes and GPUs against one, and the same training twice, bit by bit."""
+
+import json
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.stage import Aim, Bench, command
+from lockstep.run_folder import RunFolder
+from tests.harness import SMALL, difference
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
+BFLOAT16 = [override for override in SMALL if not override.startswith(("strategy=", "trainer.precision="))]
+FLOAT64 = [*BFLOAT16, "trainer.precision=float64"]
+EXACT, BITWISE = Aim("<=", 1e-12), Aim("<=", 0.0)
+
+
+def exactness(bench: Bench) -> None:
+    """Trainings side by side: they share the GPU, and each is mostly its start."""
+    bench.together(("GPU against CPU", _against_cpu), ("twice the same", _twice))
+
+
+def _against_cpu(bench: Bench) -> None:
+    """Without dropout, whose bits depend on the kind of device: CUDA draws by Philox, a CPU by Mersenne Twister."""
+    cpu, _ = bench.train("cpu", *SMALL, "model.dropout=0")
+    gpu, _ = bench.train("gpu", *FLOAT64, "trainer.devices=1", "model.dropout=0")
+    bench.figure("float64, 1 GPU against the CPU, no dropout", [difference(cpu, gpu)], "{:.1e}", EXACT)
+
+
+def _twice(bench: Bench) -> None:
+    settings = (*BFLOAT16, "trainer.devices=1", "trainer.deterministic=true")
+    (first, _), (second, _) = (bench.train(name, *settings) for name in ("first", "second"))
+    bench.figure("deterministic, the same training twice", [difference(first, second)], "{:.1e}", BITWISE)
+
+
+def ddp(bench: Bench) -> None:
+    """Every way to be one of several processes, against one process."""
+    num_gpus = torch.cuda.device_count()
+    norms = [("batch norm by gloo", lambda bench: _norms(bench, "gloo"))]
+    if num_gpus > 1:
+        norms.append(("batch norm by NCCL", lambda bench: _norms(bench, "nccl")))
+    bench.together(("one rank by NCCL", _one_rank), *norms)
+    if num_gpus > 1:
+        bench.attempt("several GPUs", lambda bench: _several_gpus(bench, min(num_gpus, 4)))
+
+
+def _one_rank(bench: Bench) -> None:
+    """Joined as torchrun starts it, and started by Lockstep itself, both against no process group at all."""
+    alone, _ = bench.train("alone", *FLOAT64, "trainer.devices=1")
+    started, _ = bench.train("started", *FLOAT64, "trainer.devices=1", "strategy=ddp")
+    joined = RunFolder(bench.scratch / "joined")
+    words = ("train.py", *FLOAT64, "strategy=ddp", f"hydra.run.dir={joined.path}")
+    command("torchrun", *TORCHRUN, "--nproc-per-node=1", *words).expect(0)
+    for what, run in (("Lockstep", started), ("torchrun", joined)):
+        bench.figure(f"DDP of 1 rank, NCCL, started by {what}", [difference(alone, run)], "{:.1e}", EXACT)
+
+
+def _several_gpus(bench: Bench, most: int) -> None:
+    alone, _ = bench.train("single", *FLOAT64, "trainer.devices=1")
+    for loads in ("3,1", *(",".join("1" * count) for count in range(2, most + 1))):
+        count = len(loads.split(","))
+        several, _ = bench.train(f"gpus {loads}", *FLOAT64, f"trainer.devices={count}", f"trainer.loads=[{loads}]")
+        bench.figure(f"{count} GPUs by NCCL, loads [{loads}]", [difference(alone, several)], "{:.1e}", EXACT)
+
+
+def _norms(bench: Bench, backend: str) -> None:
+    for shares, worst in two_processes(bench, "compare", backend).items():
+        bench.figure(f"batch norm of 2 processes by {backend}, shares {shares}", [worst], "{:.1e}", EXACT)
+
+
+def two_processes(bench: Bench, what: str, backend: str) -> dict[str, Any]:
+    """What two processes of benchmarks.gpu.norms found."""
+    path = bench.scratch / f"{what}-{backend}.json"
+    words = ("--nproc-per-node=2", "-m", "benchmarks.gpu.norms", what, backend, str(path))
+    command(f"{what} {backend}", *TORCHRUN, *words).expect(0)
+    return json.loads(path.read_text())

@@ -1,0 +1,95 @@
+"""A callback that measures the steps of a training: some by the clock, and the next ones by torch's profiler."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
+from torch.profiler import ProfilerActivity, profile, schedule
+from typing_extensions import override
+
+WARM_UP, TIMED, PROFILER_WARM_UP, PROFILED = 20, 40, 5, 20  # steps
+NUM_STEPS = WARM_UP + TIMED + PROFILER_WARM_UP + PROFILED + 5
+# The first pattern that a kernel's name contains says in words what the kernel does.
+KINDS = (
+    ("wgrad", "convolutions, gradients of the weights"),
+    ("dgrad", "convolutions, gradients of their inputs"),
+    ("batch_?norm|bn_", "batch norm"),
+    ("nchwtonhwc|nhwctonchw|transpose|permute", "change of the memory layout"),
+    ("conv|fprop|implicit|winograd", "convolutions, forward"),
+    ("multi_tensor|fused_?sgd|fused_?adam", "update of the weights"),
+    ("memcpy|copy", "copies"),
+    ("memset|fill", "filling with zeros"),
+    ("softmax|nll|cross_entropy", "loss"),
+    ("gemm|xmma|cutlass|cublas|addmm|::mm", "matrix products"),
+    ("reduce|sum", "sums"),
+    ("index|gather|scatter", "gathering of images"),
+    ("elementwise|add|mul|relu|threshold|div|sub", "arithmetic element by element"),
+)
+
+
+class Profiled(L.Callback):
+    """Writes to `path`: seconds of a step, and seconds and calls a step of every kind of kernel, the costliest first.
+
+    Without kernels, where the profiler cannot see them, the costs are those of operators on the host.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._started = self._step_s = 0.0
+        self._profiler = profile(
+            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+            schedule=schedule(wait=0, warmup=PROFILER_WARM_UP, active=PROFILED, repeat=1),
+        )
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx in (WARM_UP, WARM_UP + TIMED):
+            torch.cuda.synchronize()
+            used, self._started = time.perf_counter() - self._started, time.perf_counter()
+            if batch_idx == WARM_UP + TIMED:
+                self._step_s = used / TIMED
+                self._profiler.start()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        last = WARM_UP + TIMED + PROFILER_WARM_UP + PROFILED - 1
+        if batch_idx == last:
+            torch.cuda.synchronize()
+        if WARM_UP + TIMED <= batch_idx <= last:
+            self._profiler.step()
+        if batch_idx == last:
+            self._profiler.stop()
+            self._path.write_text(json.dumps(self._found()))
+
+    def _found(self) -> dict[str, Any]:
+        averages = self._profiler.key_averages()
+        events = [event for event in averages if not event.is_user_annotation]
+        kernels = [event for event in events if event.device_type == DeviceType.CUDA]
+        order = "self_device_time_total" if kernels else "self_cpu_time_total"
+        costs: dict[str, dict[str, Any]] = {}
+        for event in sorted(kernels or events, key=lambda event: -getattr(event, order)):
+            kind = in_words(event.key)
+            cost = costs.setdefault(kind, {"kind": kind, "seconds": 0.0, "calls": 0.0, "name": event.key[:60]})
+            cost["seconds"] += 1e-6 * getattr(event, order) / PROFILED
+            cost["calls"] += event.count / PROFILED
+        return {
+            "step_s": self._step_s,
+            "has_kernels": bool(kernels),
+            "total_s": sum(cost["seconds"] for cost in costs.values()),
+            "costs": sorted(costs.values(), key=lambda cost: -cost["seconds"]),
+            "table": averages.table(sort_by=order, row_limit=15),
+        }
+
+
+def in_words(name: str) -> str:
+    """What a kernel does; the beginning of its name where that tells nothing."""
+    return next((words for pattern, words in KINDS if re.search(pattern, name, re.IGNORECASE)), name[:60])
