@@ -4,13 +4,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from typing_extensions import override
 
 from lockstep.run_folder import EXIT_FAILED, RunFolder
-from tests.harness import ROOT, SMALL, command, difference, environ, train_all, write_run
+from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, train_all, write_run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,20 +19,9 @@ ON_GPU = [override for override in SMALL if override != "strategy=cpu"] + ["trai
 LOG_EVERY = 8
 
 
-class NoSync(L.Callback):
-    """Makes torch raise where the host waits for the GPU in a step that is not logged."""
-
-    @override
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        is_quiet = (batch_idx + 1) % LOG_EVERY and not trainer.is_last_batch
-        torch.cuda.set_sync_debug_mode("error" if is_quiet else "default")
-
-
 def train(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     words = command(*overrides, f"hydra.run.dir={folder}")
-    return subprocess.run(words, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=240)
+    return subprocess.run(words, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_one_gpu_computes_what_the_cpu_does(tmp_path: Path, figure: Any) -> None:
@@ -71,7 +58,7 @@ def test_nothing_waits_for_the_gpu_between_two_logged_steps(tmp_path: Path, opti
     overrides = [override for override in ON_GPU if not override.startswith("trainer.log_every")]
     overrides += [f"trainer.log_every_n_steps={LOG_EVERY}", f"optimizer={optimizer}", f"callbacks={callbacks}"]
     overrides += [
-        "+callbacks.no_sync={_target_:tests.test_gpu.NoSync}",
+        "+callbacks.waits={_target_:tests.callbacks.NeverWaits}",
         "trainer.precision=auto",
         "data.train_size=700",
     ]

@@ -134,3 +134,11 @@ def test_tasks_of_srun_that_see_one_gpu_each_train_together(gpus: PretendedGpus,
     assert [task.returncode for task in tasks] == [0, 0], said
     summary = shell.latest.read_summary()
     assert (summary["workers"], summary["device"]) == (2, "Pretended GPU")
+
+
+def test_what_is_to_hold_on_a_real_gpu_holds_here(gpus: PretendedGpus, tmp_path: Path) -> None:
+    """tests/test_gpu.py is skipped on machines without a GPU: a part of it is run here, for it not to go stale."""
+    shell = Shell(gpus, ROOT, count=1)
+    words = ("-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}")
+    told = shell.run(sys.executable, *words, "tests/test_gpu.py", "-k", "cpu_does or bit_by_bit or ema-adamw").stdout
+    assert "3 passed" in told

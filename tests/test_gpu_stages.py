@@ -18,7 +18,7 @@ from benchmarks.gpu.profiled import in_words
 from benchmarks.gpu.runner import EXIT_UNUSABLE
 from benchmarks.gpu.stage import Aim, Bench, Done, command
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED
-from tests.harness import ROOT, environ, wait_until
+from tests.harness import PATIENCE_S, ROOT, environ, wait_until
 
 pytestmark = pytest.mark.processes
 COMMAND = """\
@@ -94,7 +94,7 @@ def test_a_stage_that_fails_or_misses_its_aim_does_not_stop_the_next_one(tmp_pat
     process = start(
         ("fails", 60, FAILS), ("misses", 60, MISSES), ("dies", 60, "import os; os.kill(0, 9)"), ("passes", 60, PASSES)
     )
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == EXIT_FAILED, output
     found = results(tmp_path)
     states = {name: (each["state"], each["reason"]) for name, each in found.items()}
@@ -114,12 +114,12 @@ def test_a_stage_that_fails_or_misses_its_aim_does_not_stop_the_next_one(tmp_pat
 
 def test_all_passed_is_exit_code_0(tmp_path: Path, start: Any) -> None:
     process = start(("one", 60, PASSES), ("two", 60, "pass"))
-    assert (process.communicate(timeout=120), process.returncode)[1] == 0
+    assert (process.communicate(timeout=PATIENCE_S), process.returncode)[1] == 0
 
 
 def test_a_stage_that_hangs_ends_at_its_limit_with_all_it_started(tmp_path: Path, start: Any) -> None:
     process = start(("hangs", 6, HANGS), ("passes", 60, PASSES))
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == EXIT_FAILED, output
     found = results(tmp_path)
     assert (found["hangs"]["state"], found["hangs"]["reason"]) == ("timed out", "killed after 6 s")
@@ -135,7 +135,7 @@ def test_a_signal_writes_what_there_is(tmp_path: Path, start: Any, number: signa
     wait_until((tmp_path / "hangs").exists, what="the second stage")
     assert results(tmp_path)["hangs"]["state"] == "running", "written before the stage, too"
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == EXIT_STOPPED, output
     found = results(tmp_path)
     states = {name: (each["state"], each["reason"]) for name, each in found.items()}
@@ -146,7 +146,7 @@ def test_a_signal_writes_what_there_is(tmp_path: Path, start: Any, number: signa
 
 def test_the_budget_cuts_the_last_stage_and_starts_none_that_has_no_time(tmp_path: Path, start: Any) -> None:
     process = start(("passes", 9, PASSES), ("hangs", 12, HANGS), ("never", 9, PASSES), budget_s=6)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == EXIT_STOPPED, output
     found = results(tmp_path)
     assert {name: each["state"] for name, each in found.items()} == {
@@ -160,7 +160,7 @@ def test_the_budget_cuts_the_last_stage_and_starts_none_that_has_no_time(tmp_pat
 
 def test_a_stage_that_can_measure_nothing_here_is_the_last(tmp_path: Path, start: Any) -> None:
     process = start(("first", 60, f"print('no GPU'); raise SystemExit({EXIT_UNUSABLE})"), ("never", 60, PASSES))
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == EXIT_UNUSABLE, output
     found = results(tmp_path)
     assert (found["first"]["state"], found["first"]["reason"]) == ("failed", "no GPU")
@@ -207,7 +207,7 @@ def test_an_unknown_stage_is_named() -> None:
 
 def gpu(*words: str) -> subprocess.CompletedProcess[str]:
     all_words = [sys.executable, "-m", "benchmarks.gpu", *words]
-    return subprocess.run(all_words, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=120)
+    return subprocess.run(all_words, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_every_stage_is_a_function() -> None:

@@ -1,10 +1,14 @@
-"""Pretended GPUs for tests: what Python processes need in their environment to believe in them."""
+"""Pretended GPUs: what Python processes need in their environment to believe in them.
+
+`python -m tests.support.gpus 2 python train.py ...` runs a command on a machine with two of them.
+"""
 
 import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -74,3 +78,20 @@ class PretendedGpus:
             "PYTHONPATH": os.pathsep.join(filter(None, (str(FOLDER), path))),
         }
         return variables | ({"LOCKSTEP_PRETENDED_ASKS": "1"} if is_asking else {})
+
+
+def main() -> int:
+    """Run a command with as many GPUs as the first word says. Returns its exit code."""
+    count, *command = sys.argv[1:]
+    reason = reason_without()
+    if reason is not None:
+        raise SystemExit(reason)
+    cache = Path(".pytest_cache/d/pretended_gpu")
+    cache.mkdir(parents=True, exist_ok=True)
+    gpus = PretendedGpus(build(cache.resolve()))
+    variables = gpus.environ(int(count), path=os.environ.get("PYTHONPATH", ""))
+    return subprocess.run(command, env={**os.environ, **variables}).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
