@@ -14,6 +14,7 @@ import pytest
 from lockstep import runs
 from lockstep.run_folder import RunFolder
 from lockstep.runs import Found, Watched, differing_overrides, look, look_at, read_rows, read_tests, scan
+from tests.harness import PATIENCE_S
 
 FULL = {
     "state": "finished",
@@ -207,6 +208,7 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_status_that_is_none_makes_a_broken_run(tmp_path: Path, what: str) -> None:
     folder = run(tmp_path / "run", "seed=1")
@@ -217,6 +219,7 @@ def test_a_status_that_is_none_makes_a_broken_run(tmp_path: Path, what: str) -> 
     assert facts["overrides"] == ["seed=1"]
 
 
+@pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("name", ["overrides.txt", "metrics.csv", "summary.json", ".lock", "status.json"])
 @pytest.mark.parametrize("what", HOSTILE)
 def test_no_file_of_a_run_stops_the_look_at_it_or_leaves_a_file_open(tmp_path: Path, what: str, name: str) -> None:
