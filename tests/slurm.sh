@@ -42,9 +42,9 @@ within() { # seconds command...: until it holds
 }
 
 is_networked() { [ -s "$NODES_ROOT/number" ]; }
-controller_answers() { timeout 5 scontrol ping | grep -q "is UP"; }
-nodes_are_idle() { [ "$(timeout 5 sinfo --noheader --Node --partition=low --states=idle | wc -l)" = 2 ]; }
-has_no_jobs() { [ -z "$(timeout 5 squeue --noheader)" ]; }
+controller_answers() { timeout 30 scontrol ping | grep -q "is UP"; }
+nodes_are_idle() { [ "$(timeout 30 sinfo --noheader --Node --partition=low --states=idle | wc -l)" = 2 ]; }
+has_no_jobs() { [ -z "$(timeout 30 squeue --noheader)" ]; }
 # a zombie has ended, also where nobody asks for its code
 is_ended() { ! grep -q '^State:.[^ZX]' "/proc/$1/status"; }
 
@@ -143,7 +143,7 @@ CONF
 }
 
 sql() { mariadb --no-defaults --socket="$root/run/mariadbd.sock" --user="$(id -un)" "$@"; }
-accounts_answer() { timeout 5 sacctmgr --immediate --noheader list cluster > /dev/null; }
+accounts_answer() { timeout 30 sacctmgr --immediate --noheader list cluster > /dev/null; }
 
 start_accounting() {
   local port
@@ -153,10 +153,10 @@ start_accounting() {
   mariadbd --no-defaults --user="$(id -un)" --datadir="$root/db" --socket="$root/run/mariadbd.sock" \
     --bind-address=127.0.0.1 --port="$port" --pid-file="$root/run/mariadbd.pid" \
     --innodb-buffer-pool-size=64M >> "$root/log/mariadb.log" 2>&1 < /dev/null &
-  within 20 sql --execute="CREATE USER slurm@'%' IDENTIFIED BY 'slurm'; GRANT ALL ON slurm.* TO slurm@'%'" ||
+  within 120 sql --execute="CREATE USER slurm@'%' IDENTIFIED BY 'slurm'; GRANT ALL ON slurm.* TO slurm@'%'" ||
     { echo "slurm.sh: the data base does not answer" >&2; exit 1; }
   slurmdbd
-  within 20 accounts_answer || { echo "slurm.sh: slurmdbd does not answer" >&2; exit 1; }
+  within 120 accounts_answer || { echo "slurm.sh: slurmdbd does not answer" >&2; exit 1; }
   sacctmgr --immediate add cluster lockstep > "$root/log/sacctmgr.log"
 }
 
@@ -181,10 +181,10 @@ up() {
     --log-file="$root/munge/munged.log" --seed-file="$root/munge/seed"
   [ -z "$accounting" ] || start_accounting
   slurmctld
-  within 20 controller_answers || { echo "slurm.sh: slurmctld does not answer" >&2; exit 1; }
+  within 120 controller_answers || { echo "slurm.sh: slurmctld does not answer" >&2; exit 1; }
   start_node n1
   start_node n2
-  within 20 nodes_are_idle || { echo "slurm.sh: the nodes do not answer" >&2; exit 1; }
+  within 120 nodes_are_idle || { echo "slurm.sh: the nodes do not answer" >&2; exit 1; }
   trap - EXIT
   echo "export SLURM_CONF=$SLURM_CONF"
 }
