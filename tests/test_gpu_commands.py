@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
 from tests.callbacks import SEES
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until
-from tests.support.gpus import PretendedGpus
+from tests.support.gpus import MEMORY_MIB, PretendedGpus
 
 pytestmark = [pytest.mark.processes]
 
@@ -26,7 +26,7 @@ SLOW = "+callbacks.slow={_target_:tests.callbacks.SlowAtFirst,step_s:0.2}"
 class Shell:
     """Commands in one folder, on a machine with GPUs."""
 
-    def __init__(self, gpus: PretendedGpus, cwd: Path, *, count: int, memory_mib: int = 16384) -> None:
+    def __init__(self, gpus: PretendedGpus, cwd: Path, *, count: int, memory_mib: int = MEMORY_MIB) -> None:
         self.cwd = cwd
         self.environ = {**environ(), **gpus.environ(count, memory_mib=memory_mib, path=str(ROOT))}
 

@@ -16,7 +16,7 @@ import torch
 
 FOLDER = Path(__file__).parent / "pretended_gpu"
 SOURCES = ("kernels.cpp", "asking.h", "devices.h")
-MEMORY_MIB = 16384
+MEMORY_MIB = 1024  # of the host: little, for an absurd batch to be refused before it fills the host
 
 
 def reason_without() -> str | None:

@@ -160,9 +160,11 @@ class Classifier(L.LightningModule):
         if compile_mode is not None:
             for dropout in self._dropouts:  # its share is another one in every step, and would be compiled in
                 dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
-            # left to itself the compiler computes every convolution of a CPU in channels_last
-            kept = {} if layout.memory_format == torch.channels_last else {"layout_optimization": False}
-            self.net.compile(dynamic=False, options={**torch._inductor.list_mode_options(compile_mode), **kept})
+            if layout.memory_format == torch.channels_last:
+                self.net.compile(dynamic=False, mode=compile_mode)
+            else:  # left to itself the compiler computes every convolution of a CPU in channels_last
+                graphs = {"triton.cudagraphs": True} if compile_mode == "reduce-overhead" else {}
+                self.net.compile(dynamic=False, options={"layout_optimization": False, **graphs})
         self._is_compiled = compile_mode is not None
         self._compiled_sizes: dict[bool, int] = {}
         # loss sum, hits, samples of this epoch: this rank's counts, and the global counts when they were last logged
