@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from lockstep import config as configuration
 from lockstep import measurement, session
@@ -46,6 +47,7 @@ def test_lightning_trains_on_the_gpu_of_the_worker(
     gpus: tuple[int, ...], num_visible: int, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 3 of two workers on each of two machines."""
+    monkeypatch.setattr(rank_zero_only, "rank", 0)  # which Lightning sets for the whole process: taken back after this
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_visible)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
