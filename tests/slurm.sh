@@ -90,7 +90,7 @@ SchedulerParameters=bf_interval=1,sched_interval=1
 KillWait=60
 OverTimeLimit=0
 SlurmctldTimeout=30
-SlurmdTimeout=30
+SlurmdTimeout=15
 MessageTimeout=30
 ReturnToService=2
 MinJobAge=$([ -n "$accounting" ] && echo 2 || echo 3600)
