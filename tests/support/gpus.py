@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 FOLDER = Path(__file__).parent / "pretended_gpu"
+FIRST_TORCH = "2.15"  # that it was tried with
 SOURCES = ("kernels.cpp", "asking.h", "devices.h")
 MEMORY_MIB = 1024  # of the host: little, for an absurd batch to be refused before it fills the host
 
@@ -23,6 +24,8 @@ def reason_without() -> str | None:
     """Why there are no pretended GPUs on this machine; None where there are."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA, which has no kernels to replace"
+    if torch.__version__ < FIRST_TORCH:
+        return f"the pretended GPU replaces private parts of torch {FIRST_TORCH}, and this is torch {torch.__version__}"
     if shutil.which("g++") is None:
         return "there is no g++ to build the pretended GPU with"
     return None
