@@ -43,6 +43,18 @@ SMALL = (
     "callbacks.pictures=null",
     "callbacks.curves=null",
 )
+# micro-batches with an incomplete last group whose last micro-batch is of one sample, with every augmentation
+ACCUMULATE_AUGMENT = (
+    "global_batch_size=24",
+    "trainer.accumulate_grad_batches=4",
+    "data.train_size=67",
+    "data.channels=3",
+    "augment.trivial=true",
+    "augment.flip=alternating",
+    "augment.erasing=0.5",
+    "augment.mixup=0.4",
+    "augment.cutmix=1.0",
+)
 # takes back what SMALL leaves out for speed
 WATCHED = (
     "callbacks.pictures={_target_:lockstep.callbacks.pictures.Pictures,every_n_epochs:null,num_images:8}",

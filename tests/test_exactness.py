@@ -9,24 +9,13 @@ from typing import Any
 import pytest
 
 from lockstep.run_folder import RunFolder
-from tests.harness import SMALL, difference, train_all, write_run
+from tests.harness import ACCUMULATE_AUGMENT, SMALL, difference, train_all, write_run
 
-# what is trained: a last batch of six; of one sample (empty shares), with averaged weights; and micro-batches with an
-# incomplete last group whose last micro-batch is of one sample, with every augmentation
+# what is trained: a last batch of six; of one sample (empty shares), with averaged weights; and in micro-batches
 RECIPES = {
     "remainder": ("data.train_size=70",),
     "one_left_average": ("data.train_size=65", "callbacks=ema", "flip_test=true"),
-    "accumulate_augment": (
-        "global_batch_size=24",
-        "trainer.accumulate_grad_batches=4",
-        "data.train_size=67",
-        "data.channels=3",
-        "augment.trivial=true",
-        "augment.flip=alternating",
-        "augment.erasing=0.5",
-        "augment.mixup=0.4",
-        "augment.cutmix=1.0",
-    ),
+    "accumulate_augment": ACCUMULATE_AUGMENT,
 }
 FULL = ("model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1")
 LOADS = {1: [None], 2: [None, [3, 1]], 3: [None, [2, 0, 1]]}

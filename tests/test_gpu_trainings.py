@@ -14,7 +14,7 @@ import torch
 
 from lockstep import environment
 from lockstep.run_folder import RunFolder
-from tests.harness import SMALL, WATCHED, difference, train_all, write_run
+from tests.harness import ACCUMULATE_AUGMENT, SMALL, WATCHED, difference, train_all, write_run
 from tests.image_files import write_folder
 from tests.support.gpus import PretendedGpus
 
@@ -32,15 +32,7 @@ RECIPES = {
     "everything": (
         "optimizer=adamw",
         "trainer.deterministic=true",
-        "global_batch_size=24",
-        "trainer.accumulate_grad_batches=4",
-        "data.train_size=67",
-        "data.channels=3",
-        "augment.trivial=true",
-        "augment.flip=alternating",
-        "augment.erasing=0.5",
-        "augment.mixup=0.4",
-        "augment.cutmix=1.0",
+        *ACCUMULATE_AUGMENT,
         "callbacks=ema",
         "flip_test=true",
         "data.memory=host",
