@@ -1,6 +1,7 @@
 """Runs for tests: many small trainings in one group of worker processes, whose start would cost seconds each."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -129,16 +130,16 @@ def state(folder: RunFolder) -> dict[str, torch.Tensor]:
 
 
 def difference(one: RunFolder, other: RunFolder) -> float:
-    """The largest difference of any number two runs end with, metrics of every epoch included."""
+    """The largest difference of any number two runs end with, metrics of every epoch included; NaN where one is NaN."""
     a, b = state(one), state(other)
     assert a.keys() == b.keys()
-    worst = max((a[name].double() - b[name].double()).abs().max().item() for name in a)
+    found = [(a[name].double() - b[name].double()).abs().max().item() for name in a]
     rows, others = one.read_metrics(), other.read_metrics()
     assert [row["epoch"] for row in rows] == [row["epoch"] for row in others]
     for row, other_row in zip(rows, others, strict=True):
         for name in ("step", "learning_rate", "train/loss", "train/accuracy", "val/loss", "val/accuracy"):
-            worst = max(worst, abs(float(row[name]) - float(other_row[name])))
-    return worst
+            found.append(abs(float(row[name]) - float(other_row[name])))
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def wait_until(condition: Any, what: str = "condition") -> None:

@@ -3,10 +3,13 @@
 Each mechanism was broken once on purpose, and these tests failed; the list is in docs/testing.md.
 """
 
+import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep.run_folder import RunFolder
 from tests.harness import ACCUMULATE_AUGMENT, SMALL, difference, train_all, write_run
@@ -81,3 +84,15 @@ def test_the_full_resnet18_ends_with_the_same_weights_on_two_workers(
     worst = difference(runs[1, "full"], runs[2, "full"])
     figure(f"largest difference to one process {worst:.1e}")
     assert worst <= 1e-12
+
+
+def test_a_weight_that_is_not_a_number_is_no_small_difference(
+    runs: dict[tuple[int, str], RunFolder], tmp_path: Path
+) -> None:
+    """`max` alone would pass over it."""
+    one = runs[1, _name("remainder", None)]
+    other = RunFolder(shutil.copytree(one.path, tmp_path / "other"))
+    saved = torch.load(other.last_checkpoint, weights_only=True)
+    saved["state_dict"]["net.fc.bias"][0] = float("nan")
+    torch.save(saved, other.last_checkpoint)
+    assert math.isnan(difference(one, other))
