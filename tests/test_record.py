@@ -33,3 +33,21 @@ def test_the_images_of_an_epoch_count_when_the_gpu_has_computed_them(
     assert waited == ([module.device] if is_last_batch else []), "no other batch waits"
     assert record.images_per_s is not None
     assert not is_last_batch or record.images_per_s <= 100 / AT_WORK_S
+
+
+def test_a_gpu_is_asked_for_the_best_score_once_and_again_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.Tensor] = []
+    item = torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda score: (asked.append(score), item(score))[1])
+    record = Record(RunFolder(tmp_path), facts={}, monitor=None)
+    first, second = torch.tensor(0.5), torch.tensor(0.75)
+    checkpoint = SimpleNamespace(best_model_score=None)
+    trainer: Any = SimpleNamespace(checkpoint_callback=checkpoint)
+    told = []
+    for score in (None, first, first, second, second):
+        checkpoint.best_model_score = score
+        told.append(record._best_of(trainer))
+    assert told == [None, 0.5, 0.5, 0.75, 0.75]
+    assert len(asked) == 2

@@ -15,7 +15,8 @@ from lockstep.data.stream import Fault, worker_settings
 from lockstep.parallel.partition import Share
 
 NUM_AHEAD = 2  # batches a thread reads ahead
-STAGED_BYTES = 1 << 16  # CUDA copies no more of pageable memory without waiting for the GPU
+# no more of pageable memory is copied without waiting for the GPU (CUDA's "API synchronization behavior")
+STAGED_BYTES = 1 << 16
 
 
 class Mix(NamedTuple):

@@ -104,7 +104,7 @@ class _Seen(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    values: Tensor  # whether this rank's loss is bad, and the `_number` of a culprit: on the host once `copied` is over
+    values: Tensor  # whether this rank's loss is bad, and 1 + rank of a culprit, else 0; there once `copied` is over
     copied: Any
     step: int
     samples: list[_Seen]
@@ -129,7 +129,6 @@ class LossGuard:
         self._is_deferred = can_skip and device.type == "cuda" if is_deferred is None else is_deferred
         self._optimizer: Any = optimizer
         self._rank = rank
-        self._number = rank + 1  # what the ranks exchange, for 0 is nobody
         self._is_bad = torch.zeros((), device=device)
         self._samples: list[_Seen] = []  # not batches: their pixels would stay on the device until an answer is read
         self._pending: deque[_Answer] = deque()
@@ -148,7 +147,7 @@ class LossGuard:
         """Have the optimizer skip its next update if any rank's loss of this global batch is bad."""
         if not self._is_deferred:
             return
-        culprit = self._is_bad * self._number
+        culprit = self._is_bad * (self._rank + 1)  # 0 is nobody
         if is_distributed():
             dist.all_reduce(culprit, dist.ReduceOp.MAX)
         self._optimizer.found_inf = culprit.clamp(max=1)

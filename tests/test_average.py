@@ -1,0 +1,77 @@
+"""Averaged weights against torch's own update of them."""
+
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from lockstep.callbacks.average import AveragedWeights
+
+
+class Module(L.LightningModule):
+    """Weights in float32 and float64, and buffers of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2).double())
+
+
+def averages() -> tuple[Module, AveragedModel, AveragedModel]:
+    """A module, its average by the callback, and its average by torch."""
+    module, average = Module(), get_ema_multi_avg_fn(0.9)
+    callback = AveragedWeights(multi_avg_fn=average)
+    callback.setup(trainer=None, pl_module=module, stage="fit")  # pyright: ignore[reportArgumentType]
+    ours: Any = callback._average_model
+    return module, ours, AveragedModel(module, use_buffers=True, multi_avg_fn=average)
+
+
+def train(module: Module) -> None:
+    """Change every weight and buffer."""
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor += (torch.rand(tensor.shape) * 8).to(tensor.dtype)
+
+
+def assert_equal(ours: AveragedModel, theirs: AveragedModel) -> None:
+    expected = theirs.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in ours.state_dict().items())
+
+
+def test_an_average_has_the_bits_of_torchs_after_every_step() -> None:
+    module, ours, theirs = averages()
+    for _ in range(4):
+        train(module)
+        for average in (ours, theirs):
+            average.update_parameters(module)
+        assert_equal(ours, theirs)
+    assert ours.n_averaged == 4
+
+
+def test_a_resumed_average_is_gone_on_with_and_not_begun_anew() -> None:
+    module, _, theirs = averages()
+    for _ in range(2):
+        train(module)
+        theirs.update_parameters(module)
+    _, resumed, _ = averages()
+    resumed.load_state_dict(theirs.state_dict())
+    train(module)
+    for average in (resumed, theirs):
+        average.update_parameters(module)
+    assert_equal(resumed, theirs)
+
+
+def test_torch_is_not_asked_again_how_many_updates_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, ours, _ = averages()
+    ours.update_parameters(module)
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("the host asks the device for a value")
+
+    monkeypatch.setattr(torch.Tensor, "__bool__", refuse)
+    monkeypatch.setattr(torch.Tensor, "item", refuse)
+    ours.update_parameters(module)
+    monkeypatch.undo()
+    assert ours.n_averaged == 2
