@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from lockstep.data.ahead import read_ahead
 from lockstep.data.decode import ImageFault
 from lockstep.data.loader import Batch, ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
+from lockstep.signals import STOP_SIGNALS
 from tests.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.image_files import read, write_folder, write_image
 from tests.test_sampler import Plan
@@ -247,6 +249,35 @@ def test_no_worker_outlives_a_training_that_was_killed(reader: tuple[subprocess.
     process, pids = reader
     process.send_signal(signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, pids)), "end of the workers")
+
+
+MASK_SCRIPT = """
+import signal
+from lockstep.data.stream import worker_settings
+from tests.test_stream import tell_mask
+
+if __name__ == "__main__":
+    context = worker_settings(1)["multiprocessing_context"]
+    ours, theirs = context.Pipe()
+    process = context.Process(target=tell_mask, args=(theirs,))
+    process.start()
+    print(*sorted(ours.recv()), *sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))
+    process.join()
+"""
+
+
+def tell_mask(connection: Connection) -> None:
+    connection.send([int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])])
+
+
+@pytest.mark.processes
+def test_a_worker_is_born_with_signals_held_back_and_the_training_is_not(tmp_path: Path) -> None:
+    """One that comes before a worker has set itself up would end it, and with it the training."""
+    script = tmp_path / "script.py"
+    script.write_text(MASK_SCRIPT)
+    variables = {**environ(), "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert done.stdout.split() == [str(int(number)) for number in sorted(STOP_SIGNALS)], done.stderr
 
 
 @pytest.mark.processes

@@ -8,7 +8,7 @@ from multiprocessing.process import parent_process
 from threading import Thread
 from typing import Any, NamedTuple
 
-from lockstep.signals import STOP_SIGNALS
+from lockstep.signals import STOP_SIGNALS, held_back
 
 PREFETCH_FACTOR = 2  # batches each process is ahead
 
@@ -27,7 +27,8 @@ def worker_settings(num_workers: int) -> dict[str, Any]:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "lockstep.data.loader"])
-    forkserver.ensure_running()  # it imports torch while this process builds its network
+    with held_back():  # of the decoding processes, too, before `_start_worker` holds them back
+        forkserver.ensure_running()  # it imports torch while this process builds its network
     return {
         "num_workers": num_workers,
         "multiprocessing_context": context,

@@ -12,14 +12,14 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from lockstep import launch, runner
 from lockstep.environment import leave
 from lockstep.run_folder import EXIT_FAILED
-from lockstep.signals import STOP_SIGNALS
+from lockstep.signals import held_back
 
 IS_SAFE_HERE = sys.platform == "linux"
 PRELOADED = "lockstep.sweeps.preloaded"
@@ -64,16 +64,10 @@ class Nursery:
         """Whether a trial can start at once. The first call begins to import, which takes seconds."""
         if not self._has_begun:
             self._has_begun = True
-            resource_tracker.ensure_running()  # of multiprocessing; its start lets signals through
-            # what is blocked here stays so in the process that forks, and in its forks until they have handlers: no
-            # signal of a terminal or a scheduler ends the one, none is lost to the others
-            held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-            try:
+            with held_back():
                 forkserver.ensure_running()  # by this thread: it dies with the one that started it
                 # the first fork waits for the imports: not in the thread that draws, and hears Ctrl-C
                 threading.Thread(target=self._wait, daemon=True).start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, held)
         return self._is_ready.is_set()
 
     def start(self, folder: Path, task: str, cores: tuple[int, ...], environ: Mapping[str, str], log: Path) -> Forked:
