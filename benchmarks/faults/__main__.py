@@ -1,0 +1,50 @@
+"""Produce every fault and write docs/reliability.md: 210 trainings, half an hour on two quiet cores."""
+
+import argparse
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.faults.case import ROOT, Case, Outcome, all_cases, run
+from benchmarks.faults.page import describe, markdown
+from benchmarks.faults.promises import broken
+from lockstep.run_folder import read_json, write_atomically, write_json
+
+PAGE = ROOT / "docs" / "reliability.md"
+AT_ONCE = 2
+
+
+def main() -> int:
+    """Print every case as it ends, then write the page. Returns 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs; a call that was cut goes on there")
+    folder: Path = parser.parse_args().out.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    results = folder / "results.json"
+    outcomes = _read(results)
+    cases = list(all_cases())
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        waiting = [case for case in cases if case not in outcomes]
+        for case, outcome in zip(waiting, pool.map(lambda case: _produce(case, folder), waiting), strict=True):
+            outcomes[case] = outcome
+            write_json(results, {"cases": [[case, outcome] for case, outcome in outcomes.items()]})
+            print(f"{describe(case)}: {outcome.exit_code} {'; '.join(broken(case, outcome))}".rstrip(), flush=True)
+    write_atomically(PAGE, markdown({case: outcomes[case] for case in cases}))
+    return int(any(broken(case, outcomes[case]) for case in cases))
+
+
+def _produce(case: Case, folder: Path) -> Outcome:
+    place = folder / "-".join(map(str, case)).replace(" ", "_")
+    number = 0
+    while (folder_of_try := place.with_name(f"{place.name}.{number}")).exists():  # a call before was cut there
+        number += 1
+    folder_of_try.mkdir()
+    return run(case, folder_of_try)
+
+
+def _read(path: Path) -> dict[Case, Outcome]:
+    return {Case(*case): Outcome(*outcome) for case, outcome in read_json(path).get("cases", [])}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

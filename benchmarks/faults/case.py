@@ -1,0 +1,192 @@
+"""One fault: a training is started, a signal sent to one of its processes at a moment, and its end looked at."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from lockstep.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+TARGETS = ("parent", "rank 0", "last rank")
+MOMENTS = ("first second", "step", "validation", "checkpoint", "test")
+SIGNALS = ("TERM", "INT", "USR1", "HUP", "KILL", "STOP")
+FIRST_MOMENT_S = 0.5  # the command is importing Hydra; it has no run folder yet
+TIMEOUT_S = 30.0  # of the collectives: a frozen worker is noticed after it
+PATIENCE_S = 300.0  # for what must come
+STEPS_PER_EPOCH = 6
+RECIPE = (
+    "strategy=cpu",
+    f"strategy.timeout_s={TIMEOUT_S:g}",
+    "data=synthetic",
+    f"data.train_size={16 * STEPS_PER_EPOCH}",
+    "data.val_size=32",
+    "data.test_size=32",
+    "global_batch_size=16",
+    "eval_batch_size=16",
+    "model.width=4",
+    "trainer.max_epochs=3",
+    "callbacks.pictures=null",
+    "callbacks.curves=null",
+)
+
+
+class Case(NamedTuple):
+    """Who gets which signal when, in a training by how many processes."""
+
+    signal: str
+    target: str
+    moment: str
+    num_processes: int
+
+
+class Outcome(NamedTuple):
+    """How a case ended. `step` is that of the newest checkpoint, None where there is none."""
+
+    exit_code: int
+    state: str
+    reason: str
+    step: int | None
+    seconds: float  # from the signal, or from SIGCONT where `is_continued`, to the end of the last process
+    is_continued: bool  # frozen until it was told to go on, which nobody but the user can do
+    num_left: int  # processes that were alive a while after the command had ended
+    has_traceback: bool  # on the screen
+
+
+def all_cases() -> Iterator[Case]:
+    """Every case; a training by one process has one target."""
+    for num_processes in (1, 2, 3):
+        for target in TARGETS if num_processes > 1 else ("rank 0",):
+            for name in SIGNALS:
+                for moment in MOMENTS:
+                    yield Case(name, target, moment, num_processes)
+
+
+def run(case: Case, folder: Path) -> Outcome:
+    """Produce a case in an empty folder."""
+    with _training(case, folder) as process:
+        pid = _await_moment(case, folder, process)
+        number = signal.Signals[f"SIG{case.signal}"]
+        os.kill(pid, number)
+        begin = time.monotonic()
+        (folder / "delivered").touch()
+        is_continued = number == signal.SIGSTOP and not _ends(process, 2 * TIMEOUT_S)
+        if is_continued:
+            os.kill(pid, signal.SIGCONT)
+            begin = time.monotonic()
+        process.wait(PATIENCE_S)
+        _wait(lambda: not _alive(process.pid), 30.0)
+        seconds = time.monotonic() - begin
+        left = _alive(process.pid)
+    return _outcome(folder, process.returncode, seconds, is_continued, len(left))
+
+
+@contextmanager
+def _training(case: Case, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    rank = case.num_processes - 1 if case.target == "last rank" else 0
+    moment = f"+callbacks.moment={{_target_:benchmarks.faults.moment.Moment,at:{case.moment.replace(' ', '-')}"
+    overrides = (*RECIPE, f"trainer.devices={case.num_processes}", f"{moment},rank:{rank},folder:'{folder}'}}")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with open(folder / "terminal.log", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "train.py"), *overrides],
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        for pid in _alive(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def _await_moment(case: Case, folder: Path, process: subprocess.Popen[bytes]) -> int:
+    """The process that gets the signal, when its moment has come."""
+    rank = case.num_processes - 1 if case.target == "last rank" else 0
+    if case.moment != "first second":
+        _wait((folder / "reached").exists, PATIENCE_S, process)
+        return process.pid if case.target == "parent" else int((folder / f"pid-{rank}").read_text())
+    if case.target == "parent" or case.num_processes == 1:
+        time.sleep(FIRST_MOMENT_S)
+        return process.pid
+    found: list[int] = []
+    _wait(lambda: bool(found.extend(_of_rank(process.pid, rank)) or found), PATIENCE_S, process)
+    return found[0]
+
+
+def _of_rank(session: int, rank: int) -> list[int]:
+    """Processes of a session that were started as this rank."""
+    found = []
+    for pid in _alive(session):
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended since
+            continue
+        if f"RANK={rank}".encode() in variables:
+            found.append(pid)
+    return found
+
+
+def _alive(session: int) -> list[int]:
+    """Processes of a session that still run, or are frozen."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended since
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def _ends(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _wait(holds: Callable[[], bool], timeout_s: float, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Return when `holds()`, or after `timeout_s`. Raises where `process` has to live until then, and does not."""
+    deadline = time.monotonic() + timeout_s
+    while not holds() and time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            raise RuntimeError(f"The training ended with code {process.returncode} before the fault was delivered.")
+        time.sleep(0.01)
+    if process is not None and not holds():
+        raise TimeoutError(f"The moment of the fault did not come within {timeout_s:g} s.")
+
+
+def _outcome(folder: Path, code: int, seconds: float, is_continued: bool, num_left: int) -> Outcome:
+    latest = folder / "outputs" / "latest"
+    run_folder = RunFolder(latest.resolve())
+    status = run_folder.read_status() if latest.exists() else {}
+    step = None
+    if latest.exists() and run_folder.last_checkpoint.exists():
+        step = torch.load(run_folder.last_checkpoint, map_location="cpu", weights_only=True)["global_step"]
+    return Outcome(
+        exit_code=code,
+        state=status.get("state", "no run"),
+        reason=status.get("reason", ""),
+        step=step,
+        seconds=seconds,
+        is_continued=is_continued,
+        num_left=num_left,
+        has_traceback="Traceback" in (folder / "terminal.log").read_text(errors="replace"),
+    )

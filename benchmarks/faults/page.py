@@ -1,0 +1,78 @@
+"""The fault table as a page: how each case ended, and where that is not what is promised."""
+
+from collections.abc import Mapping
+
+from benchmarks.faults.case import MOMENTS, TIMEOUT_S, Case, Outcome
+from benchmarks.faults.promises import broken
+from benchmarks.gpu.page import table
+from benchmarks.table import conditions
+
+HEAD = f"""\
+# Reliability
+
+`python -m benchmarks.faults`: {{conditions}}.
+
+Every case is a real training of its own on CPU processes: one of its processes gets a signal at a moment, and all
+processes are watched until the last one is gone. n=1 for each case, two cases at a time; the seconds run from the
+signal to the end of the last process and belong to this machine.
+
+- **Who:** the parent is the command that was typed; it starts the ranks and trains nothing itself. A training by one
+  process has no parent.
+- **When:** the first second (parent: half a second after its start, before there is a run folder; ranks: as soon as
+  they exist), after a step, in the validation, in a checkpoint whose file is open and empty, and in the test.
+- **What is kept:** the optimizer step of the newest checkpoint, from which `resume=` goes on exactly; 6 steps make an
+  epoch, the step, validation and checkpoint are those of the second one, three are trained.
+
+| cell begins with | meaning |
+| --- | --- |
+| 0 | finished; all epochs are trained and tested |
+| 75 | stopped in good order: all ranks after the same step, with a checkpoint |
+| 1 | failed; `failure.txt`, the status and the last lines on the screen say which rank, by what |
+| 128 + n | ended by signal n before there was a run, with one line |
+| -n | killed by signal n, with nobody left to say so; `lockstep status` says "no signal" |
+| cont. | frozen with nobody to notice; goes on when it is told to (SIGCONT), exit code and seconds from there |
+
+A frozen rank is noticed when a collective has waited for `strategy.timeout_s`, here {TIMEOUT_S:g} s.
+"""
+
+
+def markdown(outcomes: Mapping[Case, Outcome]) -> str:
+    """The page of what has been tried so far."""
+    parts = [HEAD.format(conditions=conditions())]
+    for num_processes in sorted({case.num_processes for case in outcomes}):
+        cases = [case for case in outcomes if case.num_processes == num_processes]
+        lines = [["signal", "to", *MOMENTS]]
+        for name, target in dict.fromkeys((case.signal, case.target) for case in cases):
+            who = target if num_processes > 1 else "the process"
+            cells = [_cell(case, outcomes.get(case)) for case in _row(name, target, num_processes)]
+            lines.append([name, who, *cells])
+        parts.append(f"## {num_processes} process{'es' if num_processes > 1 else ''}\n\n{table(lines)}")
+    parts.append(_verdict(outcomes))
+    return "\n".join(parts)
+
+
+def _row(name: str, target: str, num_processes: int) -> list[Case]:
+    return [Case(name, target, moment, num_processes) for moment in MOMENTS]
+
+
+def _cell(case: Case, outcome: Outcome | None) -> str:
+    if outcome is None:
+        return ""
+    code = f"cont. {outcome.exit_code}" if outcome.is_continued else f"{outcome.exit_code}"
+    kept = "nothing" if outcome.step is None else f"step {outcome.step}"
+    mark = " **!**" if broken(case, outcome) else ""
+    return f"{code}, {kept}, {outcome.seconds:.1f} s{mark}"
+
+
+def _verdict(outcomes: Mapping[Case, Outcome]) -> str:
+    wrong = {case: words for case, outcome in outcomes.items() if (words := broken(case, outcome))}
+    lines = [f"## Promises\n\n{len(outcomes) - len(wrong)} of {len(outcomes)} cases ended as promised.\n"]
+    for case, words in wrong.items():
+        lines.append(f"- {describe(case)}: {'; '.join(words)}")
+    return "\n".join(lines) + ("\n" if wrong else "")
+
+
+def describe(case: Case) -> str:
+    """A case in words."""
+    plural = "es" if case.num_processes > 1 else ""
+    return f"{case.signal} to {case.target}, {case.moment}, {case.num_processes} process{plural}"
