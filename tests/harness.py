@@ -1,10 +1,13 @@
 """Runs for tests: many small trainings in one group of worker processes, whose start would cost seconds each."""
 
+import contextlib
 import json
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +20,7 @@ from lockstep import config as configuration
 from lockstep.environment import outer_world
 from lockstep.launch import Job
 from lockstep.run_folder import RunFolder
+from lockstep.sweeps.nursery import PRELOADED
 
 ROOT = Path(__file__).parents[1]
 # seconds that a test waits for what must come: far more than it takes on a slow machine with other work, for no test is
@@ -86,36 +90,61 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
 def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> list[str]:
     """Train every run with the same `num_workers` processes, one run after the other. Returns what each process said.
 
-    They have `more` variables.
+    They are forks, which need no imports; with `more` variables, which imports may read, they are fresh processes.
     """
     jobs = [Job("train", str(folder.path), {"command": "none", "has_test": True}) for folder in folders]
     # a store for each run: process groups that come after each other in one store can wait for each other's keys
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
-    work = [(job, store.port) for job, store in zip(jobs, stores, strict=True)]
-    workers = []
-    for rank in range(num_workers):
-        place = {} if num_workers == 1 else {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers}
-        variables = {**place, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
-        variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, **more}
-        workers.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.harness", json.dumps(work)],
-                cwd=ROOT,
-                env={**environ(), **{name: str(value) for name, value in variables.items()}},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    try:
-        outputs = [worker.communicate(timeout=PATIENCE_S)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    for rank, worker in enumerate(workers):
-        assert worker.returncode == 0, f"rank {rank}:\n{outputs[rank]}"
+    text = json.dumps([(job, store.port) for job, store in zip(jobs, stores, strict=True)])
+    variables = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as started:
+        logs = [Path(scratch, f"rank{rank}.log") for rank in range(num_workers)]
+        workers: list[_Fork | subprocess.Popen[bytes]] = []
+        for rank, log in enumerate(logs):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers} if num_workers > 1 else {}
+            environment = {**environ(), **variables, **{name: str(value) for name, value in place.items()}, **more}
+            workers.append(_fresh(text, environment, log) if more else _Fork(text, environment, log))
+            started.callback(workers[-1].kill)
+        codes = [worker.wait(PATIENCE_S) for worker in workers]
+        outputs = [log.read_text() for log in logs]
+    for rank, code in enumerate(codes):
+        assert code == 0, f"rank {rank}:\n{outputs[rank]}"
     del stores
     return outputs
+
+
+class _Fork:
+    """A worker forked from a process that has imported torch and Lightning; it answers like `subprocess.Popen`."""
+
+    def __init__(self, text: str, environment: dict[str, str], log: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([PRELOADED])
+        self._process = context.Process(target=_work_forked, args=(text, environment, log))
+        self._process.start()
+
+    def wait(self, timeout_s: float) -> int | None:
+        self._process.join(timeout_s)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _work_forked(text: str, environment: dict[str, str], log: Path) -> None:
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    _work(text)
+
+
+def _fresh(text: str, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        words = [sys.executable, "-m", "tests.harness", text]
+        return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
 
 
 def state(folder: RunFolder) -> dict[str, torch.Tensor]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from lockstep.sweeps.nursery import PRELOADED
+
 TIMEOUT = timedelta(seconds=300)
 
 
@@ -41,7 +43,7 @@ class Ranks:
 def started(num_processes: int) -> Iterator[Ranks]:
     """Processes forked from a fresh one that imports torch and Lightning once, for all test modules."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lockstep.models.classifier", "lockstep.parallel.batch_norm"])
+    context.set_forkserver_preload([PRELOADED])
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(num_processes, mp_context=context) as pool,
