@@ -168,15 +168,22 @@ class Watched:
 def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
     """For every run by its id, what was typed for it but not for all of `listed`, in one line.
 
-    What the fewest share comes first: it tells runs apart, also where the end of the line is cut.
+    First come the keys whose values tell the most runs apart, for the line may be cut.
     """
     times = Counter(text for facts in listed for text in set(facts["overrides"]))
-    most = len(listed) if len(listed) > 1 else 2
+    shared: dict[str, int] = {}  # by key, how many runs share a value
+    for text, count in times.items():
+        shared[_key(text)] = max(count, shared.get(_key(text), 0))
+    everywhere = len(listed) if len(listed) > 1 else 2
 
     def differing(overrides: list[str]) -> str:
-        return " ".join(sorted((text for text in overrides if times[text] < most), key=times.__getitem__))
+        return " ".join(sorted((t for t in overrides if times[t] < everywhere), key=lambda text: shared[_key(text)]))
 
     return {facts["id"]: differing(facts["overrides"]) for facts in listed}
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0]
 
 
 def resume_command(found: Found) -> str | None:

@@ -29,7 +29,7 @@ export class Comparison {
     };
     this.charts = new Map(QUANTITIES.map(([name, title]) => [name, new Chart(title, 'epoch', {isOfRuns: true})]));
     const label = make('label', {className: 'unseen', htmlFor: 'split', textContent: 'Part of the data'});
-    this.element = make('section', {className: 'details compared', 'aria-label': 'Runs over one another', hidden: true},
+    this.element = make('section', {className: 'compared', 'aria-label': 'Runs over one another', hidden: true},
       make('header', {}, this.heading, label, this.split, clear), this.legend,
       make('div', {className: 'charts'}, ...[...this.charts.values()].map((chart) => chart.element)));
   }

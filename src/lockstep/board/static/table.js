@@ -209,8 +209,8 @@ function stateOf(states) {
 function variedIn(trials, shared) {
   const values = new Map();
   for (const each of trials.flatMap((trial) => trial.overrides).filter((text) => !shared.has(text))) {
-    const [key, ...rest] = each.split('=');
-    values.set(key, (values.get(key) ?? new Set()).add(rest.join('=')));
+    const key = keyOf(each);
+    values.set(key, (values.get(key) ?? new Set()).add(each.slice(key.length + 1)));
   }
   return [...values].map(([key, found]) => `${key}=${listed([...found].sort(inOrder))}`);
 }
@@ -219,14 +219,21 @@ const inOrder = (a, b) => Number(a) - Number(b) || words.compare(a, b); // 0.05 
 
 const listed = (values) => (values.length <= 6 ? values.join(',') : `${values[0]},…,${values.at(-1)} (${values.length})`);
 
-/** For every run, what was typed for it but not for all of them: first what the fewest share, for a line may be cut. */
+/**
+ * For every run, what was typed for it but not for all of them. First the keys whose values tell the most runs apart, for
+ * a line may be cut.
+ */
 export function differingOverrides(runs) {
   const times = new Map();
   for (const run of runs) for (const each of new Set(run.overrides)) times.set(each, (times.get(each) ?? 0) + 1);
+  const most = new Map(); // runs that share a value of a key
+  for (const [each, found] of times) most.set(keyOf(each), Math.max(found, most.get(keyOf(each)) ?? 0));
   const isCommon = (each) => runs.length > 1 && times.get(each) === runs.length;
-  const differing = ({overrides}) => overrides.filter((each) => !isCommon(each)).sort((a, b) => times.get(a) - times.get(b));
-  return new Map(runs.map((run) => [run.id, differing(run).join(' ')]));
+  const order = (a, b) => most.get(keyOf(a)) - most.get(keyOf(b));
+  return new Map(runs.map((run) => [run.id, run.overrides.filter((each) => !isCommon(each)).sort(order).join(' ')]));
 }
+
+const keyOf = (override) => override.split('=')[0];
 
 class Row {
   constructor(run, control) {
