@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tensorboard import program
+from tensorboard import default, program
 from tensorboard.backend import application
+from tensorboard.backend.event_processing.data_ingester import LocalDataIngester
 from tensorboard.plugins.core import core_plugin
 from werkzeug.serving import make_server
 from werkzeug.test import Client
@@ -59,6 +60,15 @@ def board(root: Path | str, *flags: str) -> Client:
     found = program.TensorBoard(plugins=[core_plugin.CorePluginLoader(), TrainingLoader()])
     found.configure(("", f"--logdir={root}", *flags))
     return Client(application.TensorBoardWSGIApp(found.flags, found.plugin_loaders))
+
+
+def full_board(root: Path) -> Client:
+    """TensorBoard as it comes, with all event files read, in this process."""
+    found = program.TensorBoard(plugins=[loader for loader in default.get_plugins() if loader is not TrainingLoader])
+    found.configure(("", f"--logdir={root}", "--reload_interval=0", "--reload_task=blocking"))
+    ingester = LocalDataIngester(found.flags)
+    ingester.start()
+    return Client(application.TensorBoardWSGIApp(found.flags, found.plugin_loaders, ingester.data_provider))
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """The Training tab answers what is in the folders, changes nothing but STOP, and that for its own page alone."""
 
 import hashlib
+import http.client
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -17,6 +19,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,7 +27,7 @@ from werkzeug.test import Client
 
 from lockstep import runs
 from lockstep.board import command, guard, plugin
-from lockstep.run_folder import RunFolder
+from lockstep.run_folder import SWEEP, RunFolder, write_json
 from tests.boards import BASE, board, running, save_checkpoint, told, without_rights, write_rows, write_run
 from tests.harness import PATIENCE_S, ROOT, environ, wait_until
 
@@ -145,11 +148,19 @@ def test_every_tensorboard_has_another_token(tmp_path: Path) -> None:
     assert token(board(tmp_path)) != token(board(tmp_path))
 
 
-@pytest.mark.parametrize("url", ["http://attacker.example:6006", "http://10.0.0.1:6006", "http://LOCALHOST.x:6006"])
-def test_the_token_is_not_given_under_unknown_host_names(client: Client, url: str) -> None:
-    answer = told(client.get(f"{BASE}/control", base_url=url))
-    assert answer["token"] is None
-    assert "--training_hosts" in answer["reason"]
+UNKNOWN = ("http://attacker.example:6006", "http://10.0.0.1:6006", "http://LOCALHOST.x:6006")
+
+
+@pytest.mark.parametrize("url", UNKNOWN)
+@pytest.mark.parametrize("address", ["runs", "run?id=ID", "config?id=ID", "control", "stop"])
+def test_nothing_is_told_under_unknown_host_names(client: Client, url: str, address: str) -> None:
+    path = f"{BASE}/{address.replace('ID', id_of(client))}"
+    for method in ("GET", "HEAD", "POST"):
+        answer = client.open(path, method=method, base_url=url)
+        assert answer.status_code == 403
+        if method != "HEAD":
+            assert list(told(answer)) == ["message"]
+            assert "--training_hosts" in told(answer)["message"]
 
 
 def test_the_token_is_not_given_to_other_sites(client: Client) -> None:
@@ -169,8 +180,29 @@ def test_more_host_names_can_be_allowed(live: RunFolder) -> None:
     client = board(live.path.parent, "--training_hosts=gpu7.example.org, GPU8")
     for name in ("gpu7.example.org", "gpu8"):
         assert token(client, f"http://{name}:6006")
-    assert token(client, "http://gpu9:6006") is None
+    assert client.get(f"{BASE}/runs", base_url="http://gpu8:6006").status_code == 200
+    assert client.get(f"{BASE}/runs", base_url="http://gpu9:6006").status_code == 403
     assert stop(client, id_of(client), base_url="http://gpu8:6006").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ((), ("localhost",)),
+        (("--host=192.168.1.2",), ("localhost", "192.168.1.2")),
+        (("--host=gpu7.example.org",), ("localhost", "gpu7.example.org")),
+        (("--bind_all",), ("localhost", "192.168.1.2", "10.0.0.1", "[fe80::1]", socket.gethostname())),
+        (("--host=0.0.0.0",), ("localhost", "192.168.1.2", "10.0.0.1", "[fe80::1]", socket.gethostname())),
+    ],
+    ids=str,
+)
+def test_a_board_for_others_is_read_by_the_names_of_its_machine(
+    live: RunFolder, flags: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    client = board(live.path.parent, *flags)
+    tried = ("localhost", "192.168.1.2", "10.0.0.1", "[fe80::1]", socket.gethostname(), "gpu7.example.org", "a.example")
+    answers = {name: client.get(f"{BASE}/runs", base_url=f"http://{name}:6006").status_code for name in tried}
+    assert answers == {name: 200 if name in names else 403 for name in tried}
 
 
 @pytest.mark.parametrize(
@@ -388,11 +420,65 @@ def test_unknown_runs_are_not_shown(client: Client, key: str) -> None:
 
 
 def test_curves_are_found_in_the_logs_of_the_run(tmp_path: Path) -> None:
+    older = write_run(tmp_path / "day" / "older")
+    older.old_curves.mkdir()
     write_run(tmp_path / "day" / "run")
-    client = board(tmp_path)
-    assert told(client.get(f"{BASE}/run?id={id_of(client, 'day/run')}"))["curves"] == "day/run/tensorboard"
-    client = board(tmp_path / "day" / "run")
-    assert told(client.get(f"{BASE}/run?id={id_of(client, '.')}"))["curves"] == "tensorboard"
+
+    def curves(root: Path, name: str) -> dict[str, str]:
+        client = board(root)
+        return told(client.get(f"{BASE}/run?id={id_of(client, name)}"))["curves"]
+
+    assert curves(tmp_path, "day/run") == {"run": "day/run", "tag": "loss/step"}
+    assert curves(tmp_path / "day" / "run", ".") == {"run": ".", "tag": "loss/step"}
+    assert curves(tmp_path, "day/older") == {"run": "day/older/tensorboard", "tag": "train_step/loss"}
+
+
+def test_trials_name_their_sweep_unless_it_is_all_there_is(tmp_path: Path) -> None:
+    write_run(tmp_path / "day" / "sweep" / "0")
+    write_run(tmp_path / "day" / "alone")
+    (tmp_path / "day" / "sweep" / SWEEP).write_text("{}")
+    found = listed(board(tmp_path))
+    assert found["day/sweep/0"]["sweep"] == "day/sweep"
+    assert "sweep" not in found["day/alone"]
+    assert "sweep" not in listed(board(tmp_path / "day" / "sweep"))["0"]
+
+
+GOOD = {"step": 30, "num_classes": 2, "classes": ["cat", "dog"], "counts": [[8, 2], [0, 5]]}
+
+
+def test_mistakes_of_the_test_are_told_before_those_of_a_validation(client: Client, live: RunFolder) -> None:
+    address = f"{BASE}/run?id={id_of(client)}"
+    assert told(client.get(address))["confusion"] is None
+    live.pictures.mkdir()
+    for split, step in (("val", 20), ("test", 30)):
+        write_json(live.confusion(split), {**GOOD, "step": step, "more": "<b>"})
+        assert told(client.get(address))["confusion"] == {**GOOD, "step": step, "split": split}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"classes": []},
+        {"classes": ["cat"]},
+        {"classes": ["cat", 1]},
+        {"classes": "ab"},
+        {"counts": [[8, 2]]},
+        {"counts": [[8, 2], [0]]},
+        {"counts": [[8, 2], [0, -1]]},
+        {"counts": [[8, 2], [0, 0.5]]},
+        {"counts": [[8, 2], [0, True]]},
+        {"counts": [[8, 2], 7]},
+        {"counts": None},
+        {"step": None},
+        {"num_classes": "2"},
+        {"classes": ["x"] * 101, "counts": [[0] * 101] * 101},
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_what_is_no_confusion_matrix_is_not_told(client: Client, live: RunFolder, change: dict[str, Any]) -> None:
+    live.pictures.mkdir()
+    write_json(live.confusion("test"), {**GOOD, **change})
+    assert told(client.get(f"{BASE}/run?id={id_of(client)}"))["confusion"] is None
 
 
 @pytest.mark.parametrize(
@@ -441,7 +527,7 @@ def test_a_thousand_runs_are_listed_in_a_moment(
         live = number % 100 == 0
         folder = write_run(tmp_path / f"{number // 100}" / f"{number}", "training" if live else "finished", step=number)
         folder.overrides.write_text(f"optimizer.lr={number}\nmodel.width=8\n")
-        folder.tensorboard.mkdir()
+        folder.curves("val").mkdir()
         folder.checkpoints.mkdir()
     client = board(tmp_path)
 
@@ -478,6 +564,60 @@ def test_the_page_sets_text_only_and_loads_nothing_from_outside() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(|srcdoc", text)
         assert re.findall(r"https?://[^'\" ]+", text) in ([], ["http://www.w3.org/2000/svg"])
         assert "@import" not in text
+
+
+# how colours look to people who lack one kind of cone: Machado, Oliveira and Fernandes (2009), severity 1, linear RGB
+VISION = {
+    "usual": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "no red cones": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "no green cones": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
+    "no blue cones": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.3039)),
+}
+
+
+def linear(colour: str) -> tuple[float, ...]:
+    """Linear sRGB of `#rrggbb` or `#rgb`."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = (int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4))
+    return tuple(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+
+
+def luminance(rgb: tuple[float, ...]) -> float:
+    return 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2]
+
+
+def lab(rgb: tuple[float, ...]) -> tuple[float, ...]:
+    """CIELAB for the white of a screen (D65)."""
+    red, green, blue = (min(max(part, 0.0), 1.0) for part in rgb)
+    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047
+    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883
+    a, b, c = (
+        part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116
+        for part in (x, luminance((red, green, blue)), z)
+    )
+    return 116 * b - 16, 500 * (a - b), 200 * (b - c)
+
+
+@pytest.mark.parametrize("theme", [":root", ":root.dark"])
+def test_lines_of_runs_can_be_told_apart_by_everybody(theme: str, figure: Callable[[str], None]) -> None:
+    """WCAG 2.2 asks for a contrast of 3 of what is drawn; a distance of 10 in CIELAB is plain to see side by side."""
+    style = (plugin.STATIC / "style.css").read_text()
+    block = re.search(rf"^{re.escape(theme)} {{(.*?)^}}", style, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    values = dict(re.findall(r"--([\w-]+): (#[0-9a-f]+);", block[1]))
+    colours = [linear(values[f"line-{place}"]) for place in range(6)]
+    back = luminance(linear(values["card"]))
+    for colour in colours:
+        darker, lighter = sorted((luminance(colour), back))
+        assert (lighter + 0.05) / (darker + 0.05) >= 3
+    distances = {}
+    for name, matrix in VISION.items():
+        seen = [
+            lab(tuple(sum(a * b for a, b in zip(row, colour, strict=True)) for row in matrix)) for colour in colours
+        ]
+        distances[name] = min(math.dist(one, other) for one, other in itertools.combinations(seen, 2))
+    figure(f"{theme}: least distance " + ", ".join(f"{name} {value:.0f}" for name, value in distances.items()))
+    assert min(distances.values()) >= 10
 
 
 def test_the_package_ships_the_page_and_tells_tensorboard_of_it() -> None:
@@ -535,6 +675,23 @@ def test_the_board_says_where_it_is_and_ends_in_good_order(tmp_path: Path, numbe
         assert started.end(number) == 0
         assert started.output.read_text() == f"Training tab: {address}  (Ctrl-C ends it)\n"
         assert started.errors.read_text() in ("", "TensorBoard caught SIGTERM; exiting...\n")
+
+
+@pytest.mark.processes
+def test_no_tab_answers_under_a_name_that_others_pointed_here(tmp_path: Path) -> None:
+    """Also those of TensorBoard itself, whose data has no other guard."""
+    write_run(tmp_path / "run")
+    with running(tmp_path, "--logdir", ".", "--training_hosts", "gpu7") as started:
+        port = urlsplit(started.address()).port
+        assert port is not None
+        for path in ("/", "/data/runs", "/data/environment", "/data/plugin/scalars/tags", f"{BASE}/runs"):
+            for host, code in (("localhost", 200), ("gpu7", 200), ("attacker.example", 403), ("gpu7.attacker", 403)):
+                connection = http.client.HTTPConnection("localhost", port, timeout=PATIENCE_S)
+                connection.request("GET", path, headers={"Host": f"{host}:{port}"})
+                answer = connection.getresponse()
+                assert (path, host, answer.status) == (path, host, code)
+                assert (b"--training_hosts" in answer.read()) == (code == 403)
+                connection.close()
 
 
 @pytest.mark.processes

@@ -1,5 +1,6 @@
 """The Training tab in a real browser: what a person sees and does there, and what a hostile page cannot do."""
 
+import itertools
 import json
 import re
 import shlex
@@ -15,7 +16,7 @@ import pytest
 from werkzeug.wrappers import Request, Response
 
 from lockstep.board.plugin import NAME
-from lockstep.run_folder import EXIT_STOPPED
+from lockstep.run_folder import EXIT_STOPPED, SWEEP, RunFolder, write_json
 from tests.boards import BASE, board, running, save_checkpoint, serving, write_rows, write_run
 from tests.harness import PATIENCE_S, SMALL, difference, train_all, wait_until
 from tests.harness import write_run as write_training
@@ -105,7 +106,7 @@ def test_a_live_run_is_watched_stopped_and_goes_on_exactly(tmp_path: Path, page:
     ):
         page.goto(started.address())
         tab = page.frame_locator("iframe")
-        pill, bar, step = (tab.locator(f"{ROWS} {place}") for place in (".state", ".bar > span", "td:nth-child(6)"))
+        pill, bar, step = (tab.locator(f"{ROWS} {place}") for place in (".state", ".bar > span", "td.col-step"))
         expect(pill).to_have_text(re.compile("training|validating"))
         expect(step).to_have_text(re.compile(r"^[1-9]\d* / 9,500$"))
         before = number_in(step), width(bar)
@@ -208,8 +209,8 @@ def test_every_end_of_a_run_is_shown_as_such(root: Path, site: str, page: Any) -
         expect(row(page, name).locator(".state")).to_have_text(state)
         expect(row(page, name).locator(".percent")).to_have_text(percent)
         assert row(page, name).get_by_role("button", name=re.compile("^Stop")).is_visible() == (name == "live")
-    cells = row(page, "live").locator("td").all_inner_texts()
-    assert cells[2:-2] == ["", "5 / 10", "–", "1:15", "1,235", "–", "2", "cpu", "0.9871"]
+    cells = row(page, "live").locator("td[class*=col-]").all_text_contents()
+    assert cells[2:-1] == ["", "5 / 10", "–", "1:15", "1,235", "–", "2", "cpu", "0.9871"]
     for name, reason, command in [
         ("failed", "ValueError: no numbers", f"python train.py resume={failed.path}"),
         ("stopped", "signal SIGTERM", f"python train.py resume={root / 'stopped'}"),
@@ -246,7 +247,7 @@ def test_curves_are_drawn_and_read_by_pointer_and_keys(root: Path, site: str, pa
     folder = write_run(root / "run", "training", epoch=10)
     write_rows(folder, 10)
     page.goto(site)
-    chart = page.locator("figure", has_text="Accuracy")
+    chart = page.locator(".details figure", has_text="Accuracy")
     drawing = chart.get_by_role("img", name="Accuracy: train 0.92, validation 0.91 at epoch 10")
     expect(drawing).to_be_visible()
     expect(chart.locator("path")).to_have_count(2)
@@ -270,15 +271,168 @@ def test_curves_are_drawn_and_read_by_pointer_and_keys(root: Path, site: str, pa
 
 
 def test_only_overrides_that_differ_are_in_the_table(root: Path, site: str, page: Any) -> None:
+    """What tells the most runs apart comes first, for a narrow column shows the beginning."""
     for number in range(3):
         folder = write_run(root / str(number), "finished")
         folder.overrides.write_text(f"model.width=8\nseed={number}\n")
     write_run(root / "other", "finished")
     page.goto(site)
-    expect(row(page, "0").locator(".overrides")).to_have_text("model.width=8 seed=0")
+    cell = row(page, "0").locator(".col-overrides")
+    expect(cell).to_have_text("seed=0 model.width=8")
+    expect(cell).to_have_attribute("title", "model.width=8\nseed=0")
     page.get_by_label("Filter runs").fill("width")
-    expect(row(page, "0").locator(".overrides")).to_have_text("seed=0")
+    expect(cell).to_have_text("seed=0")
     assert sorted(names(page)) == ["0", "1", "2"]
+
+
+def write_sweep(path: Path, *, states: tuple[str, ...]) -> list[RunFolder]:
+    """A sweep whose trials end at 0.9, 0.91, ... and differ in learning rate and seed."""
+    folders = []
+    for number, state in enumerate(states):
+        percent = 100.0 if state == "finished" else 50.0
+        numbers = {"best": 0.9 + 0.01 * number, "monitor": "val/accuracy", "mode": "max", "percent": percent}
+        folder = write_run(path / f"{number}_lr", state, started=1e9 + number, **numbers)
+        folder.overrides.write_text(f"model.width=8\noptimizer.lr={0.1 if number % 2 else 0.05}\nseed={number // 2}\n")
+        write_rows(folder, 5 + number)
+        folders.append(folder)
+    (path / SWEEP).write_text("{}")
+    return folders
+
+
+def test_a_sweep_is_one_row_that_opens_into_its_trials(root: Path, site: str, page: Any) -> None:
+    write_sweep(root / "day" / "sweep", states=("finished", "finished", "training"))
+    write_run(root / "day" / "alone", "finished", started=1e9 + 60)
+    page.goto(site)
+    expect(page.locator("tbody tr")).to_have_count(2)
+    sweep = page.locator("tr[data-sweep]")
+    button = sweep.get_by_role("button", name="day/sweep")
+    expect(button).to_have_attribute("aria-expanded", "false")
+    expect(sweep.locator(".state")).to_have_text("training")
+    expect(sweep.locator(".percent")).to_have_text("83 %")
+    expect(sweep.locator("th")).to_contain_text("2 of 3 trials")
+    expect(sweep.locator(".col-overrides")).to_have_text("optimizer.lr=0.05,0.1 seed=0,1 model.width=8")
+    expect(sweep.locator(".col-best")).to_have_text("0.9200")
+    expect(sweep.locator("button.stop")).to_be_hidden()
+    expect(page.locator(".counts")).to_have_text("4 runs, 1 live")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(button).to_have_attribute("aria-expanded", "true")
+    assert page.locator("tbody .own").all_inner_texts() == ["alone", "sweep", "2_lr", "1_lr", "0_lr"]
+    trial = page.locator("tr.trial").last
+    expect(trial.locator(".col-overrides")).to_have_text("optimizer.lr=0.05 seed=0")
+    expect(page.locator("tr.trial button.stop:visible")).to_have_count(1)
+    trial.click()
+    expect(page.locator(".details h2")).to_have_text("day/sweep/0_lr")
+    page.locator("thead th", has_text="Best").get_by_role("button").click()
+    assert page.locator("tbody .own").all_inner_texts() == ["sweep", "2_lr", "1_lr", "0_lr", "alone"]
+    sweep.click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.get_by_label("Filter runs").fill("seed=1")  # what is looked for is shown, also in a sweep that is closed
+    assert page.locator("tbody .own").all_inner_texts() == ["sweep", "2_lr"]
+
+
+def test_chosen_runs_are_drawn_over_one_another_and_keep_their_colours(root: Path, site: str, page: Any) -> None:
+    folders = write_sweep(root / "sweep", states=("finished", "finished", "training"))
+    alone = write_run(root / "alone", "finished", started=1e9 + 60)
+    alone.overrides.write_text("model.width=16\n")
+    write_rows(alone, 4)
+    page.goto(site)
+    compared = page.get_by_role("region", name="Runs over one another")
+    expect(compared).to_be_hidden()
+    page.get_by_label("Compare sweep", exact=True).check()  # all of its trials
+    expect(compared.get_by_role("heading", name="3 runs over one another")).to_be_visible()
+    page.get_by_label("Compare alone").check()
+    legend = compared.get_by_label("Lines").locator("li > span:nth-child(2)")
+    expect(legend).to_have_text([
+        "optimizer.lr=0.05 seed=1 model.width=8", "optimizer.lr=0.1 seed=0 model.width=8",
+        "optimizer.lr=0.05 seed=0 model.width=8", "model.width=16",
+    ])  # fmt: skip
+    accuracy = compared.locator("figure", has_text="Accuracy")
+    expect(accuracy.locator("path")).to_have_count(4)
+    colours = [path.evaluate("path => getComputedStyle(path).stroke") for path in accuracy.locator("path").all()]
+    assert len(set(colours)) == 4
+    drawing = accuracy.get_by_role("img")
+    drawing.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(accuracy.locator(".tip")).to_contain_text("epoch 2 0.55 ")
+    compared.get_by_label("Part of the data").select_option("train")
+    page.keyboard.press("Escape")
+    drawing.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(accuracy.locator(".tip")).to_contain_text("epoch 2 0.6 ")
+    compared.get_by_role("button", name=re.compile("Leave out optimizer.lr=0.1")).click()
+    expect(accuracy.locator("path")).to_have_count(3)
+    left = [path.evaluate("path => getComputedStyle(path).stroke") for path in accuracy.locator("path").all()]
+    assert left == [colours[0], colours[2], colours[3]]
+    assert page.get_by_label("Compare sweep", exact=True).evaluate("box => box.indeterminate")
+    write_rows(folders[2], 9)  # a live line grows
+    folders[2].update_status(epoch=9)
+    expect(drawing).to_have_attribute("aria-label", re.compile("at epoch 9$"))
+    compared.get_by_role("button", name="Clear").click()
+    expect(compared).to_be_hidden()
+    expect(page.locator("tbody input:checked")).to_have_count(0)
+
+
+def test_more_runs_than_lines_can_be_told_apart_are_refused(root: Path, site: str, page: Any) -> None:
+    write_sweep(root / "sweep", states=("finished",) * 19)
+    page.goto(site)
+    page.get_by_label("Compare sweep").click()
+    expect(page.locator(".message")).to_have_text("18 runs at most are drawn over one another.")
+    expect(page.locator(".compared figure").first.locator("path")).to_have_count(18)
+    kinds = page.locator(".runs-legend .key").evaluate_all("keys => keys.map((key) => key.className)")
+    assert len(set(kinds)) == 18
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [1000, 1400])
+def test_nothing_in_the_table_covers_anything_else(root: Path, site: str, page: Any, size: int, theme: str) -> None:
+    """The table fits into the window, so that no column lies over another and nothing has to be scrolled for."""
+    folders = write_sweep(root / "2026-11-22" / "13-20-11_synthetic_resnet18", states=("finished", "training"))
+    lone = write_run(
+        root / "2026-11-22" / "13-50-02_synthetic_resnet18", epoch=17, max_epochs=40, step=12_345, total_steps=67_890,
+        remaining_s=7325.0, images_per_s=51_234.0, workers=8, device="NVIDIA A100-SXM4-80GB", best=0.9721, percent=42.0,
+        epoch_s=61.9,
+    )  # fmt: skip
+    lone.overrides.write_text("".join(f"augment.option_{letter}=1\n" for letter in "abcdefgh"))
+    page.set_viewport_size({"width": size, "height": 1000})
+    page.emulate_media(color_scheme=theme)
+    page.goto(site)
+    page.locator("tr[data-sweep]").click()
+    expect(page.locator("tbody tr")).to_have_count(2 + len(folders))
+    table = page.locator(".runs")
+    assert table.evaluate("box => box.scrollWidth - box.clientWidth") == 0
+    for line in page.locator(".runs tr").all():
+        boxes = [cell.bounding_box() for cell in line.locator("th, td").locator("visible=true").all()]
+        assert all(a["x"] + a["width"] <= b["x"] + 0.01 for a, b in itertools.pairwise(boxes))
+    live = row(page, "2026-11-22/13-50-02_synthetic_resnet18" if size > 1120 else "13-50-02_synthetic_resnet18")
+    for place in ("td.col-started", "td.col-best", "button.stop"):
+        shown = live.locator(place)
+        assert shown.evaluate(
+            "found => { const {x, y, width, height} = found.getBoundingClientRect();"
+            "return found.contains(document.elementFromPoint(x + width / 2, y + height / 2))"
+            "&& found.scrollWidth <= found.clientWidth + 1; }"
+        ), place
+
+
+def test_the_confusion_matrix_stands_beside_the_curves(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run", "training")
+    write_rows(folder, 3)
+    page.goto(site)
+    matrix = page.locator("figure", has_text="Confusion matrix")
+    expect(page.locator(".details figure", has_text="Accuracy")).to_be_visible()
+    expect(matrix).to_be_hidden()
+    folder.pictures.mkdir()
+    counts = [[8, 2], [0, 5]]
+    write_json(folder.confusion("test"), {"step": 30, "num_classes": 2, "classes": ["cat", "dog"], "counts": counts})
+    folder.update_status(state="finished")
+    expect(matrix).to_be_visible()
+    expect(matrix).to_contain_text("test, step 30")
+    cells = matrix.locator("tbody td")
+    assert cells.all_inner_texts() == ["8", "2", "", "5"]
+    expect(cells.nth(1)).to_have_attribute("title", "2 of 10 of class cat were taken for dog")
+    expect(cells.nth(3)).to_have_attribute("title", "5 of 5 of class dog are right")
 
 
 def test_runs_are_sorted_and_filtered_by_pointer_and_keys(root: Path, site: str, page: Any) -> None:
@@ -354,7 +508,7 @@ def test_an_empty_folder_says_how_to_begin(root: Path, site: str, page: Any) -> 
     page.goto(site)
     expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
     expect(page.locator(".empty")).to_contain_text("runs/")
-    expect(page.locator("table")).to_be_hidden()
+    expect(page.locator(".runs")).to_be_hidden()
     write_run(root / "first")
     expect(row(page, "first")).to_be_visible()
     expect(page.locator(".empty")).to_be_hidden()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,23 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lockstep import drawing, launch
 from lockstep.callbacks import curves
-from lockstep.callbacks.curves import settings
 from lockstep.models.classifier import Classifier
 from lockstep.run_folder import RunFolder
+from lockstep.runs import read_confusion
+from tests.boards import full_board, told
 from tests.harness import SMALL, WATCHED, train_all, write_run
 from tests.modules import classifier
 
 pytestmark = pytest.mark.processes
 PICTURES = {"class_accuracy", "confusion_matrix", "precision_recall", "predictions", "worst_mistakes"}
+PICTURE_FILES = {*(f"{name}.png" for name in PICTURES), "confusion_matrix.json"}
 EVERY_TAG = {
-    "train_step/loss", "train_step/accuracy", "learning_rate", "gradient_norm", "train/loss", "train/accuracy",
-    "val/loss", "val/accuracy", "test/loss", "test/accuracy", "machine/images_per_s", "machine/memory_gib",
+    "train": {
+        "accuracy", "accuracy/step", "loss", "loss/step", "machine/images_per_s", "machine/memory_gib",
+        "optimization/gradient_norm", "optimization/learning_rate",
+    },
+    "val": {"accuracy", "loss"},
+    "test": {"accuracy", "loss"},
 }  # fmt: skip
 
 
@@ -48,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     for world_size, loads in ((1, "null"), (3, "[2,0,1]")):
         overrides = [*recipe, f"trainer.devices={world_size}", f"trainer.loads={loads}"]
         found[world_size] = write_run(root / str(world_size), overrides)
-        found[world_size].overrides.write_text("model.width=4\nname=a b\n")
+        found[world_size].overrides.write_text(f"model.width=4\ntrainer.devices={world_size}\nname=a b\n")
         others = []
         if world_size == 1:
             others = [write_run(root / "no logger", [*SMALL, *WATCHED, "logger=none", "trainer.max_epochs=1"])]
@@ -56,9 +63,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     return found
 
 
-def events(folder: RunFolder) -> EventAccumulator:
-    """Everything TensorBoard reads of a run."""
-    return EventAccumulator(str(folder.tensorboard), size_guidance={"scalars": 0, "images": 0, "tensors": 0}).Reload()
+def events(folder: RunFolder, split: str = "train") -> EventAccumulator:
+    """Everything TensorBoard reads of a split of a run."""
+    return EventAccumulator(str(folder.curves(split)), size_guidance={"scalars": 0, "images": 0, "tensors": 0}).Reload()
 
 
 def tensors(found: EventAccumulator, tag: str) -> Any:
@@ -66,22 +73,37 @@ def tensors(found: EventAccumulator, tag: str) -> Any:
 
 
 def test_every_number_has_its_curve_and_the_charts_name_no_other(runs: dict[int, RunFolder]) -> None:
-    found = events(runs[3])
-    assert set(found.Tags()["scalars"]) == EVERY_TAG
-    layout = Layout.FromString(tensors(found, "custom_scalars__config__").item())
+    for split, tags in EVERY_TAG.items():
+        assert set(events(runs[3], split).Tags()["scalars"]) == tags
+    layout = Layout.FromString(tensors(events(runs[3]), "custom_scalars__config__").item())
     charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
-    assert charts["Loss"] == ["train/loss", "val/loss"]
-    assert charts["Accuracy"] == ["train/accuracy", "val/accuracy"]
-    assert {tag for tags in charts.values() for tag in tags} <= EVERY_TAG
+    shown = {
+        title: [tag for tag in EVERY_TAG["train"] if any(re.match(pattern, tag) for pattern in patterns)]
+        for title, patterns in charts.items()
+    }
+    assert (shown["Loss"], shown["Accuracy"]) == (["loss"], ["accuracy"])
+    assert {len(tags) for tags in shown.values()} == {1}
+
+
+def test_tensorboard_names_runs_by_their_folders_and_draws_train_and_validation_in_one_chart(
+    runs: dict[int, RunFolder],
+) -> None:
+    """It gives colours to runs, and a chart to each name: one name under two runs is two colours in one chart."""
+    found = told(full_board(runs[1].path.parent).get("/data/plugin/scalars/tags"))
+    assert set(found) == {f"{world_size}{split}" for world_size in runs for split in ("", "/validation", "/test")}
+    first, second, *_ = sorted({tag.partition("/")[0] for tags in found.values() for tag in tags})
+    assert (first, second) == ("accuracy", "loss")  # the groups that Time Series opens
+    assert set(found["3"]) & set(found["3/validation"]) == {"accuracy", "loss"}
 
 
 def test_curves_of_any_number_of_workers_are_the_same(runs: dict[int, RunFolder]) -> None:
-    alone, shared = events(runs[1]), events(runs[3])
-    for tag in EVERY_TAG - {"machine/images_per_s", "machine/memory_gib"}:
-        one, other = ([(e.step, e.value) for e in found.Scalars(tag)] for found in (alone, shared))
-        assert len(one) > 0
-        assert [step for step, _ in one] == [step for step, _ in other], tag
-        assert [value for _, value in one] == pytest.approx([value for _, value in other], rel=1e-6), tag
+    for split, tags in EVERY_TAG.items():
+        alone, shared = events(runs[1], split), events(runs[3], split)
+        for tag in tags - {"machine/images_per_s", "machine/memory_gib"}:
+            one, other = ([(e.step, e.value) for e in found.Scalars(tag)] for found in (alone, shared))
+            assert len(one) > 0
+            assert [step for step, _ in one] == [step for step, _ in other], tag
+            assert [value for _, value in one] == pytest.approx([value for _, value in other], rel=1e-6), tag
 
 
 def test_pictures_are_the_same_from_any_number_of_workers(runs: dict[int, RunFolder]) -> None:
@@ -91,11 +113,23 @@ def test_pictures_are_the_same_from_any_number_of_workers(runs: dict[int, RunFol
             assert one.shape == other.shape
             assert (one == other).mean() > 0.999, f"{split}_{name}"
     assert {path.name for path in runs[3].pictures.iterdir()} == {
-        f"{s}_{n}.png" for s in ("val", "test") for n in PICTURES
+        f"{split}_{name}" for split in ("val", "test") for name in PICTURE_FILES
     }
     images = events(runs[3])
     assert set(images.Tags()["images"]) == {f"{split}/{name}" for split in ("val", "test") for name in PICTURES}
     assert [event.step for event in images.Images("val/predictions")] == [10]  # the second of two epochs
+
+
+def test_the_numbers_of_the_confusion_matrix_are_those_of_the_test(runs: dict[int, RunFolder]) -> None:
+    for folder in runs.values():
+        found = read_confusion(folder)
+        assert found is not None
+        assert (found["split"], found["step"], found["num_classes"]) == ("test", 10, 4)
+        assert found["classes"] == ["class 0", "class 1", "class 2", "class 3"]
+        counts = np.array(found["counts"])
+        assert counts.sum() == 31
+        assert counts.trace() / 31 == pytest.approx(folder.read_summary()["test_accuracy"])
+    assert read_confusion(runs[1]) == read_confusion(runs[3])
 
 
 def test_precision_recall_counts_every_test_sample_once(runs: dict[int, RunFolder]) -> None:
@@ -117,7 +151,7 @@ def test_settings_command_commit_and_machine_stand_as_text(runs: dict[int, RunFo
     assert "    global_batch_size: 16" in texts["config"]
     environment = json.loads(folder.environment.read_text())
     assert environment["commit"] in texts["commit"]
-    assert texts["command"] == "    python train.py model.width=4 'name=a b'"
+    assert texts["command"] == "    python train.py model.width=4 trainer.devices=3 'name=a b'"
     assert json.loads(texts["environment"]) == environment
 
 
@@ -126,21 +160,27 @@ def test_the_graph_is_the_network(runs: dict[int, RunFolder]) -> None:
     assert any("ResNet18" in name and "conv" in name for name in names)
 
 
-def test_hyperparameters_are_the_settings_and_name_the_results(runs: dict[int, RunFolder]) -> None:
+def test_hyperparameters_are_the_usual_ones_and_what_was_typed_in_any_run(runs: dict[int, RunFolder]) -> None:
+    """What the page offers, as TensorBoard itself finds it: those in which the runs differ first."""
+    client = full_board(runs[1].path.parent)
+    offered = client.post("/data/plugin/hparams/experiment", json={"experimentName": ""}).get_json()
+    infos = {info["name"]: info for info in offered["hparamInfos"]}
+    assert set(infos) == {*curves.USUAL, "model.width", "trainer.devices"}
+    assert [name for name, info in infos.items() if info.get("differs")] == ["trainer.devices"]
+    metrics = {(info["name"].get("group", ""), info["name"]["tag"]) for info in offered["metricInfos"]}
+    assert {("validation", "accuracy"), ("test", "accuracy"), ("", "accuracy"), ("validation", "loss")} <= metrics
+
+
+def test_a_run_tells_its_hyperparameters_and_that_it_ended_well(runs: dict[int, RunFolder]) -> None:
     found = events(runs[1])
     content = {
         tag: HParamsPluginData.FromString(found.SummaryMetadata(tag).plugin_data.content)
         for tag in found.PluginTagToContent("hparams")
     }
+    assert set(content) == {"_hparams_/session_start_info", "_hparams_/session_end_info"}
     start = content["_hparams_/session_start_info"].session_start_info.hparams
-    assert start["optimizer.lr"].number_value == 0.1
-    assert start["optimizer"].string_value == "SGD"
-    assert set(start) == set(settings(runs[1]))
-    metrics = {info.name.tag for info in content["_hparams_/experiment"].experiment.metric_infos}
-    assert metrics <= set(found.Tags()["scalars"])
-    assert "test/accuracy" in metrics
-    first = [info.name for info in content["_hparams_/experiment"].experiment.hparam_infos if info.differs]
-    assert first == ["model.width"]
+    assert (start["optimizer.lr"].number_value, start["optimizer"].string_value) == (0.1, "SGD")
+    assert start["model.width"].number_value == 4
     assert content["_hparams_/session_end_info"].session_end_info.status == 1  # success
 
 
@@ -158,8 +198,8 @@ def test_the_status_tells_all_a_watcher_needs(runs: dict[int, RunFolder]) -> Non
 
 def test_without_a_logger_pictures_are_still_in_the_folder(runs: dict[int, RunFolder]) -> None:
     folder = RunFolder(runs[1].path.parent / "no logger")
-    assert {path.name for path in folder.pictures.iterdir()} == {f"test_{name}.png" for name in PICTURES}
-    assert not folder.tensorboard.exists()
+    assert {path.name for path in folder.pictures.iterdir()} == {f"test_{name}" for name in PICTURE_FILES}
+    assert list(folder.path.rglob("events.*")) == []
 
 
 def test_a_picture_that_cannot_be_drawn_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +214,7 @@ def test_a_picture_that_cannot_be_drawn_costs_no_training(tmp_path: Path, monkey
         assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     assert folder.read_status()["state"] == "finished"
     assert "test_accuracy" in folder.read_summary()
-    assert [path.name for path in folder.pictures.iterdir()] == ["test_confusion_matrix.png"]
+    assert {path.stem for path in folder.pictures.iterdir()} == {"test_confusion_matrix"}
 
 
 class Untraceable(nn.Linear):

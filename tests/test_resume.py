@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
-from lockstep import launch, runner
+from lockstep import launch, run_folder, runner
 from lockstep.callbacks.stop import StopTogether
 from lockstep.run_folder import EXIT_STOPPED, RunFolder
 from tests.harness import SMALL, difference, write_run
@@ -28,9 +28,10 @@ def train(folder: RunFolder) -> int:
 
 def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
     """Points (step, value) of every scalar in TensorBoard; of speed and memory, which differ, the steps."""
-    events = EventAccumulator(str(folder.tensorboard)).Reload()
+    read = {split: EventAccumulator(str(folder.curves(split))).Reload() for split in run_folder.CURVES}
     return {
-        tag: [(e.step, 0.0 if tag.startswith("machine/") else e.value) for e in events.Scalars(tag)]
+        f"{split} {tag}": [(e.step, 0.0 if tag.startswith("machine/") else e.value) for e in events.Scalars(tag)]
+        for split, events in read.items()
         for tag in events.Tags()["scalars"]
     }
 
@@ -82,3 +83,18 @@ def test_a_run_that_goes_on_shows_so_before_it_trains(tmp_path: Path, monkeypatc
     monkeypatch.setattr(runner, "_train", train)
     runner.resume(*runner.resumed(OmegaConf.create({"resume": str(folder.path)}), []))
     assert (seen[0]["state"], seen[0]["reason"], seen[0]["step"]) == ("starting", "", 3)
+
+
+def test_a_run_of_an_earlier_version_goes_on_in_its_own_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configuration names Lightning's own logger and a folder inside that of the run."""
+    old = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,name:'',version:tensorboard,default_hp_metric:false}"
+    folder = write_run(tmp_path / "run", [*RECIPE, CURVES, "logger=none", f"+logger.tensorboard={old}"])
+    with monkeypatch.context() as patch:
+        patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == NUM_STEPS - 2))
+        assert train(folder) == EXIT_STOPPED
+    time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second they were begun in
+    assert train(folder) == 0
+    events = EventAccumulator(str(folder.old_curves)).Reload()
+    assert [point.step for point in events.Scalars("train/loss")] == [4, 8]
+    assert [point.step for point in events.Scalars("train_step/loss")] == list(range(1, 9))
+    assert list(folder.path.glob("events.*")) == []

@@ -127,7 +127,7 @@ def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alon
 
 def steps_of_test(folder: RunFolder) -> list[int]:
     """The steps at which a run has points of the test set in TensorBoard."""
-    return [point.step for point in EventAccumulator(str(folder.tensorboard)).Reload().Scalars("test/accuracy")]
+    return [point.step for point in EventAccumulator(str(folder.curves("test"))).Reload().Scalars("accuracy")]
 
 
 def test_trials_with_one_and_two_workers_see_gpus_of_their_own_and_all_are_used(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_one_after_the_other_has_all_cores_and_a_live_table(tmp_path: Path) -> N
 
 
 def hyperparameters(folder: RunFolder) -> Any:
-    found = EventAccumulator(str(folder.tensorboard)).Reload().SummaryMetadata("_hparams_/session_start_info")
+    found = EventAccumulator(str(folder.curves("train"))).Reload().SummaryMetadata("_hparams_/session_start_info")
     return HParamsPluginData.FromString(found.plugin_data.content).session_start_info.hparams
 
 

@@ -681,7 +681,7 @@ def test_an_interrupted_removal_leaves_a_run_that_can_be_removed(
     every_state: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(every_state / "day" / "failed")
-    folder.tensorboard.mkdir()
+    folder.curves("val").mkdir()
 
     def interrupted(path: str) -> None:
         raise KeyboardInterrupt

@@ -63,7 +63,7 @@ def take(page: Any, address: str, folder: Path) -> None:
     tab.locator("dt", has_text="val/accuracy").wait_for(timeout=120_000)
     tab.get_by_role("heading", name="Loss of a step").wait_for(timeout=60_000)
     page.wait_for_timeout(10_000)
-    chart = tab.locator("figure", has_text="Accuracy").get_by_role("img")
+    chart = tab.locator(".details figure", has_text="Accuracy").get_by_role("img")
     page.screenshot(path=folder / "board_light.png")
     page.evaluate("document.body.classList.add('dark-mode')")
     chart.focus()

@@ -219,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
     board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine alone")
     board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next one that is free")
+    board.add_argument("--training_hosts", default="", metavar="NAMES", help="more host names under which it answers")
     board.set_defaults(function=_board)
     _add_data_commands(commands.add_parser("data", help="prepare images", description="Prepare images."))
     return parser
@@ -228,7 +229,7 @@ def _board(arguments: argparse.Namespace) -> int:
     try:
         from lockstep.board.command import run
 
-        return run(Path(arguments.logdir), arguments.host, arguments.port)
+        return run(Path(arguments.logdir), arguments.host, arguments.port, arguments.training_hosts)
     except KeyboardInterrupt:  # the way to end it, also while it starts
         return 0
 

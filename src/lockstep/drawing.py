@@ -51,7 +51,7 @@ def new_figure(height: float, *, width: float = WIDTH) -> Figure:
 
 def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
     """Counts (C, C), true classes down and predicted ones across; shades are shares of the true class."""
-    shown = _worst_classes(counts) if len(names) > MOST_CLASSES else list(range(len(names)))
+    shown = shown_classes(counts)
     counts = counts[np.ix_(shown, shown)]
     labels = [short(names[number]) for number in shown]
     side = max(4.2, min(9.0, 1.8 + 0.42 * len(labels)))
@@ -76,6 +76,11 @@ def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str
     bar = fig.colorbar(picture, ax=ax, shrink=0.6, label="share of the true class")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return fig
+
+
+def shown_classes(counts: NDArray[np.int64]) -> list[int]:
+    """Numbers of the classes a confusion matrix shows: all, or of too many the least accurate."""
+    return _worst_classes(counts) if len(counts) > MOST_CLASSES else list(range(len(counts)))
 
 
 def class_accuracy(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:

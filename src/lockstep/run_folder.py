@@ -31,6 +31,8 @@ ENDED_STATES = ("stopped", "finished", "failed")
 SILENT_S = 600.0  # longer than any step: between two steps a status is written every second
 MAX_BYTES = 16 * 2**20  # of a file of plain values
 BENCHMARK = "results.json"  # beside the run folders of a benchmark
+# where TensorBoard's event files of a split lie in the run folder: it takes every folder with such files for a run
+CURVES = {"train": "", "val": "validation", "test": "test"}
 CODE = "code"  # what a job runs: its config.yaml files are of no run
 SWEEP = "sweep.json"  # beside the run folders of a sweep
 
@@ -146,15 +148,27 @@ class RunFolder:
         """The state with the best monitored value."""
         return self.checkpoints / "best.ckpt"
 
+    def curves(self, split: str) -> Path:
+        """Event files of a split, of all sessions of the run; those of train hold also what belongs to no split."""
+        return self.path / CURVES[split]
+
     @property
-    def tensorboard(self) -> Path:
-        """Event files of all sessions of the run, one curve."""
+    def old_curves(self) -> Path:
+        """All event files, in runs that were begun before 2026-11-22; they go on there."""
         return self.path / "tensorboard"
 
     @property
     def pictures(self) -> Path:
-        """PNG files of what the network gets right and wrong."""
+        """PNG files of what the network gets right and wrong, and the numbers of its confusion matrices."""
         return self.path / "pictures"
+
+    def confusion(self, split: str) -> Path:
+        """The numbers of a picture of the same name: classes, and counts of what each was taken for."""
+        return self.pictures / f"{split}_confusion_matrix.json"
+
+    def read_confusion(self, split: str) -> dict[str, Any]:
+        """What stands there; empty where nothing was drawn."""
+        return read_json(self.confusion(split))
 
     @property
     def failure(self) -> Path:
@@ -329,7 +343,7 @@ class RunFolder:
 
     def forget_end(self) -> None:
         """Forget how the run ended: it goes on."""
-        for path in (self.stop_flag, self.failure, self.path / "summary.json", *self.pictures.glob("test_*.png")):
+        for path in (self.stop_flag, self.failure, self.path / "summary.json", *self.pictures.glob("test_*")):
             path.unlink(missing_ok=True)
 
     # -- one trainer at a time ---------------------------------------------------------------------------------------

@@ -11,12 +11,13 @@ import re
 import shlex
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.run_folder import CODE, ENDED_STATES, LIVE_STATES, RunFolder, shown
+from lockstep.run_folder import CODE, ENDED_STATES, LIVE_STATES, SWEEP, RunFolder, shown
 
 DEPTH = 6  # folders below the root that are searched
 MOST = 5000
@@ -26,16 +27,21 @@ NUMBERS = (
     "elapsed_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
 )  # fmt: skip
 TESTS = ("test_loss", "test_accuracy", "test_flip_accuracy")
-TEXTS = ("reason", "name", "device", "precision", "host", "monitor")
+TEXTS = ("reason", "name", "device", "precision", "host", "monitor", "mode")
+MOST_CLASSES = 100  # of a confusion matrix
 
 
 @dataclass(frozen=True)
 class Found:
-    """A run: its folder, its name below the folder that was searched, and an id that tells nothing of the path."""
+    """A run: its folder, its name below the folder that was searched, and an id that tells nothing of the path.
+
+    `sweep` is the name of the folder of its sweep below the one that was searched, None of a run of its own.
+    """
 
     id: str
     name: str
     folder: RunFolder
+    sweep: str | None = None
 
 
 def scan(root: Path) -> dict[str, Found]:
@@ -44,29 +50,36 @@ def scan(root: Path) -> dict[str, Found]:
     Links are not followed, hidden folders and the code of jobs not entered.
     """
     found: dict[str, Found] = {}
-    waiting = [(root, 0)]
+    waiting: list[tuple[Path, int, str | None]] = [(root, 0, None)]
     while waiting and len(found) < MOST:
-        path, depth = waiting.pop()
+        path, depth, sweep = waiting.pop()
         try:
             with os.scandir(path) as entries:
                 listed = list(entries)
         except OSError:  # gone, or not for us to read
             continue
-        if any(entry.name == "config.yaml" and entry.is_file(follow_symlinks=False) for entry in listed):
-            run = _found(RunFolder(path), os.path.relpath(path, root))
+        files = {entry.name for entry in listed if entry.name in ("config.yaml", SWEEP) and _is_file(entry)}
+        if SWEEP in files and depth > 0:  # where one sweep is all there is, its trials are the rows
+            sweep = os.path.relpath(path, root)
+        if "config.yaml" in files:
+            run = _found(RunFolder(path), os.path.relpath(path, root), sweep)
             found[run.id] = run
         if depth < DEPTH:
             folders = (e for e in listed if _may_hold_runs(e.name) and e.is_dir(follow_symlinks=False))
-            waiting += [(Path(entry.path), depth + 1) for entry in folders]
+            waiting += [(Path(entry.path), depth + 1, sweep) for entry in folders]
     return found
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False)
 
 
 def _may_hold_runs(name: str) -> bool:
     return not name.startswith(".") and name != CODE
 
 
-def _found(folder: RunFolder, name: str) -> Found:
-    return Found(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder)
+def _found(folder: RunFolder, name: str, sweep: str | None = None) -> Found:
+    return Found(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder, sweep)
 
 
 def look_at(folder: RunFolder) -> dict[str, Any]:
@@ -81,6 +94,7 @@ def look(found: Found) -> dict[str, Any]:
     """
     folder = found.folder
     facts: dict[str, Any] = {"id": found.id, "run": found.name, "metrics": {}, "overrides": _overrides(folder)}
+    facts |= {"sweep": found.sweep} if found.sweep is not None else {}
     try:
         status = folder.read_status()
         if not status:
@@ -152,10 +166,24 @@ class Watched:
 
 
 def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
-    """For every run by its id, what was typed for it but not for all of `listed`, in one line."""
-    typed = {facts["id"]: facts["overrides"] for facts in listed}
-    common = set.intersection(*map(set, typed.values())) if len(typed) > 1 else set()
-    return {key: " ".join(each for each in overrides if each not in common) for key, overrides in typed.items()}
+    """For every run by its id, what was typed for it but not for all of `listed`, in one line.
+
+    First come the keys whose values tell the most runs apart, for the line may be cut.
+    """
+    times = Counter(text for facts in listed for text in set(facts["overrides"]))
+    shared: dict[str, int] = {}  # by key, how many runs share a value
+    for text, count in times.items():
+        shared[_key(text)] = max(count, shared.get(_key(text), 0))
+    everywhere = len(listed) if len(listed) > 1 else 2
+
+    def differing(overrides: list[str]) -> str:
+        return " ".join(sorted((t for t in overrides if times[t] < everywhere), key=lambda text: shared[_key(text)]))
+
+    return {facts["id"]: differing(facts["overrides"]) for facts in listed}
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0]
 
 
 def resume_command(found: Found) -> str | None:
@@ -215,3 +243,38 @@ def read_tests(folder: RunFolder) -> dict[str, float]:
     except (OSError, ValueError, RecursionError):
         return {}
     return {name: summary[name] for name in TESTS if _is_number(summary.get(name))}
+
+
+def read_confusion(folder: RunFolder) -> dict[str, Any] | None:
+    """The newest confusion matrix of a run, that of the test before that of validations; None where there is none.
+
+    `split`, `step`, `classes` (C names), `num_classes` of which these are some, and `counts` (C, C), true classes down.
+    """
+    for split in ("test", "val"):
+        try:
+            found = folder.read_confusion(split)
+        except (OSError, ValueError, RecursionError):
+            continue
+        if _is_confusion(found):
+            names = [name[:80] for name in found["classes"]]
+            numbers = {name: found[name] for name in ("step", "num_classes", "counts")}
+            return {"split": split, "classes": names, **numbers}
+    return None
+
+
+def _is_confusion(found: dict[str, Any]) -> bool:
+    classes, counts = found.get("classes"), found.get("counts")
+    if not isinstance(classes, list) or not isinstance(counts, list) or not 0 < len(classes) <= MOST_CLASSES:
+        return False
+    rows = [row for row in counts if isinstance(row, list) and len(row) == len(classes)]
+    return (
+        all(isinstance(name, str) for name in classes)
+        and len(counts) == len(rows) == len(classes)
+        and all(_is_count(count) for row in rows for count in row)
+        and _is_count(found.get("step"))
+        and _is_count(found.get("num_classes"))
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and isinstance(value, int) and value >= 0

@@ -1,12 +1,14 @@
-"""Who may stop runs through TensorBoard, which itself has no login and asks for no method, host or origin.
+"""Who may read and stop runs through TensorBoard, which itself has no login and asks for no method, host or origin.
 
 A page on another site can send requests to a port of this machine, put this page into a frame, and let its own host
-name point here. None of them gets further than `Guard`.
+name point here, which makes it a page of this site to the browser. `Hosts` refuses that name, `Guard` the rest.
 """
 
 import argparse
 import hmac
+import ipaddress
 import secrets
+import socket
 from collections.abc import Mapping
 from types import MappingProxyType
 from urllib.parse import urlsplit
@@ -14,6 +16,7 @@ from urllib.parse import urlsplit
 from werkzeug.wrappers import Request
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+WILDCARDS = frozenset({"0.0.0.0", "::"})
 TOKEN_HEADER = "X-Lockstep-Token"
 MAX_BODY_BYTES = 1024
 
@@ -26,12 +29,35 @@ class Refusal(Exception):
         self.code, self.reason, self.headers = code, reason, headers
 
 
+class Hosts:
+    """The names under which this TensorBoard is asked for: those of this machine, and those its user has allowed.
+
+    Names that are not known may have been pointed here by somebody else (DNS rebinding). An address cannot be.
+    """
+
+    def __init__(self, flags: argparse.Namespace) -> None:
+        self._names = LOOPBACK | {name.strip().lower() for name in flags.training_hosts.split(",") if name.strip()}
+        self._has_addresses = flags.bind_all or flags.host in WILDCARDS
+        if self._has_addresses:
+            self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+        elif flags.host:
+            self._names |= {flags.host.lower()}
+
+    def check(self, request: Request) -> None:
+        """Raise Refusal where the request names a host that is not known."""
+        name = _host_name(request.headers.get("Host", ""))
+        if name not in self._names and not (self._has_addresses and _is_address(name)):
+            raise Refusal(
+                403, f"Runs are not shown under the host name {name!r}. Start with --training_hosts NAME to allow it."
+            )
+
+
 class Guard:
-    """Lets requests that change something through, and hands out the token they must bring."""
+    """Lets requests through that read under a known name, or may change something, for which it hands out a token."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self._token = secrets.token_urlsafe(32)
-        self._hosts = LOOPBACK | {name.strip().lower() for name in flags.training_hosts.split(",") if name.strip()}
+        self.hosts = Hosts(flags)
         is_local = not flags.bind_all and (flags.host or "localhost") in LOOPBACK
         self._why_off = ""
         if flags.training_control == "off":
@@ -55,15 +81,10 @@ class Guard:
             raise Refusal(413, f"A request has 1 to {MAX_BODY_BYTES:,} bytes.")
 
     def _check_origin(self, request: Request) -> None:
-        """Refuse where Stop is off, under unknown host names (DNS rebinding), and for pages of other sites."""
+        """Refuse where Stop is off, and pages of other sites. The host is known: `Hosts.check` comes first."""
         if self._why_off:
             raise Refusal(403, self._why_off)
         host = request.headers.get("Host", "")
-        name = _host_name(host)
-        if name not in self._hosts:
-            raise Refusal(
-                403, f"Stop is off under the host name {name!r}. tensorboard --training_hosts NAME allows it."
-            )
         origin = request.headers.get("Origin")
         is_same_site = request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"
         if not is_same_site or (origin is not None and origin.partition("//")[2].lower() != host.lower()):
@@ -76,3 +97,11 @@ def _host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -18,7 +18,7 @@ from werkzeug.wrappers import Request, Response
 
 from lockstep import runs
 from lockstep.board.guard import Guard, Refusal
-from lockstep.run_folder import LIVE_STATES, read_text
+from lockstep.run_folder import LIVE_STATES, RunFolder, read_text
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -48,7 +48,7 @@ class TrainingLoader(base_plugin.TBLoader):
             "--training_hosts",
             default="",
             metavar="NAMES",
-            help="Host names, with commas between them, under which Stop works beside localhost.",
+            help="Host names, with commas between them, under which runs are shown beside those of this machine.",
         )
 
     def load(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -74,11 +74,11 @@ class TrainingPlugin(base_plugin.TBPlugin):
         """WSGI applications by their addresses. None but /stop changes anything."""
         files = {f"/{path.name}": _file(path) for path in STATIC.iterdir() if path.suffix in TYPES}
         return files | {
-            "/runs": _application("GET", self._list),
-            "/run": _application("GET", self._show),
-            "/config": _application("GET", self._show_config),
-            "/control": _application("GET", self._offer_control),
-            "/stop": _application("POST", self._stop),
+            "/runs": self._application("GET", self._list),
+            "/run": self._application("GET", self._show),
+            "/config": self._application("GET", self._show_config),
+            "/control": self._application("GET", self._offer_control),
+            "/stop": self._application("POST", self._stop),
         }
 
     def is_active(self) -> bool:
@@ -93,14 +93,15 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return {"runs": self._watched.look(), "folder": self._root.name}
 
     def _show(self, request: Request) -> dict[str, Any]:
-        """What is too much to be told of every run: its rows, the command to go on, the name of its curves."""
+        """What is too much to be told of every run: rows, mistakes, how to go on, where the loss of a step is."""
         found = self._find(request.args.get("id"))
         rows = runs.read_rows(found)
         every = -(-len(rows) // MAX_ROWS) or 1
         return {
             "rows": rows[::-every][::-1],  # the last one is among them
             "resume": runs.resume_command(found),
-            "curves": os.path.relpath(found.folder.tensorboard, self._root),
+            "curves": _steps(found.folder, self._root),
+            "confusion": runs.read_confusion(found.folder),
         }
 
     def _show_config(self, request: Request) -> dict[str, Any]:
@@ -138,20 +139,28 @@ class TrainingPlugin(base_plugin.TBPlugin):
             raise Refusal(404, "There is no such run any more.")
         return found
 
+    def _application(self, method: str, answer: Callable[[Request], dict[str, Any]]) -> "WSGIApplication":
+        """A WSGI application that answers one method under a known host with JSON, and a refusal with its reason."""
 
-def _application(method: str, answer: Callable[[Request], dict[str, Any]]) -> "WSGIApplication":
-    """A WSGI application that answers one method with JSON, and a refusal with its reason."""
+        def respond(request: Request) -> Response:
+            try:
+                self._guard.hosts.check(request)
+                if request.method != method:
+                    raise Refusal(405, f"{method} only.", {"Allow": method})
+                return http_util.Respond(request, json.dumps(answer(request)), "application/json")
+            except Refusal as no:
+                body = {"message": no.reason}
+                headers = list(no.headers.items())
+                return http_util.Respond(request, body, "application/json", code=no.code, headers=headers)
 
-    def respond(request: Request) -> Response:
-        try:
-            if request.method != method:
-                raise Refusal(405, f"{method} only.", {"Allow": method})
-            return http_util.Respond(request, json.dumps(answer(request)), "application/json")
-        except Refusal as no:
-            body = {"message": no.reason}
-            return http_util.Respond(request, body, "application/json", code=no.code, headers=list(no.headers.items()))
+        return Request.application(respond)
 
-    return Request.application(respond)
+
+def _steps(folder: RunFolder, root: Path) -> dict[str, str]:
+    """What TensorBoard calls the loss of single steps: the name of the run to it, and of the curve."""
+    if folder.old_curves.is_dir():
+        return {"run": os.path.relpath(folder.old_curves, root), "tag": "train_step/loss"}
+    return {"run": os.path.relpath(folder.curves("train"), root), "tag": "loss/step"}
 
 
 def _file(path: Path) -> "WSGIApplication":

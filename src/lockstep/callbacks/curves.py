@@ -6,7 +6,6 @@ import io
 import json
 import shlex
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,27 @@ from lockstep.models.classifier import Classifier
 from lockstep.parallel.randomness import ExactDropout
 from lockstep.run_folder import RunFolder
 
+# of every chart the names of its curves, as regular expressions; train and validation have the same names
 LAYOUT = {
-    "Training": {
-        "Loss": ["Multiline", ["train/loss", "val/loss"]],
-        "Accuracy": ["Multiline", ["train/accuracy", "val/accuracy"]],
-        "Loss of a step": ["Multiline", ["train_step/loss"]],
+    "Curves": {
+        "Accuracy": ["Multiline", ["^accuracy$"]],
+        "Loss": ["Multiline", ["^loss$"]],
+        "Loss of a step": ["Multiline", ["^loss/step$"]],
     },
     "Optimization": {
-        "Learning rate": ["Multiline", ["learning_rate"]],
-        "Gradient norm": ["Multiline", ["gradient_norm"]],
+        "Learning rate": ["Multiline", ["^optimization/learning_rate$"]],
+        "Gradient norm": ["Multiline", ["^optimization/gradient_norm$"]],
     },
     "Machine": {
-        "Images per second": ["Multiline", ["machine/images_per_s"]],
-        "Memory of a worker (GiB)": ["Multiline", ["machine/memory_gib"]],
+        "Images per second": ["Multiline", ["^machine/images_per_s$"]],
+        "Memory of a worker (GiB)": ["Multiline", ["^machine/memory_gib$"]],
     },
 }
 # settings that make one training another one; the rest says where it runs and what is kept
 SECTIONS = ("data", "model", "optimizer", "scheduler", "augment", "trainer")
 OTHERS = ("seed", "global_batch_size", "label_smoothing")
-METRICS = ("val/accuracy", "test/accuracy", "val/loss", "test/loss", "train/loss", "train/accuracy")
+# those by which runs are told apart though nobody typed them
+USUAL = ("data", "model", "optimizer", "optimizer.lr", "global_batch_size", "trainer.max_epochs", "seed")
 
 
 class Curves(L.Callback):
@@ -69,14 +70,10 @@ class Curves(L.Callback):
         writer.add_text("environment", _code(folder.environment.read_text()))
         if self._has_graph:
             _add_graph(writer, pl_module)
-        experiment, start, self._end = hparams(settings(folder), dict.fromkeys(METRICS, 0.0))
-        with _content(experiment) as content:
-            # TensorBoard shows five, those that differ first: what was typed is what a sweep varies
-            typed = {override.lstrip("+").partition("=")[0] for override in folder.read_overrides()}
-            for info in content.experiment.hparam_infos:
-                info.differs = info.name in typed
-        for summary in (experiment, start):
-            writer._get_file_writer().add_summary(summary)
+        # Without its first part, "experiment", the page offers the settings of all runs, and first those that differ.
+        # With it, those that the first run names, which cannot know the others.
+        _, start, self._end = hparams(hyperparameters(folder), {})
+        writer._get_file_writer().add_summary(start)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Mark the run as finished; its results are the newest points of its curves. A failed test changes that."""
@@ -90,10 +87,19 @@ class Curves(L.Callback):
     def _end_session(self, trainer: L.Trainer, status: int) -> None:
         writer = _writer(trainer)
         if writer is not None and self._end is not None:
-            with _content(self._end) as content:
-                content.session_end_info.status = status
+            data = self._end.value[0].metadata.plugin_data
+            content = HParamsPluginData.FromString(data.content)
+            content.session_end_info.status = status
+            data.content = content.SerializeToString()
             writer._get_file_writer().add_summary(self._end)  # Lightning closes the file between fit and test
             writer.flush()
+
+
+def hyperparameters(folder: RunFolder) -> dict[str, bool | str | float]:
+    """The usual settings of a run, and those that were typed."""
+    typed = [override.lstrip("+").partition("=")[0] for override in folder.read_overrides()]
+    known = settings(folder)
+    return {name: known[name] for name in dict.fromkeys((*USUAL, *typed)) if name in known}
 
 
 def settings(folder: RunFolder) -> dict[str, bool | str | float]:
@@ -107,15 +113,6 @@ def settings(folder: RunFolder) -> dict[str, bool | str | float]:
             elif not name.startswith("_"):
                 found[f"{section}.{name}"] = value
     return {name: value if isinstance(value, bool | str | int | float) else str(value) for name, value in found.items()}
-
-
-@contextlib.contextmanager
-def _content(summary: Any) -> Iterator[Any]:
-    """What the hyperparameter page reads in a summary, to be changed in this block."""
-    data = summary.value[0].metadata.plugin_data
-    content = HParamsPluginData.FromString(data.content)
-    yield content
-    data.content = content.SerializeToString()
 
 
 class _Forward(nn.Module):

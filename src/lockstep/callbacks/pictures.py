@@ -16,7 +16,7 @@ from lockstep.data.module import ImageData
 from lockstep.data.pixels import Pixels
 from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import Findings, Outcomes
-from lockstep.run_folder import RunFolder, atomic_file
+from lockstep.run_folder import RunFolder, atomic_file, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,8 +99,9 @@ class Pictures(L.Callback):
         folder = RunFolder(Path(trainer.default_root_dir)).pictures
         folder.mkdir(exist_ok=True)
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        for path in folder.glob(f"{split}_*.png"):  # a network without mistakes has no picture of them
+        for path in folder.glob(f"{split}_*"):  # a network without mistakes has no picture of them
             path.unlink()
+        _write_confusion(RunFolder(Path(trainer.default_root_dir)), module, split, findings)
         with style():
             for name, figure in _figures(trainer, module, split, findings, self._num_images):
                 content = io.BytesIO()
@@ -111,6 +112,16 @@ class Pictures(L.Callback):
                     writer.add_image(f"{split}/{name}", _pixels(content), module.global_step, dataformats="HWC")
         for writer in writers:
             _add_curves(writer, split, findings, module)
+
+
+def _write_confusion(folder: RunFolder, module: Classifier, split: str, findings: Findings) -> None:
+    """The numbers of the confusion matrix, for those who draw it themselves."""
+    from lockstep import drawing
+
+    names, counts = module.image_format.class_names, findings.confusion
+    shown = drawing.shown_classes(counts)
+    found = {"step": module.global_step, "num_classes": len(names), "classes": [names[number] for number in shown]}
+    write_json(folder.confusion(split), {**found, "counts": counts[np.ix_(shown, shown)].tolist()})
 
 
 def _figures(

@@ -150,6 +150,7 @@ class Record(L.Callback):
             images_per_s=round(self.images_per_s, 1) if self.images_per_s else None,
             best=self._best_of(trainer),
             monitor=self._monitor,
+            mode=getattr(trainer.checkpoint_callback, "mode", None),
             metrics=dict(pl_module.metrics),
         )
 

@@ -6,8 +6,9 @@ const EDGE = {left: 52, right: 14, top: 10, bottom: 24};
 const DOTS = 40; // a line of fewer points shows them
 
 export class Chart {
-  /** `unit` is what the x axis counts: epoch or step. */
-  constructor(title, unit) {
+  /** `unit` is what the x axis counts: epoch or step. Lines of runs are told apart by a legend beside the chart. */
+  constructor(title, unit, {isOfRuns = false} = {}) {
+    this.isOfRuns = isOfRuns;
     this.title = title;
     this.unit = unit;
     this.lines = [];
@@ -29,7 +30,7 @@ export class Chart {
   /** Show these lines: each has a name, a kind (its colour), and points [x, y] in the order of x. */
   show(lines) {
     this.lines = lines.filter((line) => line.points.length);
-    this.legend.replaceChildren(...this.lines.map((line) =>
+    this.legend.replaceChildren(...(this.isOfRuns ? [] : this.lines).map((line) =>
       make('li', {}, make('span', {className: `key ${line.kind}`}), `${line.name} ${number(line.points.at(-1)[1])}`)));
     const ends = this.lines.map((line) => `${line.name} ${number(line.points.at(-1)[1])}`);
     this.xs = [...new Set(this.lines.flatMap((line) => line.points.map(([x]) => x)))].sort((a, b) => a - b);
@@ -110,14 +111,16 @@ export class Chart {
     this.tip.hidden = this.cursor === null;
     if (this.cursor === null) return;
     const found = this.lines.map((line) => [line, line.points.find((point) => point[0] === x)]).filter(([, at]) => at);
+    if (this.isOfRuns) found.sort(([, [, a]], [, [, b]]) => b - a); // as the lines lie above one another
     this.mark.append(draw('line', {x1: this.x(x), x2: this.x(x), y1: EDGE.top, y2: HEIGHT - EDGE.bottom}));
     for (const [line, [, y]] of found) {
       const dot = this.dot(x, y, 4);
       dot.setAttribute('class', line.kind);
       this.mark.append(dot);
     }
+    const told = ({name}, y) => (this.isOfRuns ? `${number(y, 5)} ${name} ` : `${name} ${number(y, 5)} `); // a long name is cut
     this.tip.replaceChildren(make('b', {textContent: `${this.unit} ${count(x)} `}), ...found.map(([line, [, y]]) =>
-      make('span', {}, make('span', {className: `key ${line.kind}`}), `${line.name} ${number(y, 5)} `)));
+      make('span', {}, make('span', {className: `key ${line.kind}`}), told(line, y))));
     const isRight = this.x(x) > this.plot.clientWidth / 2;
     this.tip.style.left = isRight ? '' : `${this.x(x) + 10}px`;
     this.tip.style.right = isRight ? `${this.plot.clientWidth - this.x(x) + 10}px` : '';

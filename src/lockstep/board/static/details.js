@@ -1,5 +1,7 @@
 // One run: what it says of itself, how to go on with it, its curves, and what it was asked to be.
 import {Chart} from './charts.js';
+import {points} from './comparison.js';
+import {Confusion} from './confusion.js';
 import {count, duration, make, makeCommand, makeProgress, makeState, moment, number, of, score, setCommand, setProgress,
   setState, setText} from './elements.js';
 import {LIVE, StopButton} from './stop.js';
@@ -39,11 +41,12 @@ export class Details {
     this.fields = make('dl');
     this.charts = {loss: new Chart('Loss', 'epoch'), accuracy: new Chart('Accuracy', 'epoch'),
       steps: new Chart('Loss of a step', 'step')};
+    this.confusion = new Confusion();
     this.overrides = make('ul', {className: 'overrides'});
     this.config = make('pre', {tabIndex: 0});
     this.configFold = make('details', {}, make('summary', {textContent: 'config.yaml, as resolved'}), this.config);
     this.configFold.ontoggle = () => this.loadConfig();
-    const charts = Object.values(this.charts).map((chart) => chart.element);
+    const charts = [...Object.values(this.charts), this.confusion].map((chart) => chart.element);
     this.element = make('section', {className: 'details', 'aria-label': 'The chosen run', hidden: true},
       make('header', {}, this.state, this.name, this.progress, this.stop.element), this.resume,
       make('div', {className: 'facts'}, this.fields, make('div', {className: 'charts'}, ...charts)),
@@ -90,12 +93,14 @@ export class Details {
     this.config.textContent = '';
     for (const chart of Object.values(this.charts)) chart.show([]);
     this.charts.steps.element.hidden = true;
+    this.confusion.show(null);
   }
 
   async load(run) {
     const told = await this.get(`run?id=${run.id}`);
     if (this.run?.id !== run.id) return; // another one was chosen meanwhile
     this.curves = told.curves;
+    this.confusion.show(told.confusion);
     this.resume.hidden = !told.resume;
     if (told.resume) setCommand(this.command, told.resume);
     for (const name of ['loss', 'accuracy']) {
@@ -113,7 +118,7 @@ export class Details {
     const isDue = this.curvesAt === -Infinity || (mayGrow && now - this.curvesAt > CURVES_EVERY_MS);
     if (!this.curves || !isDue) return;
     this.curvesAt = now;
-    const query = new URLSearchParams({run: this.curves, tag: 'train_step/loss'});
+    const query = new URLSearchParams(this.curves);
     const signal = AbortSignal.timeout(CURVES_EVERY_MS);
     const answer = await fetch(`../scalars/scalars?${query}`, {cache: 'no-store', signal});
     const values = answer.ok ? await answer.json() : []; // 404: none are logged, or not yet
@@ -136,9 +141,6 @@ export class Details {
     if (this.run?.id === id) this.config.textContent = text;
   }
 }
-
-const points = (rows, name) =>
-  rows.filter((row) => Number.isFinite(row.epoch) && Number.isFinite(row[name])).map((row) => [row.epoch, row[name]]);
 
 /** Change the texts of a list of pairs, and its length where that has changed. */
 function setPairs(list, pairs) {

@@ -1,5 +1,6 @@
 // The tab Training: TensorBoard loads this module into a frame of its own and calls `render`.
 import {make, makeCommand, setCommand, setText} from './elements.js';
+import {Comparison, MOST} from './comparison.js';
 import {Details} from './details.js';
 import {LIVE} from './stop.js';
 import {RunTable} from './table.js';
@@ -9,11 +10,14 @@ const PATIENCE_MS = 10000;
 
 // -- what the server answers -------------------------------------------------------------------------------------------
 
+/** TensorBoard has answered, and said no. */
+class Refusal extends Error {}
+
 /** The answer of the plugin as text; an error with its reason where it is a refusal. */
 async function request(path, options = {}) {
   const answer = await fetch(`./${path}`, {cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS), ...options});
   const text = await answer.text();
-  if (!answer.ok) throw new Error(reasonIn(text) ?? `TensorBoard answered ${answer.status}`);
+  if (!answer.ok) throw new Refusal(reasonIn(text) ?? `TensorBoard answered ${answer.status}.`);
   return text;
 }
 
@@ -77,7 +81,8 @@ class Page {
     this.isLost = false;
     const say = (text) => this.say(text);
     this.control = new Control(say, () => this.refresh());
-    this.table = new RunTable(this.control, (id) => this.choose(id));
+    this.table = new RunTable(this.control, (id) => this.choose(id), (ids, isOn) => this.compare(ids, isOn));
+    this.comparison = new Comparison(get, (ids, isOn) => this.compare(ids, isOn));
     this.details = new Details(this.control, get);
     this.message = make('p', {className: 'message', role: 'status'});
     this.alarm = make('p', {className: 'alarm', role: 'alert', hidden: true});
@@ -95,7 +100,8 @@ class Page {
     this.tools = make('div', {className: 'tools'}, make('label', {className: 'unseen', htmlFor: 'filter'}, 'Filter runs'),
       this.filter, make('label', {className: 'unseen', htmlFor: 'state'}, 'State'), this.state, this.counts, this.message);
     this.element = make('main', {}, make('h1', {className: 'unseen', textContent: 'Training'}), this.alarm, this.note,
-      this.tools, this.table.element, this.nothing, this.empty, this.details.element);
+      this.tools, this.table.element, this.nothing, this.empty, this.comparison.element,
+      this.details.element);
   }
 
   /** Tell a person what has just happened; gone after a while. */
@@ -109,6 +115,14 @@ class Page {
     this.chosen = id;
     this.table.mark(id);
     this.showDetails();
+  }
+
+  /** Draw some runs over one another, or no longer. */
+  compare(ids, isOn) {
+    const isAll = this.comparison.change(ids, isOn);
+    if (!isAll) this.say(`${MOST} runs at most are drawn over one another.`);
+    this.table.markCompared(this.comparison.places);
+    this.showComparison();
   }
 
   async refresh() {
@@ -129,7 +143,7 @@ class Page {
     } catch (error) {
       this.lose(error);
     }
-    await this.showDetails();
+    await Promise.all([this.showDetails(), this.showComparison()]);
   }
 
   async loadControl() {
@@ -139,12 +153,13 @@ class Page {
     setText(this.note, this.control.reason);
   }
 
-  /** TensorBoard does not answer: say so, and since when what is seen is old. */
+  /** TensorBoard does not answer, or refuses: say which, and since when what is seen is old. */
   lose(error) {
     this.isLost = true;
     this.element.classList.add('lost');
     const since = this.answered ? ` What you see is from ${this.answered.toLocaleTimeString('en-GB')}.` : '';
-    setText(this.alarm, `TensorBoard does not answer.${since} Trying again.`);
+    const what = error instanceof Refusal ? error.message : 'TensorBoard does not answer.';
+    setText(this.alarm, `${what}${since} Trying again.`);
     this.alarm.title = error.message;
     this.alarm.hidden = false;
   }
@@ -166,7 +181,7 @@ class Page {
       this.chosen = (this.runs.find((run) => LIVE.has(run.state)) ?? this.runs[0])?.id ?? null;
       this.table.mark(this.chosen);
     }
-    this.table.show(shown);
+    this.table.show(shown, words.length > 0);
   }
 
   isWanted(state) {
@@ -183,9 +198,17 @@ class Page {
     this.state.value = value;
   }
 
-  async showDetails() {
+  showDetails() {
+    return this.tried(this.details.show(this.runs.find((run) => run.id === this.chosen) ?? null));
+  }
+
+  showComparison() {
+    return this.tried(this.comparison.show(this.runs));
+  }
+
+  async tried(work) {
     try {
-      await this.details.show(this.runs.find((run) => run.id === this.chosen) ?? null);
+      await work;
     } catch (error) {
       if (!this.isLost) this.say(error.message);
     }

@@ -6,22 +6,25 @@ import {StopButton} from './stop.js';
 const ORDER = ['starting', 'training', 'validating', 'testing', 'stopping', 'stopped', 'finished', 'failed', 'no signal',
   'broken', 'not started'];
 
-// value: what is sorted by; text: what a cell shows; the others are made by Row
+// value: what is sorted by; text: what a cell shows; the others are made by Row. What a narrow page does without is
+// told by the class `col-` and the slug (style.css).
 const COLUMNS = [
-  {name: 'State', value: (run) => ORDER.indexOf(run.state)},
-  {name: 'Progress', value: (run) => run.percent, isDown: true},
-  {name: 'Run', value: (run) => run.run},
-  {name: 'Overrides', value: (run, differing) => differing, hint: 'Only those in which the runs below differ'},
-  {name: 'Epoch', value: (run) => run.epoch, text: (run) => of(run.epoch, run.max_epochs), isDown: true},
-  {name: 'Step', value: (run) => run.step, text: (run) => of(run.step, run.total_steps), isDown: true},
-  {name: 'Time left', value: (run) => timeLeft(run), text: (run) => duration(timeLeft(run))},
-  {name: 'Images/s', value: (run) => run.images_per_s, text: (run) => count(run.images_per_s), isDown: true},
-  {name: 's/epoch', value: (run) => run.epoch_s, text: (run) => seconds(run.epoch_s)},
-  {name: 'Workers', value: (run) => run.workers, text: (run) => count(run.workers), isDown: true},
-  {name: 'Device', value: (run) => run.device, text: (run) => run.device ?? '–', isWord: true},
-  {name: 'Best', value: (run) => run.best, text: (run) => score(run.best), title: (run) => run.monitor, isDown: true},
-  {name: 'Started', value: (run) => run.started, text: (run) => day(run.started), title: (run) => moment(run.started),
+  {name: 'State', slug: 'state', value: (run) => ORDER.indexOf(run.state)},
+  {name: 'Progress', slug: 'progress', value: (run) => run.percent, isDown: true},
+  {name: 'Run', slug: 'run', value: (run) => run.run},
+  {name: 'Overrides', slug: 'overrides', value: (run, differing) => differing,
+    hint: 'Those in which the rows differ; of a sweep, what it varies'},
+  {name: 'Epoch', slug: 'epoch', value: (run) => run.epoch, text: (run) => of(run.epoch, run.max_epochs), isDown: true},
+  {name: 'Step', slug: 'step', value: (run) => run.step, text: (run) => of(run.step, run.total_steps), isDown: true},
+  {name: 'Time left', slug: 'left', value: (run) => timeLeft(run), text: (run) => duration(timeLeft(run))},
+  {name: 'Images/s', slug: 'speed', value: (run) => run.images_per_s, text: (run) => count(run.images_per_s), isDown: true},
+  {name: 's/epoch', slug: 'seconds', value: (run) => run.epoch_s, text: (run) => seconds(run.epoch_s)},
+  {name: 'Workers', slug: 'workers', value: (run) => run.workers, text: (run) => count(run.workers), isDown: true},
+  {name: 'Device', slug: 'device', value: (run) => run.device, text: (run) => run.device ?? '–', isWord: true},
+  {name: 'Best', slug: 'best', value: (run) => run.best, text: (run) => score(run.best), title: (run) => run.monitor,
     isDown: true},
+  {name: 'Started', slug: 'started', value: (run) => run.started, text: (run) => day(run.started),
+    title: (run) => moment(run.started), isDown: true},
 ];
 
 /** Seconds to the end; unknown for a run that does not go on. */
@@ -29,25 +32,42 @@ export const timeLeft = (run) => (isOver(run) ? undefined : run.remaining_s);
 const isOver = (run) => ['stopped', 'finished', 'failed', 'no signal', 'broken'].includes(run.state);
 
 export class RunTable {
-  /** `choose(id)` is called when a person picks a run. */
-  constructor(control, choose) {
+  /** `choose(id)` is called when a person picks a run, `mark(ids, isOn)` when some are to be compared, or no longer. */
+  constructor(control, choose, compare) {
     this.control = control;
     this.choose = choose;
+    this.compare = compare;
     this.rows = new Map();
     this.runs = [];
+    this.compared = new Map(); // classes of lines by id
+    this.opened = new Set(); // names of sweeps whose trials are rows
     this.chosen = null;
     this.sort = {column: COLUMNS.at(-1), isDown: true};
     this.heads = COLUMNS.map((column) => this.head(column));
     this.caption = make('caption', {className: 'unseen'});
     this.body = make('tbody');
+    const first = make('th', {scope: 'col', className: 'pick'}, make('span', {className: 'unseen', textContent: 'Compare'}));
     const last = make('th', {scope: 'col', className: 'action'}, make('span', {className: 'unseen', textContent: 'Stop'}));
-    const table = make('table', {}, this.caption, make('thead', {}, make('tr', {}, ...this.heads, last)), this.body);
+    const head = make('thead', {}, make('tr', {}, first, ...this.heads, last));
+    const table = make('table', {}, this.caption, head, this.body);
     this.element = make('div', {className: 'runs', tabIndex: 0, role: 'region', 'aria-label': 'Runs'}, table);
     this.body.onclick = (event) => {
       const row = event.target.closest('tr');
-      if (row && window.getSelection().isCollapsed) this.choose(row.dataset.id); // not where a text was selected
+      if (!row || event.target.closest('.pick') || !window.getSelection().isCollapsed) return; // a text was selected
+      if (row.dataset.sweep === undefined) this.choose(row.dataset.id);
+      else this.toggle(row.dataset.sweep);
+    };
+    this.body.onchange = (event) => {
+      const {run} = this.rows.get(event.target.closest('tr').dataset.id);
+      this.compare((run.trials ?? [run]).map(({id}) => id), event.target.checked);
     };
     this.markSort();
+  }
+
+  /** Open or close a sweep. */
+  toggle(sweep) {
+    if (!this.opened.delete(sweep)) this.opened.add(sweep);
+    this.show(this.runs);
   }
 
   head(column) {
@@ -60,7 +80,7 @@ export class RunTable {
       this.markSort();
       this.show(this.runs);
     };
-    return make('th', {scope: 'col', className: isNumber(column) ? 'number' : ''}, button);
+    return make('th', {scope: 'col', className: classOf(column)}, button);
   }
 
   markSort() {
@@ -72,20 +92,20 @@ export class RunTable {
     });
   }
 
-  /** Show these runs and no others. */
-  show(runs) {
+  /** Show these runs and no others, those of a sweep in one row; `isOpen` shows all trials whatever is opened. */
+  show(runs, isOpen = this.isOpen) {
     this.runs = runs;
-    const differing = differingOverrides(runs);
-    const ordered = this.sorted(runs, differing);
+    this.isOpen = isOpen;
     const focused = document.activeElement;
     let next = this.body.firstChild;
-    for (const run of ordered) {
+    for (const [run, differing, level] of this.lines()) {
       let row = this.rows.get(run.id);
       if (!row) {
-        row = new Row(run.id, this.control);
+        row = new Row(run, this.control);
         this.rows.set(run.id, row);
       }
-      row.show(run, differing.get(run.id), run.id === this.chosen);
+      row.show(run, differing, level);
+      this.markRow(row);
       if (row.element === next) next = next.nextSibling;
       else this.body.insertBefore(row.element, next);
     }
@@ -99,26 +119,48 @@ export class RunTable {
     if (focused !== document.activeElement && this.body.contains(focused)) focused.focus({preventScroll: true});
   }
 
+  /** The rows in their order, as [run or sweep, its overrides, level]: trials of open sweeps are of level 1. */
+  lines() {
+    const tops = gathered(this.runs);
+    return this.sorted(tops, differingOverrides(tops)).flatMap(([run, differing]) => {
+      if (!run.trials) return [[run, differing, 0]];
+      const isOpen = this.isOpen || this.opened.has(run.run);
+      const trials = isOpen ? this.sorted(run.trials, differingOverrides(run.trials)) : [];
+      return [[{...run, isOpen}, differing, 0], ...trials.map(([trial, text]) => [trial, text, 1])];
+    });
+  }
+
   /** Mark the row of the run whose details are shown. */
   mark(id) {
-    this.rows.get(this.chosen)?.mark(false);
+    const before = this.rows.get(this.chosen);
     this.chosen = id;
-    this.rows.get(id)?.mark(true);
+    for (const row of [before, this.rows.get(id)]) if (row) this.markRow(row);
+  }
+
+  /** Mark the rows of the runs that are compared; `keys` has the class of each one's line. */
+  markCompared(keys) {
+    this.compared = keys;
+    for (const row of this.rows.values()) this.markRow(row);
+  }
+
+  markRow(row) {
+    row.mark(row.run.id === this.chosen, this.compared);
   }
 
   /** Follow a change of what the page may do. */
   refreshButtons() {
-    for (const row of this.rows.values()) row.stop.show(row.run);
+    for (const row of this.rows.values()) row.showStop();
   }
 
   sorted(runs, differing) {
     const {column, isDown} = this.sort;
     const keyed = runs.map((run) => [column.value(run, differing.get(run.id)), run]);
-    return keyed.sort(([a], [b]) => compare(a, b, isDown ? -1 : 1)).map(([, run]) => run);
+    return keyed.sort(([a], [b]) => compare(a, b, isDown ? -1 : 1)).map(([, run]) => [run, differing.get(run.id)]);
   }
 }
 
 const isNumber = (column) => Boolean(column.text) && !column.isWord;
+const classOf = (column) => `col-${column.slug}${isNumber(column) ? ' number' : ''}`;
 const words = new Intl.Collator('en', {numeric: true});
 const isMissing = (value) => value === undefined || value === null || value === '';
 
@@ -128,47 +170,111 @@ function compare(a, b, direction) {
   return direction * (typeof a === 'number' && typeof b === 'number' ? a - b : words.compare(a, b));
 }
 
-/** For every run, what was typed for it but not for all of them. */
-function differingOverrides(runs) {
-  const times = new Map();
-  for (const run of runs) for (const each of new Set(run.overrides)) times.set(each, (times.get(each) ?? 0) + 1);
-  const isCommon = (each) => runs.length > 1 && times.get(each) === runs.length;
-  return new Map(runs.map((run) => [run.id, run.overrides.filter((each) => !isCommon(each)).join(' ')]));
+/** Runs and sweeps: the trials of a sweep are one thing that looks like a run, and has them as `trials`. */
+function gathered(runs) {
+  const sweeps = new Map();
+  for (const run of runs) {
+    if (run.sweep !== undefined) sweeps.set(run.sweep, [...(sweeps.get(run.sweep) ?? []), run]);
+  }
+  return [...runs.filter((run) => run.sweep === undefined), ...[...sweeps].map(([name, trials]) => sweepOf(name, trials))];
 }
 
+function sweepOf(name, trials) {
+  const known = trials.filter((trial) => Number.isFinite(trial.best));
+  const isLess = known.some((trial) => trial.mode === 'min');
+  const best = known.map((trial) => trial.best).sort((a, b) => (isLess ? a - b : b - a))[0];
+  const percents = trials.map((trial) => (trial.state === 'finished' ? 100 : trial.percent ?? 0));
+  const shared = new Set(trials[0].overrides.filter((each) => trials.every((trial) => trial.overrides.includes(each))));
+  return {
+    id: `sweep ${name}`,
+    run: name,
+    trials,
+    state: stateOf(trials.map((trial) => trial.state)),
+    percent: percents.reduce((a, b) => a + b, 0) / trials.length,
+    best,
+    monitor: known[0]?.monitor,
+    started: Math.min(...trials.map((trial) => trial.started ?? Infinity)),
+    overrides: [...variedIn(trials, shared), ...shared],
+  };
+}
+
+/** What a sweep does: what its live trials do, else the worst end of one. */
+function stateOf(states) {
+  const live = ['training', 'validating', 'testing', 'starting', 'stopping'].find((state) => states.includes(state));
+  const ends = ['failed', 'no signal', 'broken', 'stopped', 'not started', 'finished'];
+  return live ?? ends.find((state) => states.includes(state));
+}
+
+/** The overrides in which trials differ, each key once with its values: `seed=0,1,2`. */
+function variedIn(trials, shared) {
+  const values = new Map();
+  for (const each of trials.flatMap((trial) => trial.overrides).filter((text) => !shared.has(text))) {
+    const key = keyOf(each);
+    values.set(key, (values.get(key) ?? new Set()).add(each.slice(key.length + 1)));
+  }
+  return [...values].map(([key, found]) => `${key}=${listed([...found].sort(inOrder))}`);
+}
+
+const inOrder = (a, b) => Number(a) - Number(b) || words.compare(a, b); // 0.05 is less than 0.1, which words are not
+
+const listed = (values) => (values.length <= 6 ? values.join(',') : `${values[0]},…,${values.at(-1)} (${values.length})`);
+
+/**
+ * For every run, what was typed for it but not for all of them. First the keys whose values tell the most runs apart, for
+ * a line may be cut.
+ */
+export function differingOverrides(runs) {
+  const times = new Map();
+  for (const run of runs) for (const each of new Set(run.overrides)) times.set(each, (times.get(each) ?? 0) + 1);
+  const most = new Map(); // runs that share a value of a key
+  for (const [each, found] of times) most.set(keyOf(each), Math.max(found, most.get(keyOf(each)) ?? 0));
+  const isCommon = (each) => runs.length > 1 && times.get(each) === runs.length;
+  const order = (a, b) => most.get(keyOf(a)) - most.get(keyOf(b));
+  return new Map(runs.map((run) => [run.id, run.overrides.filter((each) => !isCommon(each)).sort(order).join(' ')]));
+}
+
+const keyOf = (override) => override.split('=')[0];
+
 class Row {
-  constructor(id, control) {
+  constructor(run, control) {
     this.state = makeState();
     this.progress = makeProgress();
-    this.folder = make('span', {className: 'faint'});
-    this.name = make('span');
-    this.button = make('button', {type: 'button', className: 'name'}, this.folder, this.name);
+    this.pick = make('input', {type: 'checkbox'});
+    this.fold = make('span', {className: 'fold', 'aria-hidden': 'true'});
+    this.folder = make('span', {className: 'faint folder'});
+    this.name = make('span', {className: 'own'});
+    this.number = make('span', {className: 'faint'});
+    this.button = make('button', {type: 'button', className: 'name'}, this.fold, this.folder, this.name);
     this.stop = new StopButton(control);
     this.cells = COLUMNS.map((column) => (column.name === 'Run'
-      ? make('th', {scope: 'row'}, this.button) : make('td', {className: isNumber(column) ? 'number' : ''})));
+      ? make('th', {scope: 'row', className: classOf(column)}, this.button, this.number)
+      : make('td', {className: classOf(column)})));
     this.cells[0].append(this.state);
     this.cells[1].append(this.progress);
-    this.cells[3].className = 'overrides';
-    this.element = make('tr', {}, ...this.cells, make('td', {className: 'action'}, this.stop.element));
-    this.element.dataset.id = id;
+    this.element = make('tr', {}, make('td', {className: 'pick'}, this.pick), ...this.cells,
+      make('td', {className: 'action'}, this.stop.element));
+    this.element.dataset.id = run.id;
+    if (run.trials) this.element.dataset.sweep = run.run;
   }
 
-  show(run, differing, isChosen) {
+  show(run, differing, level) {
     this.run = run;
-    const seen = JSON.stringify([run, differing]);
-    if (seen !== this.seen) {
-      this.seen = seen;
-      this.write(run, differing);
-    }
-    this.mark(isChosen);
+    const seen = JSON.stringify([run, differing, level]);
+    if (seen === this.seen) return;
+    this.seen = seen;
+    this.write(run, differing, level);
   }
 
-  write(run, differing) {
+  write(run, differing, level) {
     setState(this.state, run.state);
     setProgress(this.progress, run.percent, run.state);
     const cut = run.run.lastIndexOf('/') + 1;
-    setText(this.folder, run.run.slice(0, cut));
+    setText(this.folder, level ? '' : run.run.slice(0, cut));
     setText(this.name, run.run.slice(cut));
+    this.button.title = run.run;
+    this.element.classList.toggle('trial', level > 0);
+    this.pick.setAttribute('aria-label', `Compare ${run.run}`);
+    if (run.trials) this.writeSweep(run);
     COLUMNS.forEach((column, place) => {
       const cell = this.cells[place];
       if (column.text) setText(cell, column.text(run));
@@ -177,11 +283,29 @@ class Row {
     });
     setText(this.cells[3], differing);
     this.cells[3].title = run.overrides.join('\n');
-    this.stop.show(run);
+    this.showStop();
   }
 
-  mark(isChosen) {
-    if (this.isChosen === isChosen) return;
+  writeSweep({trials, isOpen}) {
+    const done = trials.filter((trial) => trial.state === 'finished').length;
+    setText(this.fold, isOpen ? '▾' : '▸');
+    setText(this.number, `${done} of ${trials.length} trials`);
+    this.button.setAttribute('aria-expanded', String(isOpen));
+  }
+
+  /** Each trial has its own button: what a sweep begins next is not for the page to say. */
+  showStop() {
+    if (this.run.trials) this.stop.element.hidden = true;
+    else this.stop.show(this.run);
+  }
+
+  /** Show whether its details are below, and whether it is compared; `compared` has the classes of lines by id. */
+  mark(isChosen, compared) {
+    const ids = (this.run.trials ?? [this.run]).map(({id}) => id);
+    const count = ids.filter((id) => compared.has(id)).length;
+    this.pick.checked = count === ids.length;
+    this.pick.indeterminate = count > 0 && count < ids.length;
+    if (this.run.trials || this.isChosen === isChosen) return;
     this.isChosen = isChosen;
     this.element.classList.toggle('chosen', isChosen);
     this.button.setAttribute('aria-pressed', String(isChosen));

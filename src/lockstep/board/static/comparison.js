@@ -1,0 +1,101 @@
+// Chosen runs over one another: a line for each, in charts of one number.
+import {Chart} from './charts.js';
+import {make, score, setText} from './elements.js';
+import {differingOverrides} from './table.js';
+
+export const MOST = 18; // six colours, solid, dashed and dotted (style.css)
+const COLOURS = 6;
+const SPLITS = [['val', 'Validation'], ['train', 'Train']];
+const QUANTITIES = [['loss', 'Loss'], ['accuracy', 'Accuracy']];
+
+/** The classes of the line in a place: its colour and its dashes. */
+const kindOf = (place) => `line-${place % COLOURS} dash-${Math.floor(place / COLOURS)}`;
+
+export class Comparison {
+  /** `get(path)` resolves to what the plugin answers, `change(ids, isOn)` is called where runs come and go. */
+  constructor(get, change) {
+    this.get = get;
+    this.places = new Map(); // of the lines, by id: a run keeps its colour while others come and go
+    this.rows = new Map(); // by id: when it was updated, and its rows
+    this.heading = make('h2');
+    this.split = make('select', {id: 'split', onchange: () => this.draw()},
+      ...SPLITS.map(([value, textContent]) => make('option', {value, textContent})));
+    const clear = make('button', {type: 'button', className: 'quiet', textContent: 'Clear'});
+    clear.onclick = () => change([...this.places.keys()], false);
+    this.legend = make('ul', {className: 'runs-legend', 'aria-label': 'Lines'});
+    this.legend.onclick = (event) => {
+      const {id} = event.target.closest('button')?.dataset ?? {};
+      if (id) change([id], false);
+    };
+    this.charts = new Map(QUANTITIES.map(([name, title]) => [name, new Chart(title, 'epoch', {isOfRuns: true})]));
+    const label = make('label', {className: 'unseen', htmlFor: 'split', textContent: 'Part of the data'});
+    this.element = make('section', {className: 'compared', 'aria-label': 'Runs over one another', hidden: true},
+      make('header', {}, this.heading, label, this.split, clear), this.legend,
+      make('div', {className: 'charts'}, ...[...this.charts.values()].map((chart) => chart.element)));
+  }
+
+  /** Take runs in or out by their ids; false where there are more than lines can be told apart. */
+  change(ids, isOn) {
+    for (const id of ids) {
+      if (!isOn) this.places.delete(id);
+      else if (!this.places.has(id)) {
+        const taken = new Set(this.places.values());
+        const free = [...Array(MOST).keys()].find((place) => !taken.has(place));
+        if (free === undefined) return false;
+        this.places.set(id, free);
+      }
+    }
+    return true;
+  }
+
+  /** Draw those of `runs` that are compared as they are now. What the list does not tell is asked for. */
+  async show(runs) {
+    this.runs = runs.filter((run) => this.places.has(run.id));
+    this.element.hidden = !this.runs.length;
+    const stale = this.runs.filter((run) => this.rows.get(run.id)?.updated !== (run.updated ?? null));
+    if (stale.length) {
+      await Promise.all(stale.map(async (run) => {
+        const {rows} = await this.get(`run?id=${run.id}`);
+        this.rows.set(run.id, {updated: run.updated ?? null, rows});
+      }));
+    }
+    this.draw();
+  }
+
+  draw() {
+    const runs = this.runs.filter((run) => this.places.has(run.id)).sort((a, b) => this.places.get(a.id) - this.places.get(b.id));
+    const names = namesOf(runs);
+    const seen = JSON.stringify([this.split.value, runs.map((run) => [run.id, run.updated, run.best, names.get(run.id)]),
+      [...this.places]]);
+    if (seen === this.seen) return; // what a person reads in a chart stays
+    this.seen = seen;
+    setText(this.heading, `${runs.length} ${runs.length === 1 ? 'run' : 'runs over one another'}`);
+    this.legend.replaceChildren(...runs.map((run) => {
+      const name = names.get(run.id);
+      const remove = make('button', {type: 'button', className: 'remove', textContent: '×', 'aria-label': `Leave out ${name}`});
+      remove.dataset.id = run.id;
+      const best = make('span', {className: 'faint', textContent: Number.isFinite(run.best) ? `best ${score(run.best)}` : ''});
+      return make('li', {title: [run.run, ...run.overrides].join('\n')},
+        make('span', {className: `key ${kindOf(this.places.get(run.id))}`}), make('span', {textContent: name}), best, remove);
+    }));
+    for (const [quantity, chart] of this.charts) {
+      const tag = `${this.split.value}/${quantity}`;
+      chart.show(runs.map((run) => ({name: names.get(run.id), kind: kindOf(this.places.get(run.id)),
+        points: points(this.rows.get(run.id)?.rows ?? [], tag)})));
+    }
+  }
+}
+
+/** The finite values of a column of rows over their epochs. */
+export const points = (rows, name) =>
+  rows.filter((row) => Number.isFinite(row.epoch) && Number.isFinite(row[name])).map((row) => [row.epoch, row[name]]);
+
+/** What tells these runs apart: the overrides in which they differ, after the last part of the name where those do not. */
+function namesOf(runs) {
+  const typed = differingOverrides(runs);
+  const times = (text) => [...typed.values()].filter((other) => other === text).length;
+  return new Map(runs.map((run) => {
+    const text = typed.get(run.id);
+    return [run.id, text && times(text) === 1 ? text : [run.run.split('/').at(-1), text].filter(Boolean).join(' ')];
+  }));
+}

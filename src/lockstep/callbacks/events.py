@@ -1,0 +1,70 @@
+"""The event files of a run: those in its folder, and those of validation and test in folders inside it.
+
+TensorBoard takes a folder with event files for a run, gives it a colour, and draws what has one name in all of them
+into one chart. So a loss stands under the same name in each of the three, and train and validation differ in colour.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from torch.utils.tensorboard import SummaryWriter
+from typing_extensions import override
+
+from lockstep.run_folder import CURVES, RunFolder
+
+# TensorBoard orders charts by these names and opens the first two groups: accuracy and loss
+TAGS = {"learning_rate": "optimization/learning_rate", "gradient_norm": "optimization/gradient_norm"}
+
+
+def place(name: str) -> tuple[str, str]:
+    """The split to whose files a metric is written, and its name there: `val/loss` is `loss` of `val`.
+
+    What stands behind the split comes last: `train_step/loss` is `loss/step` of `train`. What belongs to no split is
+    written to the files of `train`.
+    """
+    group, _, quantity = name.partition("/")
+    split, _, kind = group.partition("_")
+    if not quantity or split not in CURVES:
+        return "train", TAGS.get(name, name)
+    return split, f"{quantity}/{kind}" if kind else quantity
+
+
+class SplitTensorBoardLogger(TensorBoardLogger):
+    """Writes each metric where `place` says; `writer` are settings of torch's SummaryWriter."""
+
+    def __init__(self, save_dir: str, **writer: Any) -> None:
+        super().__init__(save_dir, name="", version="", default_hp_metric=False, **writer)
+        self._settings = writer
+        self._others: dict[str, SummaryWriter] = {}
+
+    @override
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        for name, value in metrics.items():
+            split, tag = place(name)
+            self._writer(split).add_scalar(tag, value, step)
+
+    def _writer(self, split: str) -> SummaryWriter:
+        if split == "train":
+            return self.experiment
+        if split not in self._others:
+            folder = RunFolder(Path(self.save_dir)).curves(split)
+            self._others[split] = SummaryWriter(str(folder), **self._settings)
+        return self._others[split]
+
+    @override
+    @rank_zero_only
+    def save(self) -> None:
+        """Lightning's own also writes a file of hyperparameters: here config.yaml has them."""
+        for writer in (self.experiment, *self._others.values()):
+            writer.flush()
+
+    @override
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        super().finalize(status)
+        for writer in self._others.values():
+            writer.close()
