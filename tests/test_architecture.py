@@ -17,7 +17,7 @@ LAYERS = (
     ("data", "models", "checkpoint_io", "allocation", "runs", "memory"),
     ("workers",),
     ("callbacks", "config", "watching", "notification", "board"),
-    ("staging", "overrides"),
+    ("staging", "overrides", "project"),
     ("session",),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),

@@ -370,10 +370,18 @@ def test_code_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "code").iterdir()) == []
 
 
-def test_without_git_the_code_is_src_conf_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_the_code_is_src_conf_train_and_the_modules_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project(tmp_path)
+    (tmp_path / "my_package" / "inner").mkdir(parents=True)
+    for name in ("my_package/networks.py", "my_package/inner/sizes.json"):
+        (tmp_path / name).touch()
     monkeypatch.setenv("PATH", "/nowhere")
-    assert sorted(map(str, code.files(tmp_path))) == ["conf/config.yaml", "src/lockstep/a.py", "train.py"]
+    assert sorted(map(str, code.files(tmp_path))) == [
+        *("conf/config.yaml", "my_package/inner/sizes.json", "my_package/networks.py", "own.py"),
+        *("src/lockstep/a.py", "train.py"),
+    ]
     assert code.environment.commit(code.freeze(code.files(tmp_path), tmp_path / "code", tmp_path)) is None
 
 

@@ -18,7 +18,7 @@ from lockstep.overrides import Interval, groups, searched
 from lockstep.run_folder import read_json
 from lockstep.schema import Search
 from lockstep.sweeps.ledger import Ledger, Trial
-from lockstep.sweeps.search import Draws, distributions, study_in
+from lockstep.sweeps.search import MOST_REPEATS, Draws, distributions, study_in
 from lockstep.sweeps.table import Objective
 from tests.callbacks import SEES
 from tests.harness import PATIENCE_S, SMALL, wait_until
@@ -144,31 +144,66 @@ def test_a_study_goes_on_with_other_draws_and_with_what_was_interrupted(tmp_path
     assert len(longer.run()) == 2
 
 
+def seed_of(drawn: dict[str, str]) -> float:
+    return float(drawn["seed"])
+
+
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_a_draw_that_comes_again_is_not_trained_again(tmp_path: Path, at_once: int) -> None:
-    fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), "seed=1,2,3", lambda drawn: float(drawn["seed"]))
-    assert len(fake.run(at_once=at_once)) == 3
-    states = [trial.state for trial in fake.study.trials]
-    assert states == [optuna.trial.TrialState.COMPLETE] * 12
-    assert fake.study.best_value == 3.0
+@pytest.mark.parametrize("space", ["seed=1,2,3,4,5", "seed=range(1,6)", "seed=interval(1,5)"])
+def test_a_draw_that_comes_again_is_neither_trained_nor_counted_again(tmp_path: Path, at_once: int, space: str) -> None:
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=4"), space, seed_of)
+    assert len({trial.settings["seed"] for trial in fake.run(at_once=at_once)}) == 4
+    assert fake.draws.note == ""
+    more = Fake(tmp_path / "s", search_of("search.num_trials=5"), space, seed_of)
+    assert len(more.run(at_once=at_once)) == 1
+    # the same draw has the same result
+    values = {trial.params["seed"]: trial.value for trial in more.study.trials}
+    assert all(value == float(seed) for seed, value in values.items())
+    assert {trial.state for trial in more.study.trials} == {optuna.trial.TrialState.COMPLETE}
+
+
+@pytest.mark.parametrize(
+    ("space", "num_points"),
+    [
+        ("seed=1,2,3", 3),
+        ("seed=range(1,10,4)", 3),
+        ("optimizer.lr=range(0.25,1.1,0.25)", 4),
+    ],
+)
+def test_a_space_of_few_points_is_trained_in_full_and_then_called_exhausted(
+    tmp_path: Path, space: str, num_points: int
+) -> None:
+    for num_trained in (num_points, 0):  # the same command again has nothing left
+        fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), space, lambda drawn: 0.5)
+        assert len(fake.run(at_once=2)) == num_trained
+        assert fake.draws.total == num_points
+        told = f"all {num_points} of {num_points} points are trained, fewer than search.num_trials=12"
+        assert told in fake.draws.note
+    assert len(fake.study.trials) < 12 + 2 * MOST_REPEATS
+
+
+def test_a_sampler_that_draws_nothing_new_ends_the_search_with_a_word(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), "optimizer.lr=interval(0.1,1)", rate)
+    fake.study.sampler = optuna.samplers.PartialFixedSampler({"optimizer.lr": 0.3}, optuna.samplers.RandomSampler(0))
+    assert len(fake.run()) == 1
+    told = f"PartialFixedSampler has drawn {MOST_REPEATS} times in a row what is trained already: 1 of 12 trials"
+    assert told in fake.draws.note
 
 
 def test_what_fails_or_cannot_be_trained_is_counted_once_and_drawn_anew_by_the_next_command(tmp_path: Path) -> None:
     search, space = search_of("search.num_trials=12"), "name=good,bad,fails"
+    num_done = 0
 
     def result(drawn: dict[str, str]) -> float | None:
         return None if drawn["name"] == "fails" else 0.5
 
-    fake = Fake(tmp_path / "s", search, space, result)
-    fake.run()
-    states = [trial.state.name for trial in fake.study.trials]
-    assert len(states) == 12
-    assert {"COMPLETE", "FAIL"} == set(states)
-    again = Fake(tmp_path / "s", search, space, result)
-    again.run()
-    complete = [trial for trial in again.study.trials if trial.state.name == "COMPLETE"]
-    assert len(again.study.trials) > 12
-    assert len(complete) >= states.count("COMPLETE")
+    for names in (["fails", "good"], ["fails"]):
+        fake = Fake(tmp_path / "s", search, space, result)
+        assert sorted(trial.settings["name"] for trial in fake.run()) == names
+        assert "exhausted: 1 of 3 points is trained" in fake.draws.note
+        drawn = fake.study.trials[num_done:]
+        assert {trial.params["name"] for trial in drawn if trial.state.name == "FAIL"} == {"bad", "fails"}
+        num_done = len(fake.study.trials)
 
 
 def test_a_trial_that_is_poorer_than_the_median_is_pruned_after_the_warm_up(tmp_path: Path) -> None:
@@ -291,6 +326,17 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
     assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
     assert table["best"] == study.best_trial.user_attrs["trial"] == 1
     assert study.best_value == pytest.approx(table["trials"][0]["val/accuracy"])
+
+
+@pytest.mark.processes
+def test_a_search_over_fewer_points_than_trials_trains_them_all_and_says_so(tmp_path: Path) -> None:
+    overrides = [*SMALL, "data.train_size=40", "trainer.max_epochs=1", "model.width=2,4,6", "search=random"]
+    for begins in ("A sweep of 3 trials", "All 3 trials of"):
+        done = run(tmp_path, *overrides, "search.num_trials=4", "sweep.test=none")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert begins in done.stdout
+        assert "The search space is exhausted: all 3 of 3 points are trained" in done.stdout
+        assert [trial["state"] for trial in table_of(tmp_path)["trials"]] == ["finished"] * 3
 
 
 @pytest.mark.processes

@@ -155,7 +155,7 @@ class Study(Sweeper):
                     draws,
                     configs,
                     config=config,
-                    total=config.search.num_trials,
+                    total=draws.total,
                     num_done=sum(trial.state in DONE for trial in ledger.trials),
                     objectives=objectives,
                 )

@@ -32,6 +32,9 @@ def run(main: Callable[[], Any]) -> int:
     """Check the command line, answer --help, and hand over to Hydra's `main`. Returns the exit code."""
     global _serial
     with no_garbage_collection():
+        from lockstep import project
+
+        project.enter(Path(sys.path[0]))
         num_jobs = _num_jobs()
         if num_jobs is None:
             return 0
@@ -171,7 +174,8 @@ def main() -> NoReturn:
 def _command() -> int:
     if sys.argv[1:2] == ["train"]:
         sys.argv = [str(TRAIN), *sys.argv[2:]]
-        sys.path.insert(0, str(TRAIN.parent))  # as for a script: modules beside train.py are targets, too
+        if not sys.flags.safe_path:
+            sys.path.insert(0, str(TRAIN.parent))  # as for a script
         runpy.run_path(str(TRAIN), run_name="__main__")
         return 0
     try:
@@ -235,6 +239,9 @@ def _board(arguments: argparse.Namespace) -> int:
 
 
 def _benchmark(arguments: argparse.Namespace) -> int:
+    from lockstep import project
+
+    project.enter(TRAIN.parent)
     if arguments.is_help:
         from lockstep.help import show_benchmark
 
@@ -382,13 +389,16 @@ def _prepare(arguments: argparse.Namespace) -> int:
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
     from lockstep import config as configuration
-    from lockstep import environment, launch, workers
+    from lockstep import environment, launch, project, workers
 
     folder = run_folder.find(arguments.run)
     checkpoint = folder.best_checkpoint if arguments.checkpoint == "best" else folder.last_checkpoint
     if not checkpoint.exists():
         raise FileNotFoundError(f"{shown(checkpoint)} is not there: has the run finished an epoch?")
-    tree = configuration.to_tree(configuration.load(folder.config))
+    saved = configuration.load(folder.config)
+    project.enter(TRAIN.parent)
+    project.use(folder, saved)
+    tree = configuration.to_tree(saved)
     if arguments.devices is not None:
         tree["trainer"] |= {"devices": arguments.devices, "loads": None, "num_nodes": 1}
     tree["strategy"]["interface"] = None  # of the machines that trained; here is only one

@@ -299,16 +299,16 @@ def at(tree: Any, path: Iterable[str]) -> Any:
 # -- targets against signatures ----------------------------------------------------------------------------------------
 
 
-def _targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Every section with a `_target_`, nested ones too."""
     if isinstance(value, dict):
         if isinstance(value.get("_target_"), str):
             yield path, value
         for key, child in value.items():
-            yield from _targets(child, (*path, key))
+            yield from targets(child, (*path, key))
     elif isinstance(value, list):
         for i, child in enumerate(value):
-            yield from _targets(child, (*path, str(i)))
+            yield from targets(child, (*path, str(i)))
 
 
 def _supplied(path: Sequence[str], signature: signatures.Signature) -> tuple[str, ...]:
@@ -320,7 +320,7 @@ def _supplied(path: Sequence[str], signature: signatures.Signature) -> tuple[str
 
 def _target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, str]]:
     """(key, fault) of every parameter that is unknown to its target, missing, or not the user's to set."""
-    for path, value in _targets(tree):
+    for path, value in targets(tree):
         found = section(tree, path)
         if found is not None and found.model_config.get("extra") != "allow":
             continue  # the schema has said it all

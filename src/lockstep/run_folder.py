@@ -129,6 +129,11 @@ class RunFolder:
         return self.path / "overrides.txt"
 
     @property
+    def project(self) -> Path:
+        """The folders in which the modules lie that the configuration names."""
+        return self.path / "project.json"
+
+    @property
     def environment(self) -> Path:
         """Versions, devices and commit of the machine that trained last."""
         return self.path / "environment.json"
@@ -209,6 +214,14 @@ class RunFolder:
             return read_text(self.overrides).splitlines()
         except FileNotFoundError:
             return []
+
+    def read_project(self) -> dict[str, Any]:
+        """Where the modules are, empty where nobody wrote it down."""
+        return self._read_json(self.project.name)
+
+    def write_project(self, folders: dict[str, Any]) -> None:
+        """Replace project.json."""
+        write_json(self.project, folders)
 
     # -- status and summary ------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from lockstep import config as configuration
-from lockstep import launch, notification, overrides, run_folder, workers
+from lockstep import launch, notification, overrides, project, run_folder, workers
 from lockstep.config import ConfigError
 from lockstep.environment import leave, outer_world, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, shown
@@ -54,8 +54,9 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test
 
 
 def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
-    """Write what a run starts from: its configuration, and for people what was typed."""
+    """Write what a run starts from: its configuration, where its modules are, and for people what was typed."""
     configuration.save(config, folder.config)
+    project.record(folder)
     text = "".join(f"{override}\n" for override in without_secrets(typed))
     run_folder.write_atomically(folder.overrides, text)
 
@@ -67,6 +68,7 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
         held.enter_context(locked(folder))
         _begin_again(folder)
         configuration.save(config, folder.config)
+        project.record(folder)
         return folder
 
     return _train(make, config, known=folder)
@@ -79,6 +81,7 @@ def resumed(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, Config]:
     except FileNotFoundError as error:
         raise ConfigError([f"resume={error}"]) from error
     saved = configuration.load(folder.config)
+    project.use(folder, saved, is_own_first=True)
     config = overrides.resumed(saved, cfg, typed)
     if folder.read_summary() and config.trainer.max_epochs <= folder.read_summary()["epochs"]:
         raise ConfigError(
@@ -94,6 +97,7 @@ def go_on(folder: RunFolder, *, has_test: bool) -> int:
     A run that is through stays as it is.
     """
     config = configuration.load(folder.config)
+    project.use(folder, config)
     faults = workers.faults(config)
     if faults:
         raise ConfigError(faults)
@@ -204,7 +208,9 @@ def do(path: Path, task: str) -> int:
 
 def test(folder: RunFolder) -> int:
     """Measure a finished run on its test set; the result joins its summary. Returns the exit code."""
-    num_workers = workers.found(configuration.load(folder.config)).world_size
+    config = configuration.load(folder.config)
+    project.use(folder, config)
+    num_workers = workers.found(config).world_size
     job = launch.Job("test", str(folder.path), {})
     with locked(folder):
         return launch.run_workers(job, num_workers) if num_workers > 1 else launch.run_here(job, None)

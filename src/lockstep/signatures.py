@@ -47,6 +47,14 @@ def find(target: str) -> Signature | None:
     return found if found is not None else _imported(target)
 
 
+def is_there(package: str) -> bool:
+    """Whether Python finds a package or module of this name, which has no dots."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # a module without a spec, such as __main__
+        return True
+
+
 def _imported(target: str) -> Signature | None:
     located = _located(target)
     module = located[1] if located is not None else target.rpartition(".")[0]

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from lockstep import config as configuration
-from lockstep import environment, overrides, run_folder
+from lockstep import environment, overrides, project, run_folder
 from lockstep.benchmark import child, results
 from lockstep.benchmark.environments import Place, places
 from lockstep.launch import Job
@@ -114,6 +114,7 @@ class Benchmark:
         folder.path.mkdir()
         assert place.config is not None
         configuration.save(place.config, folder.config)
+        project.record(folder)
         head = f"[{number}/{count}] {place.name}"
         left_s = (count - number) * (self._settings.budget_s + self._settings.probe_s + START_S)
 

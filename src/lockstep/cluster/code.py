@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lockstep import environment
-from lockstep.config import ConfigError
+from lockstep.config import ConfigError, targets, to_tree
 from lockstep.environment import ROOT
 from lockstep.run_folder import shown
+from lockstep.schema import Config
 from lockstep.watching.cells import size
 
-WITHOUT_GIT = ("src", "conf", "train.py")
+WITHOUT_GIT = ("src", "conf")  # beside modules and packages
+MAIN = "train.py"
 RUNS = "outputs"  # with copies of the code in them, also where a command was typed elsewhere in the project
 MAX_BYTES = 100 * 2**20
 COMMIT, CHANGES = environment.FROZEN_COMMIT, "CHANGES.diff"
@@ -23,20 +25,37 @@ GIT_TIMEOUT_S = 60.0
 def files(root: Path = ROOT, max_bytes: int = MAX_BYTES) -> list[Path]:
     """Files of the project relative to `root`: those git knows, and others it does not ignore.
 
-    Without git, all of src, conf and train.py. Raises ConfigError when they are too large to be copied for every job.
+    Without git, all of src, conf, train.py, and of the modules and packages beside it. Raises ConfigError when they are
+    too large to be copied for every job.
     """
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     names = sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
     paths = [path for path in map(Path, names) if RUNS not in path.parts]
     found = [path for path in paths if (root / path).is_file()]  # not what is gone, no other repositories
-    if Path(WITHOUT_GIT[-1]) not in found:
-        found = list(_walk(root))
+    if Path(MAIN) not in found:
+        found = [path for path in _walk(root) if RUNS not in path.parts]
     sizes = {path: os.stat(root / path).st_size for path in found}
     total = sum(sizes.values())
     if total > max_bytes:
         largest = ", ".join(f"{path} ({size(sizes[path])})" for path in sorted(found, key=lambda p: -sizes[p])[:3])
         message = f"the code in {shown(root)} has {size(total)}, and a job gets a copy of at most {size(max_bytes)}"
         raise ConfigError([f"{message}: let .gitignore name what is not code, largest are {largest}"])
+    return found
+
+
+def needed(config: Config, root: Path = ROOT) -> list[Path]:
+    """As `files`. Raises ConfigError, too, where a package that the configuration names would be left out."""
+    found = files(root)
+    there = {path.parts[0] for path in found}
+    faults = []
+    for path, section in targets(to_tree(config)):
+        package = section["_target_"].partition(".")[0]
+        left_out = {package, f"{package}.py"} & {entry.name for entry in root.iterdir()}
+        if left_out and not left_out & there:
+            key, what = ".".join(path), f"{package} beside train.py is not copied for a job, because git ignores it"
+            faults.append(f"{key}._target_={section['_target_']}: {what}: see git check-ignore -v {root / package}")
+    if faults:
+        raise ConfigError(faults)
     return found
 
 
@@ -71,12 +90,13 @@ def search_path(code: Path) -> str:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    for name in WITHOUT_GIT:
-        if (root / name).is_file():
-            yield Path(name)
-        for path in sorted((root / name).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                yield path.relative_to(root)
+    for entry in sorted(root.iterdir()):
+        if entry.is_file() and entry.suffix == ".py":
+            yield Path(entry.name)
+        elif entry.name in WITHOUT_GIT or (not entry.name.startswith(".") and any(entry.glob("*.py"))):
+            for path in sorted(entry.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    yield path.relative_to(root)
 
 
 def _git(root: Path, *words: str) -> bytes:

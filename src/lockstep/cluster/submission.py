@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from lockstep import allocation, run_folder, runner, workers
+from lockstep import allocation, project, run_folder, runner, workers
 from lockstep import config as configuration
 from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.job import Settings
@@ -31,7 +31,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
         folder = RunFolder(chosen.resolve() if chosen else run_folder.free_path(outputs, config.run_name, now))
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    files = code.files()  # a fault leaves nothing behind
+    files = code.needed(config)  # a fault leaves nothing behind
     if chosen is None:
         folder = RunFolder(run_folder.create_path(outputs, config.run_name, now))
     else:
@@ -58,7 +58,7 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     if config.dry_run:
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    files = code.files()
+    files = code.needed(config)
     with runner.locked(folder):
         before = folder.config.read_text()
         configuration.save(for_job(config), folder.config)
@@ -94,9 +94,13 @@ def submit_all(
         raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
     cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
     with contextlib.ExitStack() as undone:
-        frozen = old_code or undone.enter_context(_frozen(code.files() if files is None else files, base))
+        if files is None:
+            files = code.needed(configs[0])
+        frozen = old_code or undone.enter_context(_frozen(files, base))
         for folder, config in zip(folders, configs, strict=True):
             configuration.save(for_job(config), folder.config)
+            if old_code is None:
+                undone.enter_context(_reading(folder, frozen))
             undone.enter_context(_waiting(folder, config))
         if cluster.name == "local":
             found = background.start(cluster, folders, task=task, code=frozen, cwd=cwd)
@@ -194,6 +198,18 @@ def _frozen(files: Sequence[Path], base: RunFolder) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def _reading(folder: RunFolder, frozen: Path) -> Iterator[None]:
+    """Let the run find its modules in the copy of the code; and take that back when it was not submitted."""
+    before = folder.read_project()
+    project.record_copy(folder, code.ROOT, frozen)
+    try:
+        yield
+    except BaseException:
+        folder.write_project(before)
+        raise
+
+
+@contextlib.contextmanager
 def _waiting(folder: RunFolder, config: Config) -> Iterator[None]:
     """Let the run say that it waits, before it can have begun; and take that back when it was not submitted.
 
@@ -225,7 +241,7 @@ def _waiting(folder: RunFolder, config: Config) -> Iterator[None]:
 def _withdraw(folder: RunFolder) -> None:
     """Remove what was prepared for a run that could not be submitted."""
     shutil.rmtree(folder.job_files, ignore_errors=True)
-    for path in (folder.overrides, folder.job_file, folder.job_lock, folder.status_file, folder.config):
+    for path in (folder.overrides, folder.project, folder.job_file, folder.job_lock, folder.status_file, folder.config):
         path.unlink(missing_ok=True)
 
 

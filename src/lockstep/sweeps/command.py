@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lockstep import config as configuration
-from lockstep import environment
+from lockstep import environment, project
 from lockstep.cluster import jobs, submission
 from lockstep.config import ConfigError, leaves
 from lockstep.run_folder import LIVE_STATES, RunFolder, shown, write_atomically
@@ -25,6 +25,8 @@ ELSEWHERE = (*configuration.NOT_OF_A_TRAINING, "strategy")
 
 class Grid:
     """Trials that are all known from the start: those that are not done yet."""
+
+    note = ""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._left = [trial for trial in trials if trial.state not in DONE]
@@ -68,6 +70,7 @@ def prepared(
     folder.path.mkdir(parents=True, exist_ok=True)
     if trial.state not in (*DONE, *LIVE_STATES):
         configuration.save(saved, folder.config)
+        project.record(folder)
         text = "".join(f"{override}\n" for override in environment.without_secrets(own))
         write_atomically(folder.overrides, text)
     return trial, config
@@ -151,6 +154,8 @@ def run(
         code = course.run()
     finally:
         write(ledger, known())
+    if source.note and not config.silent:
+        print(source.note, flush=True)
     chosen = _to_be_tested(known(), ledger, config)
     if chosen:
         if not config.silent:

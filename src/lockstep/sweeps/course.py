@@ -22,6 +22,11 @@ PRUNED = "pruned: other trials were better by now"
 class Source(Protocol):
     """Where trials come from."""
 
+    @property
+    def note(self) -> str:
+        """What a person is told when they are through; empty for nothing."""
+        ...
+
     def proposed(self, num_free: int) -> Sequence[Trial]:
         """Trials to run; at most so many where they are made up as the sweep goes."""
         ...

@@ -116,14 +116,13 @@ def _fresh(folder: Path, task: str, environ: Mapping[str, str], log: Path) -> su
 
 
 def environ_of(share: Share, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a trial: the GPUs it may see, threads for its cores, and where the modules of the user are."""
+    """The variables of a trial: the GPUs it may see, and threads for its cores."""
     found = dict(environ)
     if share.gpus and not share.is_named:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
     elif not share.gpus:
         found["CUDA_VISIBLE_DEVICES"] = ""
     found.setdefault("OMP_NUM_THREADS", str(share.num_threads))
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, (sys.path[0], environ.get("PYTHONPATH"))))
     return found
 
 

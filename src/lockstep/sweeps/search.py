@@ -3,6 +3,8 @@
 hydra-optuna-sweeper 1.3.0 needs Optuna 2, starts trials in batches that wait for their slowest, and cannot prune.
 """
 
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,8 @@ from lockstep.sweeps.table import Objective, number
 
 JOURNAL = "study.journal"  # everything Optuna knows, in the folder of the sweep
 NUMBER = "trial"  # of the ledger, kept with Optuna's trial
+MOST_REPEATS = 20  # draws in a row of what is known; then another point is taken, if they can be counted
+Point = tuple[Any, ...]  # a place in the search space
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
@@ -39,6 +43,35 @@ def _distribution(drawn: Interval | tuple[str, ...]) -> BaseDistribution:
     if all(isinstance(end, int) for end in ends):
         return IntDistribution(int(drawn.low), int(drawn.high), log=drawn.is_log, step=int(drawn.step or 1))
     return FloatDistribution(drawn.low, drawn.high, log=drawn.is_log, step=drawn.step)
+
+
+def num_points(space: Mapping[str, BaseDistribution]) -> int | None:
+    """How many different draws there are; None where they cannot be counted."""
+    counts = [_count(drawn) for drawn in space.values()]
+    return None if None in counts else math.prod(count for count in counts if count is not None)
+
+
+def _count(drawn: BaseDistribution) -> int | None:
+    if isinstance(drawn, CategoricalDistribution):
+        return len(drawn.choices)
+    assert isinstance(drawn, IntDistribution | FloatDistribution)
+    return None if drawn.step is None else round((drawn.high - drawn.low) / drawn.step) + 1
+
+
+def _values(drawn: BaseDistribution) -> Sequence[Any]:
+    """All values of what can be counted."""
+    if isinstance(drawn, CategoricalDistribution):
+        return drawn.choices
+    assert isinstance(drawn, IntDistribution | FloatDistribution)
+    return [drawn.low + place * (drawn.step or 0) for place in range(_count(drawn) or 0)]
+
+
+def _place(drawn: BaseDistribution, value: Any) -> Any:
+    """Equal for values that differ by rounding alone: the number of the value, where they can be counted."""
+    if isinstance(drawn, CategoricalDistribution):
+        return drawn.choices.index(value)
+    assert isinstance(drawn, IntDistribution | FloatDistribution)
+    return value if drawn.step is None else round((value - drawn.low) / drawn.step)
 
 
 def study_in(folder: Path, search: Search, objectives: Sequence[Objective]) -> optuna.Study:
@@ -69,7 +102,7 @@ def _sampler(search: Search, num_known: int) -> optuna.samplers.BaseSampler:
 
 
 class Draws:
-    """The trials of a study, as a source of a sweep."""
+    """The trials of a study, as a source of a sweep. What counts is what is trained: a point drawn again is not."""
 
     def __init__(
         self,
@@ -88,37 +121,62 @@ class Draws:
         self._objectives = objectives
         self._monitored = monitored
         self._num_trials = num_trials
-        self._num_failed = 0
+        self._num_points = num_points(space)
+        self._is_stuck = False
         self._open: dict[int, list[optuna.Trial]] = {}  # a draw that is the same again waits for the first one
+        # points this command need not begin: trained, being trained, and what has failed by now
+        self._taken: dict[Point, Trial | None] = {}
+        self._done: set[int] = {trial.number for trial in ledger.trials if trial.state in DONE}
         by_number = {trial.number: trial for trial in ledger.trials}
+        frozen_trials = study.get_trials(deepcopy=False)
+        for frozen in frozen_trials:
+            number = frozen.user_attrs.get(NUMBER, -1)
+            if number in self._done:
+                self._taken[self._point(frozen.params)] = by_number[number]
         self._resumed: list[Trial] = []
-        for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            trial = by_number.get(frozen.user_attrs.get(NUMBER, -1))
-            if trial is None:  # the process was killed before there was a run
+        for frozen in frozen_trials:
+            if frozen.state != TrialState.RUNNING:
+                continue
+            if frozen.user_attrs.get(NUMBER, -1) not in by_number:  # the process was killed before there was a run
                 study.tell(frozen.number, state=TrialState.FAIL)
                 continue
             # Optuna itself offers no way to go on with a trial of another process
             self._resumed += self._begun(optuna.Trial(study, frozen._trial_id))
 
-    def _num_left(self) -> int:
-        counted = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-        done = self._study.get_trials(deepcopy=False, states=counted)
-        return self._num_trials - len(done) - self._num_failed
+    @property
+    def total(self) -> int:
+        """How many trials there are to be: as many as were asked for, or as there are points."""
+        return min(self._num_trials, self._num_points or self._num_trials)
+
+    @property
+    def note(self) -> str:
+        """Why there is nothing left to draw before as many trials are trained as were asked for; else empty."""
+        num_done = len(self._done)
+        if self._num_points is not None and len(self._taken) >= self._num_points < self._num_trials:
+            every = "all " if num_done == self._num_points else ""
+            verb = "is" if num_done == 1 and not every else "are"
+            points = f"{every}{num_done} of {self._num_points} points {verb} trained"
+            return f"The search space is exhausted: {points}, fewer than search.num_trials={self._num_trials}."
+        if self._is_stuck:
+            what = (
+                f"{type(self._study.sampler).__name__} has drawn {MOST_REPEATS} times in a row what is trained already"
+            )
+            return f"{what}: {num_done} of {self._num_trials} trials are done. Use another search.sampler."
+        return ""
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
         """What was interrupted first, then new draws."""
         if self._resumed:
             found, self._resumed = self._resumed[: max(num_free, 0)], self._resumed[max(num_free, 0) :]
             return found
-        found = []
-        while len(found) < num_free and self._num_left() > 0:
-            drawn = self._drawn()
-            try:
-                found += self._begun(drawn)
-            except ConfigError as error:
-                print(f"A draw that cannot be trained: {' '.join(error.faults)}", flush=True)
-                self._study.tell(drawn, state=TrialState.FAIL)
-                self._num_failed += 1
+        found: list[Trial] = []
+        num_repeats = 0
+        while len(found) < num_free and len(self._taken) < self.total and not self._is_stuck:
+            if num_repeats == MOST_REPEATS:
+                self._is_stuck = not self._enqueue_another()
+            num_taken = len(self._taken)
+            found += self._begun(self._drawn()) if not self._is_stuck else []
+            num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
         return found
 
     def _drawn(self) -> optuna.Trial:
@@ -129,15 +187,49 @@ class Draws:
         except ImportError as error:
             raise ConfigError([f"search.sampler={type(self._study.sampler).__name__}: {error}"]) from error
 
+    def _enqueue_another(self) -> bool:
+        """Have the next draw be a point that was not taken; False where the points cannot be counted."""
+        if self._num_points is None:
+            return False
+        every = itertools.product(*map(_values, self._space.values()))
+        points = (dict(zip(self._space, values, strict=True)) for values in every)
+        self._study.enqueue_trial(next(params for params in points if self._point(params) not in self._taken))
+        return True
+
+    def _point(self, params: Mapping[str, Any]) -> Point:
+        return tuple(_place(drawn, params[key]) for key, drawn in self._space.items())
+
     def _begun(self, drawn: optuna.Trial) -> list[Trial]:
-        """The trial of a draw; none where nothing is to be run: it is done, or runs already. Raises ConfigError."""
-        trial = self._make([f"{key}={value}" for key, value in drawn.params.items()])
+        """The trial of a draw; none where nothing is to be run: it is taken, or cannot be trained."""
+        point = self._point(drawn.params)
+        if point in self._taken:
+            self._repeat(drawn, self._taken[point])
+            return []
+        try:
+            trial = self._make([f"{key}={value}" for key, value in drawn.params.items()])
+        except ConfigError as error:
+            print(f"A draw that cannot be trained: {' '.join(error.faults)}", flush=True)
+            self._taken[point] = None
+            self._study.tell(drawn, state=TrialState.FAIL)
+            return []
+        self._taken[point] = trial
         drawn.set_user_attr(NUMBER, trial.number)
-        self._open.setdefault(trial.number, []).append(drawn)
-        if trial.state in DONE:
+        self._open[trial.number] = [drawn]
+        if trial.state in DONE:  # of a study that was lost
             self.ended(trial, trial.state)
             return []
-        return [trial] if len(self._open[trial.number]) == 1 else []
+        return [trial]
+
+    def _repeat(self, drawn: optuna.Trial, trial: Trial | None) -> None:
+        """Have a draw end as the trial of the same point has, or will."""
+        if trial is None:
+            self._study.tell(drawn, state=TrialState.FAIL)
+            return
+        drawn.set_user_attr(NUMBER, trial.number)
+        if trial.number in self._open:
+            self._open[trial.number].append(drawn)
+        else:
+            self._tell(drawn, trial, trial.state)
 
     def is_poor(self, trial: Trial) -> bool:
         """Tell Optuna of the epochs that are done, and ask."""
@@ -157,16 +249,19 @@ class Draws:
         """Tell Optuna; a stopped trial stays open, and goes on with the next command."""
         if state == "stopped":
             return
-        values = [each.of(trial.folder, self._monitored) for each in self._objectives]
-        found = [value for value in values if value is not None]
+        if state in DONE:
+            self._done.add(trial.number)
         for drawn in self._open.pop(trial.number):
-            if state == "pruned":
-                self._study.tell(drawn, state=TrialState.PRUNED)
-            elif state == "finished" and len(found) == len(values):
-                self._study.tell(drawn, found)
-            else:
-                self._num_failed += 1
-                self._study.tell(drawn, state=TrialState.FAIL)
+            self._tell(drawn, trial, state)
+
+    def _tell(self, drawn: optuna.Trial, trial: Trial, state: str) -> None:
+        values = [each.of(trial.folder, self._monitored) for each in self._objectives]
+        if state == "pruned":
+            self._study.tell(drawn, state=TrialState.PRUNED)
+        elif state == "finished" and None not in values:
+            self._study.tell(drawn, [value for value in values if value is not None])
+        else:
+            self._study.tell(drawn, state=TrialState.FAIL)
 
 
 def objectives_of(search: Search, monitored: Objective) -> list[Objective]:
