@@ -327,10 +327,18 @@ def test_a_thousand_runs_are_looked_at(tmp_path: Path, figure: Any) -> None:
 # -- more of a run -----------------------------------------------------------------------------------------------------
 
 
+def test_overrides_begin_with_the_keys_that_tell_the_most_runs_apart() -> None:
+    typed = {str(number): ["data=x", "data.size=9", f"lr={number % 2}", f"seed={number // 2}"] for number in range(4)}
+    listed = [{"id": key, "overrides": overrides} for key, overrides in (typed | {"other": ["data=y"]}).items()]
+    found = differing_overrides(listed)
+    assert (found["0"], found["3"]) == ("lr=0 seed=0 data=x data.size=9", "lr=1 seed=1 data=x data.size=9")
+    assert found["other"] == "data=y"
+
+
 def test_overrides_that_all_runs_have_are_left_out() -> None:
     typed = {"a": ["w=16", "lr=0.1"], "b": ["w=16", "lr=0.2", "seed=1"], "c": ["lr=0.1", "w=16"]}
     listed = [{"id": key, "overrides": overrides} for key, overrides in typed.items()]
-    assert differing_overrides(listed) == {"a": "lr=0.1", "b": "lr=0.2 seed=1", "c": "lr=0.1"}
+    assert differing_overrides(listed) == {"a": "lr=0.1", "b": "seed=1 lr=0.2", "c": "lr=0.1"}
     assert differing_overrides(listed[:1]) == {"a": "w=16 lr=0.1"}
     assert differing_overrides([]) == {}
 

@@ -1,9 +1,10 @@
 """What a person sees, as pictures: `python docs/images/screenshots.py FOLDER`, a few minutes on two cores.
 
-The Training tab light, dark and with a sweep, the hyperparameters of that sweep, and the terminal at 80 and 140 columns
-(in tmux); the pictures of the network are in the run folders. Trains a sweep of 20 small networks below FOLDER/outputs
-unless there are runs already, and one more by two processes while the tab is looked at. Needs tmux, playwright and
-Chromium (tests/chromium.sh).
+The Training tab, light and dark, 1,000 and 1,400 pixels wide, with a sweep whose trials are drawn over one another; the
+tabs of TensorBoard that show the same runs; the terminal at 80 and 140 columns (in tmux). `board.png` is the one of the
+README. The pictures of the network are in the run folders. Trains a sweep of eight small networks and a run below
+FOLDER/outputs unless there are runs already, and one more by two processes while the tab is looked at. Needs tmux,
+playwright and Chromium (tests/chromium.sh).
 """
 
 import io
@@ -16,14 +17,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.text import Text
 
 TRAIN = str(Path(__file__).parents[2] / "train.py")
-SWEEP = ("-m", "optimizer.lr=0.05,0.1,0.2,0.4", "seed=0,1,2,3,4", "model.width=4", "trainer.max_epochs=6")
+SWEEP = ("-m", "optimizer.lr=0.05,0.1,0.2,0.4", "seed=0,1", "model.width=4", "trainer.max_epochs=6", "strategy=cpu")
+ALONE = ("optimizer=adamw", "optimizer.lr=0.003", "model.width=4", "trainer.max_epochs=6", "strategy=cpu")
 SHORT = ("model.width=8", "trainer.max_epochs=4", "strategy=cpu")
-LIVE = ("model.width=8", "trainer.max_epochs=40", "trainer.devices=2", "strategy=cpu")
+LIVE = ("model.width=8", "trainer.max_epochs=120", "trainer.devices=2", "strategy=cpu")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 
 
@@ -31,7 +34,8 @@ def main(folder: Path) -> None:
     """Train, and take the pictures into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "outputs").exists():
-        subprocess.run([sys.executable, TRAIN, *SWEEP], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        for words in (SWEEP, ALONE):
+            subprocess.run([sys.executable, TRAIN, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     live = subprocess.Popen([sys.executable, TRAIN, *LIVE], cwd=folder, stdout=subprocess.DEVNULL)
     board = subprocess.Popen(
         [sys.executable, "-m", "lockstep.cli", "board"], cwd=folder, stdout=subprocess.PIPE, text=True
@@ -41,11 +45,15 @@ def main(folder: Path) -> None:
         address = next(word for word in board.stdout.readline().split() if word.startswith("http"))
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
-            page = browser.new_page(viewport={"width": 1440, "height": 1000})
-            take(page, address, folder)
-            page.goto(address.partition("#")[0] + "#hparams")
-            page.wait_for_timeout(8000)
-            page.screenshot(path=folder / "hparams.png")
+            page = browser.new_page(device_scale_factor=1)
+            for width in (1400, 1000):
+                page.set_viewport_size({"width": width, "height": 1180})
+                take(page, address, folder, width)
+                for name in ("timeseries", "custom_scalars", "hparams"):
+                    page.goto(address.partition("#")[0] + f"#{name}")
+                    page.reload()  # else the fragment alone changes
+                    page.wait_for_timeout(8000)
+                    page.screenshot(path=folder / f"{name}_{width}.png")
             for columns in (80, 140):
                 page.set_content(terminal(folder, columns))
                 page.locator("svg").screenshot(path=folder / f"terminal_{columns}.png")
@@ -56,27 +64,37 @@ def main(folder: Path) -> None:
             process.wait()
 
 
-def take(page: Any, address: str, folder: Path) -> None:
-    """The tab with a run that has done some epochs."""
+def take(page: Any, address: str, folder: Path, width: int) -> None:
+    """The tab with a run that has done some epochs, and all trials of the sweep over one another."""
     page.goto(address)
+    page.reload()
     tab = page.frame_locator("iframe")
     tab.locator("dt", has_text="val/accuracy").wait_for(timeout=120_000)
     tab.get_by_role("heading", name="Loss of a step").wait_for(timeout=60_000)
-    page.wait_for_timeout(10_000)
-    chart = tab.locator(".details figure", has_text="Accuracy").get_by_role("img")
-    page.screenshot(path=folder / "board_light.png")
+    sweep = tab.locator("tr[data-sweep]")
+    sweep.click()
+    sweep.get_by_role("checkbox").check()
+    page.wait_for_timeout(3000)
+    tab.locator("main").evaluate("main => main.ownerDocument.scrollingElement.scrollTo(0, 0)")
+    page.screenshot(path=folder / f"board_{width}_light.png")
+    if width == 1400:
+        colours = Image.open(folder / "board_1400_light.png").convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        colours.save(folder / "board.png", optimize=True)
     page.evaluate("document.body.classList.add('dark-mode')")
-    chart.focus()
+    tab.locator(".compared").get_by_role("img").last.focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     page.wait_for_timeout(500)
-    page.screenshot(path=folder / "board_dark.png")
-    page.evaluate("document.body.classList.remove('dark-mode')")
-    tab.get_by_label("Filter runs").fill("sweep")
-    tab.get_by_role("button", name="Best").click()
-    tab.locator("tbody tr").first.click()
+    tab.locator("main").evaluate("main => main.ownerDocument.scrollingElement.scrollTo(0, 0)")
+    page.screenshot(path=folder / f"board_{width}_dark.png")
+    tab.locator(".compared").get_by_role("button", name="Clear").click()
+    sweep.click()
+    tab.locator("tbody tr").last.click()
+    tab.get_by_role("heading", name="Confusion matrix").wait_for(timeout=60_000)
     page.wait_for_timeout(3000)
-    page.screenshot(path=folder / "board_sweep.png")
+    page.screenshot(path=folder / f"run_{width}_dark.png", full_page=True)
+    page.evaluate("document.body.classList.remove('dark-mode')")
+    page.screenshot(path=folder / f"run_{width}_light.png", full_page=True)
 
 
 def terminal(folder: Path, columns: int) -> str:
