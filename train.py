@@ -1,5 +1,10 @@
 """Train an image classifier: `python train.py [group=option] [key=value] ...`, see `python train.py --help`."""
 
+from lockstep import entry
+
+if __name__ == "__main__":
+    entry.begin()  # before the imports, which take a while
+
 import hydra
 from omegaconf import DictConfig
 

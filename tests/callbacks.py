@@ -1,5 +1,6 @@
 """Callbacks for tests: what a trial sees, how long it takes, and what happens to it at a certain moment."""
 
+import ctypes
 import json
 import os
 import signal
@@ -82,6 +83,46 @@ class Terminated(Callback):
     def _send(self, trainer: L.Trainer, *, is_now: bool) -> None:
         if is_now and trainer.global_rank == self._rank:
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Dies(L.Callback):
+    """One rank dies by a signal after its third step; only of a run with this seed, where one is given."""
+
+    def __init__(self, *, how: str, rank: int, seed: int | None) -> None:
+        self._how = {"SIGSEGV": reads_nowhere, "SIGABRT": aborts, "SIGKILL": is_killed}[how]
+        self._rank = rank
+        self._seed = seed
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        own = Path(trainer.default_root_dir, "config.yaml").read_text()
+        is_this = self._seed is None or f"\nseed: {self._seed}\n" in own
+        if is_this and trainer.global_rank == self._rank and trainer.global_step == 3:
+            self._how()
+
+
+def reads_nowhere() -> None:
+    ctypes.string_at(0)
+
+
+def aborts() -> None:
+    os.abort()
+
+
+def is_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# for sitecustomize.py: a process dies while it imports torch
+DIES_IN_TORCH = """
+import os, signal, sys
+class Dies:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.nn":
+            os.kill(os.getpid(), signal.SIGSEGV)
+sys.meta_path.insert(0, Dies())
+"""
 
 
 class SlowAtFirst(L.Callback):

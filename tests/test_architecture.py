@@ -13,18 +13,21 @@ import lockstep
 PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
-    ("run_folder", "signals", "parallel", "schema", "signatures", "environment", "terminal", "drawing"),
-    ("data", "models", "checkpoint_io", "allocation", "runs", "memory"),
+    ("output", "signals"),
+    ("run_folder", "parallel", "schema", "signatures", "environment", "terminal", "drawing", "entry"),
+    ("data", "models", "checkpoint_io", "allocation", "runs", "memory", "vitals"),
     ("workers",),
     ("callbacks", "config", "watching", "notification", "board"),
     ("staging", "overrides", "project"),
     ("session",),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),
+    ("supervision",),
     ("benchmark", "runner"),
     ("cluster",),
     ("sweeps",),
     ("cli",),
+    ("__main__",),
 )
 KNOW_HYDRA = {"cli", "config", "overrides", "help", "runner"}
 STARTS_AT_ONCE = (

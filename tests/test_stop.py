@@ -1,7 +1,9 @@
 """Real processes are signalled, stopped, killed and resumed; nothing stays alive, and nothing is lost."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,12 +24,18 @@ LONG = (*SMALL, "data.train_size=301", "trainer.max_epochs=500")
 class Training:
     """A `python train.py` in a folder of its own, and the processes it started."""
 
-    def __init__(self, cwd: Path, *overrides: str) -> None:
+    def __init__(self, cwd: Path, *overrides: str, hangup: signal.Handlers = signal.SIG_DFL) -> None:
         self.cwd = cwd
         self.log = cwd / "terminal.log"
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                command(*overrides), cwd=cwd, env=environ(), stdout=log, stderr=subprocess.STDOUT
+                command(*overrides),
+                cwd=cwd,
+                env=environ(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # as in a terminal, also where the tests run under nohup
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup) and None,
             )
 
     @property
@@ -52,8 +60,8 @@ class Training:
 
 
 @contextmanager
-def training(cwd: Path, *overrides: str) -> Iterator[Training]:
-    started = Training(cwd, *overrides)
+def training(cwd: Path, *overrides: str, hangup: signal.Handlers = signal.SIG_DFL) -> Iterator[Training]:
+    started = Training(cwd, *overrides, hangup=hangup)
     try:
         yield started
     finally:
@@ -80,6 +88,8 @@ def assert_nothing_alive(pids: list[int]) -> None:
         (signal.SIGINT, "rank 0"),
         (signal.SIGTERM, "rank 1"),
         (signal.SIGUSR1, "rank 1"),
+        (signal.SIGHUP, "parent"),
+        (signal.SIGHUP, "rank 1"),
     ],
 )
 def test_a_signal_to_anyone_stops_all_with_a_checkpoint(tmp_path: Path, number: signal.Signals, target: str) -> None:
@@ -96,12 +106,28 @@ def test_a_signal_to_anyone_stops_all_with_a_checkpoint(tmp_path: Path, number: 
         assert f"resume={run.folder.path.relative_to(tmp_path)}" in run.log.read_text()
 
 
-def test_one_process_stops_on_a_signal_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_one_process_stops_on_a_signal_too(tmp_path: Path, number: signal.Signals) -> None:
     with training(tmp_path, *LONG) as run:
         run.wait_for_step(2)
-        run.process.send_signal(signal.SIGTERM)
+        run.process.send_signal(number)
         assert run.exit_code() == EXIT_STOPPED
         assert run.folder.read_status()["state"] == "stopped"
+        assert run.folder.read_status()["reason"] == f"signal {number.name}"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path, num_workers: int) -> None:
+    """As nohup does."""
+    how = [*LONG, f"trainer.devices={num_workers}"]
+    with training(tmp_path, *how, hangup=signal.SIG_IGN) as run:
+        run.wait_for_step(2)
+        for pid in [run.process.pid, *run.workers()]:
+            os.kill(pid, signal.SIGHUP)
+        run.wait_for_step(run.folder.read_status()["step"] + 3)  # would have stopped within two
+        run.process.send_signal(signal.SIGTERM)
+        assert run.exit_code() == EXIT_STOPPED
+        assert run.folder.read_status()["reason"] == "signal SIGTERM"
 
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
@@ -151,7 +177,7 @@ def test_kill_9_of_a_rank_ends_the_run_and_is_named(tmp_path: Path, rank: int) -
         os.kill(workers[rank], signal.SIGKILL)
         assert run.exit_code() == 1
         assert_nothing_alive(workers)
-        assert f"rank {rank} of 2 was ended by SIGKILL" in run.log.read_text()[-400:]
+        assert f"rank {rank} of 2 was ended by SIGKILL on {socket.gethostname()}" in run.log.read_text()[-400:]
         assert run.folder.read_status()["state"] == "failed"
 
 
@@ -180,6 +206,11 @@ def test_a_frozen_rank_ends_the_run_after_the_timeout(tmp_path: Path) -> None:
         os.kill(workers[1], signal.SIGSTOP)
         assert run.exit_code() == 1
         assert_nothing_alive(workers)
+        told = rf"rank 1 of 2 on {socket.gethostname()} \(pid {workers[1]}\) has been silent since [\d:]+, for \d+ s: "
+        reason = run.folder.read_status()["reason"]
+        assert re.fullmatch(told + f"its process is stopped, kill -CONT {workers[1]} would let it go on", reason)
+        assert reason in run.log.read_text()
+        assert "rank 0 of 2 waited for it: " in run.folder.failure.read_text()
 
 
 def test_a_chain_of_2_3_and_1_processes_ends_where_one_would(tmp_path: Path, figure: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lockstep import run_folder
+from lockstep import entry, run_folder, signals
 from lockstep.environment import leave, no_garbage_collection, outer_world, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder, shown
 from lockstep.sweeps.serial import Serial
@@ -137,6 +137,7 @@ def train(cfg: Any) -> float:
 
             folder, config = runner.resumed(cfg, overrides)
             submission.refuse_live(folder)
+            _supervise(config, is_submitted=is_submitted)
             folder, code = (submission if is_submitted else runner).resume(folder, config)
         elif is_submitted:
             from lockstep.cluster import submission
@@ -144,7 +145,9 @@ def train(cfg: Any) -> float:
             folder, code = submission.start(configuration.checked(cfg), overrides, chosen)
         else:
             has_test = not is_sweep or cfg.sweep.test == "all"
-            folder, code = runner.start(configuration.checked(cfg), overrides, chosen, has_test=has_test)
+            config = configuration.checked(cfg)
+            _supervise(config, is_submitted=False)
+            folder, code = runner.start(config, overrides, chosen, has_test=has_test)
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     if is_sweep and not is_submitted:
@@ -157,6 +160,14 @@ def train(cfg: Any) -> float:
     raise SystemExit(code)
 
 
+def _supervise(config: Any, *, is_submitted: bool) -> None:
+    """Have a process wait for this one, where this one computes itself."""
+    from lockstep import runner, supervision
+
+    if not is_submitted and runner.computes_here(config):
+        supervision.begin()
+
+
 def _is_first() -> bool:
     """Whether this process speaks: rank 0, or the only one."""
     world = outer_world(os.environ)
@@ -167,7 +178,8 @@ def _is_first() -> bool:
 
 
 def main() -> NoReturn:
-    """Entry point of the `lockstep` command."""
+    """What `lockstep` does, also as `python -m lockstep.cli`."""
+    entry.begin()
     leave(_command)
 
 
@@ -180,10 +192,13 @@ def _command() -> int:
         return 0
     try:
         if sys.argv[1:2] == ["jobs"]:
+            signals.as_usual()
             from lockstep.cluster.commands import run
 
             return run(sys.argv[2:])
         arguments = _parser().parse_args(_joined(sys.argv[1:]))
+        if arguments.function not in (_evaluate, _predict, _benchmark):
+            signals.as_usual()
         return arguments.function(arguments)
     except (FileNotFoundError, ValueError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
@@ -389,7 +404,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
     from lockstep import config as configuration
-    from lockstep import environment, launch, project, workers
+    from lockstep import environment, launch, project, supervision, workers
 
     folder = run_folder.find(arguments.run)
     checkpoint = folder.best_checkpoint if arguments.checkpoint == "best" else folder.last_checkpoint
@@ -413,10 +428,19 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     options |= {"config": configuration.to_tree(config), "checkpoint": str(checkpoint)}
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        job = launch.Job(task, scratch, options)
-        num_workers = workers.found(config).world_size
-        return launch.run_workers(job, num_workers) if num_workers > 1 else launch.run_here(job, None)
+    num_workers = workers.found(config).world_size
+    if num_workers == 1:
+        supervision.begin()
+    listed, flag = signals.SignalList(), launch.flag_of(task)
+    try:
+        with (listed if num_workers > 1 else flag).installed(), tempfile.TemporaryDirectory(prefix="lockstep-") as path:
+            job = launch.Job(task, path, options)
+            if num_workers > 1:
+                return launch.run_workers(job, num_workers, listed)
+            return supervision.run(job, None, flag)
+    except signals.Ended as ended:  # before or after the work itself
+        signals.say_ended(ended.number)
+        return 128 + ended.number
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lockstep
+from lockstep import output, signals
 
 FROZEN_COMMIT = "COMMIT"  # beside the code of a job
 ROOT = Path(__file__).parents[2]
@@ -58,13 +59,15 @@ def leave(command: Callable[[], int]) -> NoReturn:
 
     No more: freeing the modules of torch one by one takes over a second, and a crash there would change the code.
     """
+    output.outlive()
     try:
         code = command()
         atexit._run_exitfuncs()
-        sys.stderr.flush()
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough, as in `| head`
-        code = 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        signals.say_ended(signal.SIGINT)
+        code = 128 + signal.SIGINT
+    sys.stderr.flush()
+    sys.stdout.flush()
     os._exit(code)
 
 

@@ -17,9 +17,9 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
+from lockstep import output, vitals
 from lockstep.config import ConfigError
 from lockstep.environment import World, no_garbage_collection, num_cores, outer_world
 from lockstep.memory import OutOfMemory
@@ -32,10 +32,12 @@ from lockstep.run_folder import (
     RunFolder,
     write_atomically,
 )
-from lockstep.signals import STOP_SIGNALS, SignalFlag
+from lockstep.signals import STOP_SIGNALS, Ended, SignalEnd, SignalFlag, SignalList, given_back, say_ended
 
 GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
 POLL_S = 0.05
+LEFT = "left at once, by a second Ctrl-C"
+UNSAVED = ("evaluate", "predict")  # tasks that end by the first signal: there is nothing to go on with
 
 
 class Job(NamedTuple):
@@ -69,67 +71,71 @@ def task_function(task: str) -> Callable[..., int]:
     return predict
 
 
-def run_here(job: Job, place: World | None) -> int:
-    """Do the job in this process, as one of the workers an outer launcher started, or alone. Returns the exit code."""
-    flag = SignalFlag()
-    before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
-    flag.install()
-    try:
+def run_here(job: Job, place: World | None, flag: SignalFlag | None = None) -> int:
+    """Do the job in this process, as one of the workers an outer launcher started, or alone. Returns the exit code.
+
+    `flag` has the signals that came before.
+    """
+    flag = flag or flag_of(job.task)
+    with given_back():
         code = _guarded(job, place, flag)
         if code in (EXIT_FAILED, EXIT_CONFIG):
-            _show_failure(job)
+            show_failure(job)
+        elif flag.received and code == 128 + flag.received and job.task in UNSAVED:
+            say_ended(flag.received)
         return code
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
-def run_workers(job: Job, num_workers: int) -> int:
+def flag_of(task: str) -> SignalFlag:
+    """What a task that computes does with the signals that ask it to stop."""
+    return SignalEnd() if task in UNSAVED else SignalFlag()
+
+
+def run_workers(job: Job, num_workers: int, flag: SignalList | None = None) -> int:
     """Do the job in `num_workers` fresh processes of this machine. Returns their common exit code.
 
     Rank 0 writes to this terminal, the others to rank<r>.log in the run folder. When a rank fails the others are ended
-    and the first failure is shown last.
+    and the first failure is shown last. `flag` has the signals that came before.
     """
     folder = RunFolder(Path(job.folder))
+    flag = flag or SignalList()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    received: list[int] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    before = [(number, signal.signal(number, remember)) for number in STOP_SIGNALS]
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # who started this process may have held them back
     workers: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in range(num_workers):
-            workers.append(_start_worker(job, folder, rank, num_workers, port))
-        store = _rendezvous_store(listener, port)  # while the workers import torch themselves
-        first_failed = _supervise(workers, received)
-        del store
-    finally:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.kill()
-            worker.wait()
-        for number, handler in before:
-            signal.signal(number, handler)
-        listener.close()
+    with flag.installed():
+        try:
+            for rank in range(num_workers):
+                workers.append(_start_worker(job, folder, rank, num_workers, port))
+            store = _rendezvous_store(listener, port)  # while the workers import torch themselves
+            first_failed = _supervise(job, workers, flag.numbers)
+            del store
+        finally:
+            for worker in workers:
+                if worker.poll() is None:
+                    worker.kill()
+                worker.wait()
+            listener.close()
     codes = [worker.returncode for worker in workers]
-    code = _outcome(job, codes, first_failed)
+    if flag.received and job.task in UNSAVED and 128 + flag.received in codes:
+        say_ended(flag.received)
+        code = 128 + flag.received
+    else:
+        code = _outcome(job, codes, first_failed)
     if min(codes) < 0:
-        _remove_copy(job)
+        remove_copy(job)
     return code
 
 
-def _remove_copy(job: Job) -> None:
-    """What killed workers could not remove, where they were asked to: the copy of their data."""
+def remove_copy(job: Job) -> None:
+    """Remove what killed workers could not, where they were asked to: the copy of their data."""
     from lockstep import config as configuration
-    from lockstep.staging import remove_unused
 
     tree = job.options.get("config")
     config = configuration.check_tree(tree) if tree else configuration.load(RunFolder(Path(job.folder)).config)
-    remove_unused(config.data)
+    if getattr(config.data, "copy_remove", False):
+        from lockstep.staging import remove_unused
+
+        remove_unused(config.data)
 
 
 def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port: int) -> subprocess.Popen[bytes]:
@@ -172,15 +178,21 @@ def _rendezvous_store(listener: socket.socket, port: int) -> object:
     return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def _supervise(workers: list[subprocess.Popen[bytes]], received: list[int]) -> int | None:
-    """Wait for all workers, pass signals on, end them all when one failed. Returns the rank that failed first."""
+def _supervise(job: Job, workers: list[subprocess.Popen[bytes]], received: list[int]) -> int | None:
+    """Wait for all workers, pass signals on, end them all when one failed. Returns the rank that failed first.
+
+    That one ended by a signal is put on record at once: the others wait for the reason of their own failure.
+    """
     first_failed, deadline, num_passed = None, 0.0, 0
     while True:
         alive = [worker for worker in workers if worker.poll() is None]
         if first_failed is None:
             failed = [rank for rank, worker in enumerate(workers) if worker.returncode not in (None, 0, EXIT_STOPPED)]
             if failed:
-                first_failed, deadline = failed[0], time.monotonic() + GRACE_S
+                first_failed = min(failed, key=lambda rank: workers[rank].returncode >= 0)
+                deadline = time.monotonic() + GRACE_S
+                if workers[first_failed].returncode < 0:
+                    record_death(job, first_failed, len(workers), workers[first_failed].returncode)
         if not alive:
             return first_failed
         for number in received[num_passed:]:
@@ -199,17 +211,23 @@ def _outcome(job: Job, codes: list[int], first_failed: int | None) -> int:
     code = codes[first_failed]
     if code == EXIT_INTERRUPTED:
         return EXIT_INTERRUPTED
-    if code < 0:
-        what = f"rank {first_failed} of {len(codes)} was ended by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
-            what += " (kill -9, or out of memory)"
-        # what other ranks wrote is a consequence
-        write_atomically(RunFolder(Path(job.folder)).failure, what + "\n")
-    _show_failure(job)
+    show_failure(job)
     return EXIT_CONFIG if code == EXIT_CONFIG else EXIT_FAILED
 
 
-def _show_failure(job: Job) -> None:
+def record_death(job: Job, rank: int, world_size: int, code: int) -> None:
+    """Keep how a signal ended a rank of this machine, in place of what others wrote, which is a consequence.
+
+    What it showed of its life goes: nobody waits for it.
+    """
+    folder = RunFolder(Path(job.folder))
+    text = vitals.end_of(folder, rank, f"rank {rank} of {world_size}", code)
+    write_atomically(folder.failure, text)
+    for path in (folder.rank_beat(rank), folder.rank_fault(rank)):
+        path.unlink(missing_ok=True)
+
+
+def show_failure(job: Job) -> None:
     """Print the first failure of a job; the status of a run says so too."""
     folder = RunFolder(Path(job.folder))
     text = folder.failure.read_text().rstrip() if folder.failure.exists() else "a worker failed without a word"
@@ -229,24 +247,41 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
     folder = RunFolder(Path(job.folder))
     rank, world_size = (place.rank, place.world_size) if place else (0, 1)
     try:
-        with no_garbage_collection():
-            task = task_function(job.task)
-        return task(folder, place, flag, **job.options)
-    except (KeyboardInterrupt, SystemExit):  # the second Ctrl-C, which Lightning turns into sys.exit(1)
-        if job.task == "train" and rank == 0:
-            folder.update_status(state="failed", reason="left at once, by a second Ctrl-C")
-        return EXIT_INTERRUPTED
+        flag.install()
+        with vitals.shown(folder, rank):
+            with no_garbage_collection():
+                task = task_function(job.task)
+            return task(folder, place, flag, **job.options)
+    except Ended as ended:
+        return 128 + ended.number
     except ConfigError as error:
         folder.record_failure("".join(f"config error: {fault}\n" for fault in error.faults))
         return EXIT_CONFIG
-    except Exception as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
+    except BaseException as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
+        if flag.is_left:  # Lightning turns KeyboardInterrupt into sys.exit(1)
+            if job.task == "train" and rank == 0:
+                folder.update_status(state="failed", reason=LEFT)
+            return EXIT_INTERRUPTED
         text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
         if isinstance(error, FailedElsewhere):
             folder.await_failure(GRACE_S)
+        lost = _lost(error, folder, world_size)
+        if lost:
+            folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
         folder.record_failure(f"{error}\n" if isinstance(error, OutOfMemory) else text)
         with open(folder.rank_log(rank), "a") as log:
             log.write(text)
         return EXIT_FAILED
+
+
+def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
+    """The ranks that this one has waited for in vain, as a person needs it; empty where the error is another one."""
+    if world_size == 1:
+        return ""
+    from lockstep.parallel.reduce import is_lost_rank  # torch is there: it has raised
+
+    ranks = vitals.silent(folder) if is_lost_rank(error) else {}
+    return vitals.told(ranks, world_size)
 
 
 def die_with(parent: int) -> None:
@@ -261,10 +296,10 @@ def die_with(parent: int) -> None:
 def _work(text: str) -> None:
     message = json.loads(text)
     die_with(message["parent"])
-    flag = SignalFlag()
-    flag.install()
+    output.outlive()
     sys.path[:] = message["sys_path"]
-    code = _guarded(Job(*message["job"]), outer_world(os.environ), flag)
+    job = Job(*message["job"])
+    code = _guarded(job, outer_world(os.environ), flag_of(job.task))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of a broken process group must not keep a failed worker alive

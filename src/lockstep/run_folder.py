@@ -204,6 +204,19 @@ class RunFolder:
         """Everything a rank other than 0 printed."""
         return self.path / f"rank{rank}.log"
 
+    @property
+    def ranks(self) -> Path:
+        """Signs of life of the ranks, while they compute."""
+        return self.path / ".ranks"
+
+    def rank_beat(self, rank: int) -> Path:
+        """Host and process of a rank; touched while it lives."""
+        return self.ranks / f"{rank}.beat"
+
+    def rank_fault(self, rank: int) -> Path:
+        """Where a rank was when a signal ended it, as `faulthandler` writes it."""
+        return self.ranks / f"{rank}.fault"
+
     def rendezvous(self, step: str) -> Path:
         """Where rank 0 of one start of a job says where it can be reached; there until all ranks have met."""
         return self.path / f"rendezvous-{step}"
@@ -356,7 +369,8 @@ class RunFolder:
 
     def forget_end(self) -> None:
         """Forget how the run ended: it goes on."""
-        for path in (self.stop_flag, self.failure, self.path / "summary.json", *self.pictures.glob("test_*")):
+        ended = (self.stop_flag, self.failure, self.path / "summary.json", *self.pictures.glob("test_*"))
+        for path in (*ended, *self.ranks.glob("*")):
             path.unlink(missing_ok=True)
 
     # -- one trainer at a time ---------------------------------------------------------------------------------------

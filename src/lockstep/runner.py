@@ -18,12 +18,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from lockstep import config as configuration
-from lockstep import launch, notification, overrides, project, run_folder, workers
+from lockstep import launch, notification, overrides, project, run_folder, supervision, workers
 from lockstep.config import ConfigError
 from lockstep.environment import leave, outer_world, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, shown
 from lockstep.schema import Config
-from lockstep.signals import STOP_SIGNALS
+from lockstep.signals import STOP_SIGNALS, SignalList
 
 LOCKED_EVERY_S = 0.5
 
@@ -143,29 +143,41 @@ def _train(
     if is_parallel and (faults := workers.interface_faults(config)):
         raise ConfigError(faults)
     world = outer_world(os.environ) if is_parallel else None
+    has_workers = is_parallel and world is None
+    listed, flag = SignalList(), supervision.flag()
     with contextlib.ExitStack() as held:
         if world is not None:
-            from lockstep.session import shared_folder
+            from lockstep.session import join, shared_folder
 
+            join(config, world, known)  # until then a signal ends this process, which may wait for others
+            held.enter_context(flag.installed())
             folder = shared_folder(lambda: make(held), config, world, known)
         else:
+            held.enter_context((listed if has_workers else flag).installed())
             folder = make(held)
         if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
         run = shown(folder.path)
         options = {"command": f"python train.py resume={shlex.quote(run)}", "has_test": has_test}
         job = launch.Job("train", str(folder.path), options)
-        if is_parallel and world is None:
+        if has_workers:
             if not config.silent:
                 plural = "s" if num_workers > 1 else ""
                 print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
-            code = launch.run_workers(job, num_workers)
+            code = launch.run_workers(job, num_workers, listed)
         else:
-            code = launch.run_here(job, world)
+            code = supervision.run(job, world, flag)
     # the run is free by now: what is told of its end may go on with it
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
         notification.send(config, folder, code)
     return folder, code
+
+
+def computes_here(config: Config) -> bool:
+    """Whether this process is a worker itself, and starts none."""
+    if outer_world(os.environ) is not None:
+        return True
+    return workers.found(config).world_size == 1 and config.strategy.name != "ddp"
 
 
 @contextlib.contextmanager
@@ -188,13 +200,18 @@ def main(words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     if arguments.parent is not None:
         launch.die_with(arguments.parent)
-    return do(arguments.folder, arguments.task)
+    return do(arguments.folder, arguments.task, is_watched=arguments.parent is not None)
 
 
-def do(path: Path, task: str) -> int:
-    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code."""
+def do(path: Path, task: str, *, is_watched: bool) -> int:
+    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code.
+
+    Where it `is_watched`, somebody else tells when this process dies.
+    """
     folder = RunFolder(path.resolve())
     try:
+        if not is_watched and computes_here(configuration.load(folder.config)):
+            supervision.begin()
         if task == "test":
             return test(folder)
         return go_on(folder, has_test=task == "train")

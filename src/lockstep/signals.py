@@ -1,29 +1,157 @@
 """Signals as a flag: a handler that does anything more can deadlock a run of many processes."""
 
 import contextlib
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# a hangup that was ignored when this process began, as under nohup, stays so
+_HANGUP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
+LEAVE = signal.SIGUSR2  # from the process that watches this one: a second Ctrl-C came
+
+
+class Ended(BaseException):
+    """A stop signal ends a task that has nothing to save; `number` is the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class SignalFlag:
-    """Remembers the first stop signal of this process. A second Ctrl-C leaves at once, with KeyboardInterrupt."""
+    """Remembers the stop signals of this process. A second Ctrl-C leaves at once, with KeyboardInterrupt.
 
-    def __init__(self) -> None:
-        self.received = 0
+    Where the process `is_watched`, Ctrl-C may reach it twice, from the terminal and from the process that watches it:
+    that one counts, and sends `LEAVE`.
+    """
+
+    def __init__(self, *, is_watched: bool = False) -> None:
+        self.numbers: list[int] = []
+        self.is_left = False  # by a second Ctrl-C
+        self._is_watched = is_watched
+
+    @property
+    def received(self) -> int:
+        """The first stop signal, 0 before it."""
+        return self.numbers[0] if self.numbers else 0
 
     def install(self) -> None:
         """Take over the stop signals, also from whoever took them since the last call; deliver what was held back."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
+        if self._is_watched:
+            signal.signal(LEAVE, self._leave)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Have the stop signals inside of the block."""
+        with given_back():
+            self.install()
+            yield
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.received == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = self.received or number
+        is_second = number == signal.SIGINT and self.received == signal.SIGINT
+        self.numbers.append(number)
+        if is_second and not self._is_watched:
+            self._leave(number, frame)
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        self.is_left = True
+        raise KeyboardInterrupt
+
+
+class SignalList(SignalFlag):
+    """Remembers all stop signals, for a process that passes them on; none of them ends it."""
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        """Go on: the others leave."""
+
+
+class SignalEnd(SignalFlag):
+    """Ends a task that has nothing to save by its first stop signal, with `Ended`."""
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.numbers:  # what is under way ends once
+            self.numbers.append(number)
+            raise Ended(number)
+
+
+class Early:
+    """Ends this process by the first stop signal, with one line and code 128 + number, while nothing is under way.
+
+    In force for the signals that nobody has taken over since. A thread hears them: the main thread may wait for other
+    processes where no handler of Python's runs.
+    """
+
+    def begin(self) -> None:
+        """Take the stop signals."""
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self.hear)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Listen no more; the signals are still taken, and pass unheard."""
+        signal.set_wakeup_fd(-1)
+        os.close(self._write)
+        self._thread.join()
+        os.close(self._read)
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Do nothing: Python has told the thread already."""
+
+    def _listen(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # what is held back from the main thread is not for this
+        while numbers := os.read(self._read, 1):
+            number = numbers[0]
+            if number in STOP_SIGNALS and signal.getsignal(number) == self.hear:
+                say_ended(number, "no run is under way")
+                os._exit(128 + number)
+
+
+def end_at_once() -> None:
+    """Let stop signals end this process at once, until something takes them; what does so already stays."""
+    if early() is None:
+        Early().begin()
+
+
+def early() -> Early | None:
+    """What ends this process by a stop signal at once, where that is in force."""
+    taker = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return taker if isinstance(taker, Early) else None
+
+
+def as_usual() -> None:
+    """Give stop signals back to Python, for commands that live by KeyboardInterrupt."""
+    found = early()
+    if found is not None:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        found.end()
+
+
+def say_ended(number: int, what: str = "") -> None:
+    """The line for a command that a signal has ended."""
+    print(f"lockstep: ended by {signal.Signals(number).name}{what and f', {what}'}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def given_back() -> Iterator[None]:
+    """Give the stop signals back, after the block, to whoever had them before."""
+    before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from lockstep import output
 from lockstep.cluster import jobs, record, scheduler
 from lockstep.cluster.jobs import Job
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder, shown, to_json
@@ -215,7 +216,7 @@ def _follow(found: list[Job], arguments: argparse.Namespace) -> int:
         raise ValueError(f"follow shows one job, not {len(found)}: choose from {', '.join(job.id for job in found)}.")
     asking, said, log, at = _Asking(found), "", "", 0
     try:
-        while asking.look():
+        while asking.look() and output.is_read():
             job = asking.jobs[0]
             if job.record.log != log:
                 log, at = job.record.log, 0
@@ -232,6 +233,8 @@ def _follow(found: list[Job], arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"\nJob {found[0].id} goes on: lockstep jobs cancel {found[0].id} ends it.", file=sys.stderr)
         return EXIT_INTERRUPTED
+    if not output.is_read():  # the job goes on
+        return 0
     raise ValueError(f"job {found[0].id} was deleted.")
 
 

@@ -15,6 +15,14 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether a collective failed because another rank did not come, or broke off; gloo has no error of its own."""
+    texts = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "store")
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
+    )
+
+
 def sum_over_ranks(counts: Tensor) -> Tensor:
     """A new tensor: the sum of `counts` over all ranks, the same bits on each. Every rank must call it."""
     total = counts.clone()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep import vitals
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.signals import STOP_SIGNALS
 from lockstep.sweeps.devices import Devices, Need, Share
@@ -131,13 +132,10 @@ def _account_for(trial: Trial, code: int) -> None:
     if code in (0, EXIT_STOPPED):
         return
     folder = trial.folder
+    text = f"the process of the trial left with code {code or EXIT_FAILED}\n"
     if code < 0:
-        what = f"the process of the trial was ended by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
-            what += " (kill -9, or out of memory)"
-    else:
-        what = f"the process of the trial left with code {code or EXIT_FAILED}"
-    folder.record_failure(f"{what}\n")
+        text = vitals.end_of(folder, 0, "the process of the trial", code)
+    folder.record_failure(text)
     status = folder.read_status()
     if not status or status.get("state") in (*LIVE_STATES, "no signal"):
-        folder.update_status(state="failed", reason=what)
+        folder.update_status(state="failed", reason=text.splitlines()[0])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rich.live import Live
 from rich.text import Text
 
+from lockstep import output
 from lockstep.run_folder import LIVE_STATES, to_json
 from lockstep.runs import MOST, Watched, differing_overrides
 from lockstep.terminal import duration, printable, terminal
@@ -73,7 +74,7 @@ def watch(selection: Selection, *, sort: str, is_reversed: bool) -> int:
     runs: list[Listed] = []
     try:
         with Live(console=out, screen=True, auto_refresh=False) as live:
-            while True:
+            while output.is_read():
                 runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
                 live.update(_screen(selection, runs, out.width, out.height), refresh=True)
                 time.sleep(EVERY_S)

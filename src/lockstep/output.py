@@ -1,0 +1,118 @@
+"""Standard output and error that never end a process: what cannot be shown is not shown, the work goes on.
+
+A pipe whose reader has left, a closed descriptor, a terminal window that is gone and letters that a terminal does not
+have are all met here, so that nothing else needs to think of them. Standard library only.
+"""
+
+import codecs
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from typing_extensions import override
+
+NAMES = ("stdin", "stdout", "stderr")  # by descriptor
+GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # nobody reads this any more, unlike a disk that is full
+PLAIN = {"─": "-", "━": "=", "±": "+-", "×": "x", "…": "...", "→": "->"}
+ERRORS = "lockstep.plain"
+
+
+class _Steady(io.RawIOBase):
+    """Writes to a descriptor, and drops what it does not take."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.name = f"<{NAMES[descriptor]}>"
+        self.mode = "wb"
+        self.is_gone = False
+        self._descriptor = descriptor
+
+    @override
+    def write(self, data: Any, /) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError as error:
+            self.is_gone = self.is_gone or error.errno in GONE
+            return memoryview(data).nbytes
+
+    @override
+    def writable(self) -> bool:
+        return True
+
+    @override
+    def fileno(self) -> int:
+        return self._descriptor
+
+    @override
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+
+def outlive() -> None:
+    """Let this process, and those it starts, outlive the readers of its output.
+
+    To be called before anything is opened: a closed descriptor would become that of the next file, and what libraries
+    print would be written into it.
+    """
+    for descriptor, name in enumerate(NAMES):
+        if getattr(sys, name) is None:  # Python found it closed
+            _fill(descriptor)
+            setattr(sys, name, open(os.devnull, "w" if descriptor else "r", encoding="utf-8"))  # noqa: SIM115
+    codecs.register_error(ERRORS, _plain)
+    for descriptor, name in enumerate(NAMES[1:], 1):
+        before = getattr(sys, name)
+        if isinstance(before, io.TextIOWrapper) and _raw(before) is None and before.fileno() == descriptor:
+            before.flush()
+            setattr(sys, name, _steady(before, descriptor))
+
+
+def is_read() -> bool:
+    """Whether standard output still has a reader, as far as was noticed when something was written."""
+    raw = _raw(sys.stdout)
+    return raw is None or not raw.is_gone
+
+
+def _steady(before: io.TextIOWrapper, descriptor: int) -> io.TextIOWrapper:
+    raw: Any = _Steady(descriptor)
+    return io.TextIOWrapper(
+        raw if before.write_through else io.BufferedWriter(raw),
+        encoding=before.encoding,
+        errors=ERRORS,
+        line_buffering=before.line_buffering,
+        write_through=before.write_through,
+    )
+
+
+def _raw(stream: Any) -> _Steady | None:
+    """The descriptor below a stream that was made here."""
+    buffer = getattr(stream, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)
+    return raw if isinstance(raw, _Steady) else None
+
+
+def _fill(descriptor: int) -> None:
+    """Let a closed descriptor lead nowhere; one that something has taken since stays."""
+    with contextlib.suppress(OSError):
+        os.fstat(descriptor)
+        return
+    null = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: most often this one
+    if null == descriptor:
+        os.set_inheritable(null, True)
+    else:
+        os.dup2(null, descriptor)
+        os.close(null)
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Other letters for those that a terminal has not; for a name of a file its code, by which it can be found."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return "".join(_letters(text)), error.end
+
+
+def _letters(text: str) -> Iterator[str]:
+    for letter in text:
+        yield PLAIN.get(letter) or letter.encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,137 @@
+"""A process that computes by itself has one that waits for it, and tells what it cannot tell itself: that it died.
+
+The command goes on in a fork, made before torch is imported; what stays behind passes signals on and costs nothing.
+Workers have their parent for that (launch.py), trials of a sweep have the sweep.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, NoReturn
+
+from lockstep import config as configuration
+from lockstep import launch, notification, signals
+from lockstep.environment import World
+from lockstep.launch import GRACE_S, Job
+from lockstep.run_folder import EXIT_INTERRUPTED, LIVE_STATES, RunFolder
+from lockstep.signals import LEAVE, STOP_SIGNALS, SignalFlag
+
+PAGE = 16384  # bytes: more than the path of a run folder
+
+
+class Known(NamedTuple):
+    """What the process that waits knows of the work of the other one."""
+
+    task: str
+    folder: str
+    rank: int
+    world_size: int
+
+
+_known: mmap.mmap | None = None  # memory of this process and the one that waits for it: what is under way
+
+
+def begin() -> None:
+    """Go on in a fork of this process; what stays behind ends as the fork ends, and never returns.
+
+    Does nothing in a process that is watched already, or that a debugger follows, which knows this one alone.
+    """
+    global _known
+    if _known is not None or sys.gettrace() is not None:
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    early = signals.early()
+    if early is not None:
+        early.end()  # a process with threads is not forked
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _known = mmap.mmap(-1, PAGE)
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        _wait(child, _known)
+    launch.die_with(parent)
+    if early is not None:
+        early.begin()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def flag() -> SignalFlag:
+    """The stop signals of this process, as they reach it with or without another one that watches it."""
+    return SignalFlag(is_watched=_known is not None)
+
+
+def run(job: Job, place: World | None, flag: SignalFlag) -> int:
+    """`launch.run_here`, known to the process that waits for this one. Returns the exit code."""
+    if _known is not None:
+        rank, world_size = (place.rank, place.world_size) if place is not None else (0, 1)
+        text = json.dumps(Known(job.task, job.folder, rank, world_size)) + "\n"
+        _known[: len(text)] = text.encode()
+    return launch.run_here(job, place, flag)
+
+
+# -- in the process that waits -----------------------------------------------------------------------------------------
+
+
+def _wait(child: int, memory: mmap.mmap) -> NoReturn:
+    """Pass signals on until the other process ends, and end as it does. A second Ctrl-C has `GRACE_S` to be heard."""
+    num_interrupts = 0
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal num_interrupts
+        num_interrupts += number == signal.SIGINT
+        if number == signal.SIGINT and num_interrupts > 1:
+            number = LEAVE
+            signal.alarm(round(GRACE_S))
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(child, signal.SIGKILL if number == signal.SIGALRM else number)
+
+    for number in (*STOP_SIGNALS, signal.SIGALRM):
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.alarm(0)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # what is left to do takes a moment
+    if code < 0:
+        line = memory[:].partition(b"\n")[0].rstrip(b"\0")
+        code = _tell(Known(*json.loads(line)) if line else None, code, is_left=num_interrupts > 1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _tell(known: Known | None, code: int, *, is_left: bool) -> int:
+    """Tell of a process that a signal ended, where people look for it. Returns the exit code."""
+    if known is None:
+        print(f"lockstep: ended by {signal.Signals(-code).name}", file=sys.stderr)
+        return 128 - code
+    job, folder = Job(known.task, known.folder, {}), RunFolder(Path(known.folder))
+    if is_left:
+        if job.task == "train":
+            folder.update_status(state="failed", reason=launch.LEFT)
+        return EXIT_INTERRUPTED
+    launch.record_death(job, known.rank, known.world_size, code)
+    if known.rank > 0:
+        _await_end(folder)  # which rank 0 notices, and tells
+    launch.show_failure(job)
+    if not folder.config.exists():  # the folder of an evaluation is of no use to anybody
+        shutil.rmtree(folder.path, ignore_errors=True)
+        return 128 - code
+    launch.remove_copy(job)
+    if known.rank == 0 and job.task == "train":
+        notification.send(configuration.load(folder.config), folder, 128 - code)
+    return 128 - code
+
+
+def _await_end(folder: RunFolder) -> None:
+    deadline = time.monotonic() + GRACE_S
+    while folder.read_status().get("state") in LIVE_STATES and time.monotonic() < deadline:
+        time.sleep(0.1)
