@@ -1,8 +1,10 @@
 """The fault table: its verdicts, and some of its cases, which `python -m benchmarks.faults` tries all."""
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.faults.case import MOMENTS, SIGNALS, TARGETS, Case, Outcome, all_cases
+from benchmarks.faults.case import MOMENTS, SIGNALS, TARGETS, Case, Outcome, all_cases, run
 from benchmarks.faults.page import markdown
 from benchmarks.faults.promises import broken
 
@@ -12,7 +14,7 @@ KILLED = STOPPED._replace(exit_code=1, state="failed", reason="rank 1 of 2 was e
 
 def test_every_signal_meets_everybody_at_every_moment() -> None:
     cases = list(all_cases())
-    assert len(set(cases)) == len(cases) == len(SIGNALS) * len(MOMENTS) * (1 + 2 * len(TARGETS))
+    assert len(set(cases)) == len(cases) == len(SIGNALS) * len(MOMENTS) * (2 + 2 * len(TARGETS))
 
 
 def test_a_stop_and_a_failure_as_promised_break_nothing() -> None:
@@ -40,3 +42,22 @@ def test_a_stop_and_a_failure_as_promised_break_nothing() -> None:
 def test_each_broken_promise_is_said(case: Case, outcome: Outcome, words: str) -> None:
     assert "; ".join(broken(case, outcome)) == words
     assert f"{case.signal} to {case.target}" in markdown({case: outcome}).partition("## Promises")[2]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("INT", "parent", "first second", 2),
+        Case("TERM", "rank 0", "first second", 1),
+        Case("HUP", "last rank", "validation", 2),
+        Case("HUP", "rank 0", "test", 1),
+        Case("KILL", "last rank", "checkpoint", 3),
+        Case("KILL", "rank 0", "step", 1),
+        Case("STOP", "parent", "step", 2),
+    ],
+    ids=lambda case: "-".join(map(str, case)).replace(" ", "-"),
+)
+def test_what_is_promised_holds(tmp_path: Path, case: Case) -> None:
+    outcome = run(case, tmp_path)
+    assert broken(case, outcome) == [], (tmp_path / "terminal.log").read_text()

@@ -61,9 +61,9 @@ class Outcome(NamedTuple):
 
 
 def all_cases() -> Iterator[Case]:
-    """Every case; a training by one process has one target."""
+    """Every case; the last rank of one is rank 0."""
     for num_processes in (1, 2, 3):
-        for target in TARGETS if num_processes > 1 else ("rank 0",):
+        for target in TARGETS if num_processes > 1 else TARGETS[:2]:
             for name in SIGNALS:
                 for moment in MOMENTS:
                     yield Case(name, target, moment, num_processes)
@@ -118,16 +118,18 @@ def _await_moment(case: Case, folder: Path, process: subprocess.Popen[bytes]) ->
     if case.moment != "first second":
         _wait((folder / "reached").exists, PATIENCE_S, process)
         return process.pid if case.target == "parent" else int((folder / f"pid-{rank}").read_text())
-    if case.target == "parent" or case.num_processes == 1:
+    if case.target == "parent":
         time.sleep(FIRST_MOMENT_S)
         return process.pid
     found: list[int] = []
-    _wait(lambda: bool(found.extend(_of_rank(process.pid, rank)) or found), PATIENCE_S, process)
+    _wait(lambda: bool(found.extend(_of_rank(process.pid, rank, case.num_processes)) or found), PATIENCE_S, process)
     return found[0]
 
 
-def _of_rank(session: int, rank: int) -> list[int]:
-    """Processes of a session that were started as this rank."""
+def _of_rank(session: int, rank: int, num_processes: int) -> list[int]:
+    """Processes of a session that were started as this rank; one alone is the fork of the command that leads it."""
+    if num_processes == 1:
+        return [pid for pid in _alive(session) if pid != session]
     found = []
     for pid in _alive(session):
         try:

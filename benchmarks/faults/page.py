@@ -16,8 +16,7 @@ Every case is a real training of its own on CPU processes: one of its processes 
 processes are watched until the last one is gone. n=1 for each case, two cases at a time; the seconds run from the
 signal to the end of the last process and belong to this machine.
 
-- **Who:** the parent is the command that was typed; it starts the ranks and trains nothing itself. A training by one
-  process has no parent.
+- **Who:** the parent is the command that was typed; it starts the ranks, watches them, and trains nothing itself.
 - **When:** the first second (parent: half a second after its start, before there is a run folder; ranks: as soon as
   they exist), after a step, in the validation, in a checkpoint whose file is open and empty, and in the test.
 - **What is kept:** the optimizer step of the newest checkpoint, from which `resume=` goes on exactly; 6 steps make an
@@ -28,8 +27,8 @@ signal to the end of the last process and belong to this machine.
 | 0 | finished; all epochs are trained and tested |
 | 75 | stopped in good order: all ranks after the same step, with a checkpoint |
 | 1 | failed; `failure.txt`, the status and the last lines on the screen say which rank, by what |
-| 128 + n | ended by signal n before there was a run, with one line |
-| -n | killed by signal n, with nobody left to say so; `lockstep status` says "no signal" |
+| 128 + n | ended by signal n: before there was a run, with one line; or the only rank was killed, told as a failure |
+| -n | the command was killed by signal n, and its ranks with it; nobody is left to say so, `lockstep status` can |
 | cont. | frozen with nobody to notice; goes on when it is told to (SIGCONT), exit code and seconds from there |
 
 A frozen rank is noticed when a collective has waited for `strategy.timeout_s`, here {TIMEOUT_S:g} s.
@@ -43,9 +42,8 @@ def markdown(outcomes: Mapping[Case, Outcome]) -> str:
         cases = [case for case in outcomes if case.num_processes == num_processes]
         lines = [["signal", "to", *MOMENTS]]
         for name, target in dict.fromkeys((case.signal, case.target) for case in cases):
-            who = target if num_processes > 1 else "the process"
             cells = [_cell(case, outcomes.get(case)) for case in _row(name, target, num_processes)]
-            lines.append([name, who, *cells])
+            lines.append([name, target, *cells])
         parts.append(f"## {num_processes} process{'es' if num_processes > 1 else ''}\n\n{table(lines)}")
     parts.append(_verdict(outcomes))
     return "\n".join(parts)

@@ -29,10 +29,11 @@ class End(NamedTuple):
 def promised(case: Case, *, has_run: bool) -> End:
     """The end of a case; without a run where the signal came before there was one."""
     number = signal.Signals[f"SIG{case.signal}"]
-    is_whole = case.target == "parent" or case.num_processes == 1  # nobody is left who could notice
     kept = NEWEST_STEP[case.moment]
+    if not has_run and case.signal == "KILL" and case.target == "parent":
+        return End(-number, NO_RUN, None)
     if not has_run:
-        return End(128 + number if case.signal in STOPS else -number, NO_RUN, None)
+        return End(128 + number, NO_RUN, None)
     if case.signal in STOPS and case.moment == "test":
         return End(0, "finished", kept)  # all epochs are trained: nothing is left to stop
     if case.signal in STOPS:
@@ -40,11 +41,11 @@ def promised(case: Case, *, has_run: bool) -> End:
         return End(
             EXIT_STOPPED, "stopped", 2 * STEPS_PER_EPOCH if case.moment in ("validation", "checkpoint") else kept
         )
-    if case.signal == "STOP" and is_whole:
-        return End(0, "finished", 3 * STEPS_PER_EPOCH)
-    if case.signal == "KILL" and is_whole:
-        return End(-number, "no signal", kept)
-    return End(EXIT_FAILED, "failed", kept)
+    if case.signal == "STOP" and (case.target == "parent" or case.num_processes == 1):
+        return End(0, "finished", 3 * STEPS_PER_EPOCH)  # nobody waits for it
+    if case.target == "parent":
+        return End(-number, "no signal", kept)  # nobody is left who could tell
+    return End(128 + number if case.num_processes == 1 else EXIT_FAILED, "failed", kept)
 
 
 def broken(case: Case, outcome: Outcome) -> list[str]:
