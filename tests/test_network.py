@@ -143,7 +143,7 @@ def test_an_evaluation_elsewhere_needs_no_network_of_the_training(
 ) -> None:
     jobs: list[launch.Job] = []
 
-    def run_workers(job: launch.Job, num_workers: int) -> int:
+    def run_workers(job: launch.Job, num_workers: int, flag: object) -> int:
         jobs.append(job)
         return 0
 

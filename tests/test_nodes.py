@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,6 +139,27 @@ def test_a_pod_says_stopped_only_of_its_own_training(tmp_path: Path, torchrun: s
         subprocess.run(script, cwd=tmp_path, env={**environ(), **variables["n1"]}, timeout=PATIENCE_S).returncode
         == code
     )
+
+
+def test_a_frozen_rank_of_another_machine_is_named_by_the_first(two: nodes.Nodes, tmp_path: Path) -> None:
+    both = torchrun(two, tmp_path, 1, *SMALL, "trainer.max_epochs=500", "strategy.timeout_s=20")
+    pid = 0
+    try:
+        wait_until(lambda: latest(tmp_path).read_status().get("step", 0) >= 2, "second step")
+        host, number = latest(tmp_path).rank_beat(1).read_text().split()
+        pid = int(number)
+        os.kill(pid, signal.SIGSTOP)
+        assert both.processes[0].wait(PATIENCE_S) == 1, both.text()
+        told = rf"rank 1 of 2 on n2 \(pid {pid}\) has been silent since [\d:]+, for \d+ s: "
+        told += "it was killed or is stopped, or n2 is down or cut off"
+        assert host == "n2"
+        assert re.fullmatch(told, latest(tmp_path).read_status()["reason"])
+        assert re.search(told, both.logs[0].read_text())
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+        for process in both.processes:
+            process.kill()
 
 
 def pods(tmp_path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:

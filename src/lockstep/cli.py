@@ -161,10 +161,11 @@ def train(cfg: Any) -> float:
 
 
 def _supervise(config: Any, *, is_submitted: bool) -> None:
-    """Have a process wait for this one, where this one computes itself."""
-    from lockstep import runner, supervision
+    """Have a process wait for this one, where this one computes itself, and starts no workers."""
+    from lockstep import supervision, workers
 
-    if not is_submitted and runner.computes_here(config):
+    is_alone = workers.found(config).world_size == 1 and config.strategy.name != "ddp"
+    if not is_submitted and (is_alone or outer_world(os.environ) is not None):
         supervision.begin()
 
 

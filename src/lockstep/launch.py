@@ -115,6 +115,8 @@ def run_workers(job: Job, num_workers: int, flag: SignalList | None = None) -> i
                     worker.kill()
                 worker.wait()
             listener.close()
+            for rank in range(num_workers):  # of those that could not do so themselves
+                vitals.forget(folder, rank)
     codes = [worker.returncode for worker in workers]
     if flag.received and job.task in UNSAVED and 128 + flag.received in codes:
         say_ended(flag.received)
@@ -216,15 +218,11 @@ def _outcome(job: Job, codes: list[int], first_failed: int | None) -> int:
 
 
 def record_death(job: Job, rank: int, world_size: int, code: int) -> None:
-    """Keep how a signal ended a rank of this machine, in place of what others wrote, which is a consequence.
-
-    What it showed of its life goes: nobody waits for it.
-    """
+    """Keep how a signal ended a rank of this machine, in place of what others wrote, which is a consequence."""
     folder = RunFolder(Path(job.folder))
     text = vitals.end_of(folder, rank, f"rank {rank} of {world_size}", code)
     write_atomically(folder.failure, text)
-    for path in (folder.rank_beat(rank), folder.rank_fault(rank)):
-        path.unlink(missing_ok=True)
+    vitals.forget(folder, rank)
 
 
 def show_failure(job: Job) -> None:

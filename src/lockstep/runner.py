@@ -173,13 +173,6 @@ def _train(
     return folder, code
 
 
-def computes_here(config: Config) -> bool:
-    """Whether this process is a worker itself, and starts none."""
-    if outer_world(os.environ) is not None:
-        return True
-    return workers.found(config).world_size == 1 and config.strategy.name != "ddp"
-
-
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Hold a run. Raises ConfigError while another process does."""
@@ -200,18 +193,13 @@ def main(words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     if arguments.parent is not None:
         launch.die_with(arguments.parent)
-    return do(arguments.folder, arguments.task, is_watched=arguments.parent is not None)
+    return do(arguments.folder, arguments.task)
 
 
-def do(path: Path, task: str, *, is_watched: bool) -> int:
-    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code.
-
-    Where it `is_watched`, somebody else tells when this process dies.
-    """
+def do(path: Path, task: str) -> int:
+    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code."""
     folder = RunFolder(path.resolve())
     try:
-        if not is_watched and computes_here(configuration.load(folder.config)):
-            supervision.begin()
         if task == "test":
             return test(folder)
         return go_on(folder, has_test=task == "train")
@@ -234,4 +222,6 @@ def test(folder: RunFolder) -> int:
 
 
 if __name__ == "__main__":
+    if "--parent" not in sys.argv:  # which waits for this process
+        supervision.begin()
     leave(lambda: main(sys.argv[1:]))

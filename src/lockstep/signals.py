@@ -11,7 +11,7 @@ from types import FrameType
 # a hangup that was ignored when this process began, as under nohup, stays so
 _HANGUP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
-LEAVE = signal.SIGUSR2  # from the process that watches this one: a second Ctrl-C came
+LEAVE = signal.SIGQUIT  # from the process that watches this one: a second Ctrl-C came
 
 
 class Ended(BaseException):

@@ -49,10 +49,15 @@ def shown(folder: RunFolder, rank: int) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
-        for path in (beat, fault):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # others are still there
-            folder.ranks.rmdir()
+        forget(folder, rank)
+
+
+def forget(folder: RunFolder, rank: int) -> None:
+    """Remove what a rank that has ended showed of itself: nobody waits for it any more."""
+    for path in (folder.rank_beat(rank), folder.rank_fault(rank)):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # others are still there, or it has gone already
+        folder.ranks.rmdir()
 
 
 def _beat(path: Path, is_over: threading.Event) -> None:
@@ -136,18 +141,13 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
         stack = folder.rank_fault(rank).read_text(errors="replace")
     except OSError:
         stack = ""
-    stack = stack.partition("\nExtension modules:")[0].strip()
-    place = _place(stack)
-    return f"{line}, {place}\n\n{stack}\n" if place else f"{line}\n"
-
-
-def _place(stack: str) -> str:
-    """File, line and function of the thread that got the signal; else of the main thread, which comes last."""
+    # of the thread that got the signal; else of the main thread, which comes last
     current, others = stack.partition("Current thread")[2], stack.rpartition("Thread 0x")[2]
     frames = list(FRAME.finditer((current or others).partition("\n\n")[0]))
     if not frames:
-        return ""
+        return f"{line}\n"
     installed = ("site-packages", sysconfig.get_path("stdlib"))
     of_user = [frame for frame in frames if not any(part in frame["path"] for part in installed)]
-    frame = (of_user or frames)[0]
-    return f"in {frame['path']}:{frame['line']} ({frame['function']})"
+    place = (of_user or frames)[0]
+    lines = [f"{line}, in {place['path']}:{place['line']} ({place['function']})", "Most recent call first:"]
+    return "\n".join([*lines, *(frame[0] for frame in frames)]) + "\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
+from lockstep import supervision
 from lockstep.cluster import record, scheduler
 from lockstep.environment import leave, num_visible_gpus, outer_world
 from lockstep.launch import GRACE_S
@@ -43,6 +44,7 @@ class Settings(NamedTuple):
 
 def run(path: str, settings: tuple[str, int, int]) -> NoReturn:
     """What submitit calls, in every task of srun. Leaves with the exit code of the run."""
+    supervision.begin()
     leave(lambda: work(RunFolder(Path(path)), Settings(*settings), own_id(os.environ)))
 
 
@@ -210,4 +212,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    supervision.begin()
     leave(lambda: main(sys.argv[1:]))

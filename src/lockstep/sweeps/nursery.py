@@ -118,4 +118,4 @@ def _do(folder: Path, task: str, cores: tuple[int, ...], environ: dict[str, str]
     os.environ.clear()
     os.environ.update(environ)
     atexit._clear()  # what the imports registered is of the process that forks
-    leave(lambda: runner.do(folder, task, is_watched=True))
+    leave(lambda: runner.do(folder, task))

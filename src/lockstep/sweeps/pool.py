@@ -135,6 +135,7 @@ def _account_for(trial: Trial, code: int) -> None:
     text = f"the process of the trial left with code {code or EXIT_FAILED}\n"
     if code < 0:
         text = vitals.end_of(folder, 0, "the process of the trial", code)
+        vitals.forget(folder, 0)
     folder.record_failure(text)
     status = folder.read_status()
     if not status or status.get("state") in (*LIVE_STATES, "no signal"):
