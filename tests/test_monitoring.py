@@ -210,6 +210,7 @@ def test_the_status_tells_all_a_watcher_needs(runs: dict[int, RunFolder]) -> Non
     assert status["state"] == "finished"
     assert (status["epoch"], status["step"], status["total_steps"], status["percent"]) == (2, 10, 10, 100.0)
     assert (status["workers"], status["precision"], status["name"]) == (3, "float64", "synthetic_resnet18")
+    assert (status["monitor"], status["mode"]) == ("val/accuracy", "max")
     assert status["learning_rate"] == float(last["learning_rate"])
     assert status["epoch_s"] == pytest.approx(float(last["seconds"]), abs=2e-3)
     assert status["metrics"]["val/loss"] == float(last["val/loss"])
