@@ -285,12 +285,12 @@ def test_only_overrides_that_differ_are_in_the_table(root: Path, site: str, page
     assert sorted(names(page)) == ["0", "1", "2"]
 
 
-def write_sweep(path: Path, *, states: tuple[str, ...]) -> list[RunFolder]:
+def write_sweep(path: Path, *, states: tuple[str, ...], mode: str = "max") -> list[RunFolder]:
     """A sweep whose trials end at 0.9, 0.91, ... and differ in learning rate and seed."""
     folders = []
     for number, state in enumerate(states):
         percent = 100.0 if state == "finished" else 50.0
-        numbers = {"best": 0.9 + 0.01 * number, "monitor": "val/accuracy", "mode": "max", "percent": percent}
+        numbers = {"best": 0.9 + 0.01 * number, "monitor": "val/accuracy", "mode": mode, "percent": percent}
         folder = write_run(path / f"{number}_lr", state, started=1e9 + number, **numbers)
         folder.overrides.write_text(f"model.width=8\noptimizer.lr={0.1 if number % 2 else 0.05}\nseed={number // 2}\n")
         write_rows(folder, 5 + number)
@@ -329,6 +329,13 @@ def test_a_sweep_is_one_row_that_opens_into_its_trials(root: Path, site: str, pa
     expect(page.locator("tbody tr")).to_have_count(2)
     page.get_by_label("Filter runs").fill("seed=1")  # what is looked for is shown, also in a sweep that is closed
     assert page.locator("tbody .own").all_inner_texts() == ["sweep", "2_lr"]
+
+
+def test_the_best_of_a_sweep_is_the_least_where_less_is_better(root: Path, site: str, page: Any) -> None:
+    write_sweep(root / "sweep", states=("finished", "failed"), mode="min")
+    page.goto(site)
+    expect(page.locator("tr[data-sweep] .col-best")).to_have_text("0.9000")
+    expect(page.locator("tr[data-sweep] .state")).to_have_text("failed")
 
 
 def test_chosen_runs_are_drawn_over_one_another_and_keep_their_colours(root: Path, site: str, page: Any) -> None:

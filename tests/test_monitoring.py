@@ -19,6 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lockstep import drawing, launch
 from lockstep.callbacks import curves
+from lockstep.callbacks.events import place
 from lockstep.models.classifier import Classifier
 from lockstep.run_folder import RunFolder
 from lockstep.runs import read_confusion
@@ -83,6 +84,24 @@ def test_every_number_has_its_curve_and_the_charts_name_no_other(runs: dict[int,
     }
     assert (shown["Loss"], shown["Accuracy"]) == (["loss"], ["accuracy"])
     assert {len(tags) for tags in shown.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "tag"),
+    [
+        ("train/loss", "train", "loss"),
+        ("val/accuracy", "val", "accuracy"),
+        ("test/loss", "test", "loss"),
+        ("train_step/loss", "train", "loss/step"),
+        ("test_flip/accuracy", "test", "accuracy/flip"),
+        ("learning_rate", "train", "optimization/learning_rate"),
+        ("machine/images_per_s", "train", "machine/images_per_s"),
+        ("own", "train", "own"),
+        ("own/test/loss", "train", "own/test/loss"),
+    ],
+)
+def test_a_quantity_has_one_name_in_all_splits(name: str, split: str, tag: str) -> None:
+    assert place(name) == (split, tag)
 
 
 def test_tensorboard_names_runs_by_their_folders_and_draws_train_and_validation_in_one_chart(
@@ -191,6 +210,7 @@ def test_the_status_tells_all_a_watcher_needs(runs: dict[int, RunFolder]) -> Non
     assert status["state"] == "finished"
     assert (status["epoch"], status["step"], status["total_steps"], status["percent"]) == (2, 10, 10, 100.0)
     assert (status["workers"], status["precision"], status["name"]) == (3, "float64", "synthetic_resnet18")
+    assert (status["monitor"], status["mode"]) == ("val/accuracy", "max")
     assert status["learning_rate"] == float(last["learning_rate"])
     assert status["epoch_s"] == pytest.approx(float(last["seconds"]), abs=2e-3)
     assert status["metrics"]["val/loss"] == float(last["val/loss"])

@@ -118,7 +118,7 @@ export class Chart {
       dot.setAttribute('class', line.kind);
       this.mark.append(dot);
     }
-    const told = ({name}, y) => (this.isOfRuns ? `${number(y, 5)} ${name} ` : `${name} ${number(y, 5)} `); // a long name is cut
+    const told = ({name}, y) => (this.isOfRuns ? [number(y, 5), name, ''] : [name, number(y, 5), '']).join(' '); // names are cut
     this.tip.replaceChildren(make('b', {textContent: `${this.unit} ${count(x)} `}), ...found.map(([line, [, y]]) =>
       make('span', {}, make('span', {className: `key ${line.kind}`}), told(line, y))));
     const isRight = this.x(x) > this.plot.clientWidth / 2;

@@ -63,34 +63,36 @@ export class Comparison {
   }
 
   draw() {
-    const runs = this.runs.filter((run) => this.places.has(run.id)).sort((a, b) => this.places.get(a.id) - this.places.get(b.id));
+    const placeOf = (run) => this.places.get(run.id);
+    const runs = this.runs.filter((run) => this.places.has(run.id)).sort((a, b) => placeOf(a) - placeOf(b));
     const names = namesOf(runs);
-    const seen = JSON.stringify([this.split.value, runs.map((run) => [run.id, run.updated, run.best, names.get(run.id)]),
-      [...this.places]]);
+    const facts = runs.map((run) => [run.id, placeOf(run), run.updated, run.best, names.get(run.id)]);
+    const seen = JSON.stringify([this.split.value, facts]);
     if (seen === this.seen) return; // what a person reads in a chart stays
     this.seen = seen;
     setText(this.heading, `${runs.length} ${runs.length === 1 ? 'run' : 'runs over one another'}`);
-    this.legend.replaceChildren(...runs.map((run) => {
-      const name = names.get(run.id);
-      const remove = make('button', {type: 'button', className: 'remove', textContent: '×', 'aria-label': `Leave out ${name}`});
-      remove.dataset.id = run.id;
-      const best = make('span', {className: 'faint', textContent: Number.isFinite(run.best) ? `best ${score(run.best)}` : ''});
-      return make('li', {title: [run.run, ...run.overrides].join('\n')},
-        make('span', {className: `key ${kindOf(this.places.get(run.id))}`}), make('span', {textContent: name}), best, remove);
-    }));
+    this.legend.replaceChildren(...runs.map((run) => legendItem(run, names.get(run.id), kindOf(placeOf(run)))));
     for (const [quantity, chart] of this.charts) {
       const tag = `${this.split.value}/${quantity}`;
-      chart.show(runs.map((run) => ({name: names.get(run.id), kind: kindOf(this.places.get(run.id)),
+      chart.show(runs.map((run) => ({name: names.get(run.id), kind: kindOf(placeOf(run)),
         points: points(this.rows.get(run.id)?.rows ?? [], tag)})));
     }
   }
+}
+
+function legendItem(run, name, kind) {
+  const remove = make('button', {type: 'button', className: 'remove', textContent: '×', 'aria-label': `Leave out ${name}`});
+  remove.dataset.id = run.id;
+  const best = Number.isFinite(run.best) ? `best ${score(run.best)}` : '';
+  return make('li', {title: [run.run, ...run.overrides].join('\n')}, make('span', {className: `key ${kind}`}),
+    make('span', {textContent: name}), make('span', {className: 'faint', textContent: best}), remove);
 }
 
 /** The finite values of a column of rows over their epochs. */
 export const points = (rows, name) =>
   rows.filter((row) => Number.isFinite(row.epoch) && Number.isFinite(row[name])).map((row) => [row.epoch, row[name]]);
 
-/** What tells these runs apart: the overrides in which they differ, after the last part of the name where those do not. */
+/** What tells these runs apart: the overrides in which they differ, and the last part of the name where they are equal. */
 function namesOf(runs) {
   const typed = differingOverrides(runs);
   const times = (text) => [...typed.values()].filter((other) => other === text).length;

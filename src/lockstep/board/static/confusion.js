@@ -30,10 +30,11 @@ export class Confusion {
     this.table.style.setProperty('--label', `${Math.min(widest, 16) + 1}ch`);
     const caption = make('caption', {className: 'unseen',
       textContent: `Of each true class (rows) what it was taken for (columns): ${SPLITS[split]}`});
-    const head = make('tr', {}, make('td', {className: 'corner'}),
+    const head = make('tr', {}, make('td'),
       ...classes.map((name) => make('th', {scope: 'col', title: name}, make('span', {textContent: name}))));
     this.table.classList.toggle('long', widest > 3);
-    this.table.replaceChildren(caption, make('thead', {}, head), make('tbody', {}, ...counts.map((row, place) => {
+    const columns = make('colgroup', {}, make('col', {className: 'labels'}), make('col', {span: classes.length}));
+    this.table.replaceChildren(caption, columns, make('thead', {}, head), make('tbody', {}, ...counts.map((row, place) => {
       const total = row.reduce((a, b) => a + b, 0);
       return make('tr', {}, make('th', {scope: 'row', title: classes[place], textContent: classes[place]}),
         ...row.map((number, other) => cell(number, total, classes[place], classes[other])));
