@@ -32,6 +32,8 @@ class Sees(L.Callback):
             "is_forked": "lockstep.sweeps.preloaded" in sys.modules,
             "has_group": os.getpgrp() == os.getpid(),
             "begin": _begin_of_process(),
+            "title": Path("/proc/self/cmdline").read_text().rstrip("\0"),
+            "name": Path("/proc/self/comm").read_text().strip(),
         }
         self._write(trainer)
 

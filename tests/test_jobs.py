@@ -419,15 +419,31 @@ def test_states_come_from_the_queue_and_of_what_it_has_forgotten_from_the_accoun
     tool(tools, "sacct", f"{old}\ncat << EOF\n" + "\n".join(accounts) + "\nEOF")
     found = scheduler.states(["7_0", "7_1", "8", "9", "9_1", "10", "11"])
     assert found == {
-        "7_0": Scheduled("pending", "Resources", "", "0:00", None, 0),
-        "7_1": Scheduled("failed", "NonZeroExitCode", "n1", "0:03", 75, 2),
-        "8": Scheduled("cancelled", "", "n[1-2]", "0:03", 143, 0),
-        "9": Scheduled("completed", "", "n2", "00:00:04", 0, 0),
-        "9_1": Scheduled("cancelled", "", "n2", "00:00:04", 143, 0),
-        "11": Scheduled("revoked", "", "", "0:00", None, 0),
+        "7_0": Scheduled("pending", "Resources", "", 0.0, None, 0),
+        "7_1": Scheduled("failed", "NonZeroExitCode", "n1", 3.0, 75, 2),
+        "8": Scheduled("cancelled", "", "n[1-2]", 3.0, 143, 0),
+        "9": Scheduled("completed", "", "n2", 4.0, 0, 0),
+        "9_1": Scheduled("cancelled", "", "n2", 4.0, 143, 0),
+        "11": Scheduled("revoked", "", "", 0.0, None, 0),
     }
     assert [name for name, each in found.items() if each.is_live] == ["7_0", "11"]
     assert not Scheduled("preempted").is_live  # SLURM's word where it cancels; what it requeues is never called so
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0:07", 7),
+        ("1:02:03", 3723),
+        ("00:01:02", 62),
+        ("3-04:00:01", 273601),
+        ("2-05", 190800),
+        ("INVALID", None),
+        ("", None),
+    ],
+)
+def test_a_time_of_squeue_and_of_sacct_is_a_number_of_seconds(text: str, seconds: float | None) -> None:
+    assert scheduler.seconds(text) == seconds
 
 
 def test_options_in_the_environment_do_not_reach_the_tools(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,6 +572,48 @@ def test_a_scheduler_that_does_not_answer_is_the_reason(tools: Path, tmp_path: P
     folder.write_status(state="stopped", reason="signal SIGUSR1", signal="SIGUSR1")
     tool(tools, "scontrol", "echo down >&2; exit 1")
     assert job.next_of(folder, SETTINGS, 0, "17") == "signal SIGUSR1, not requeued: scontrol show failed: down"
+
+
+ENDED = "kill -TERM $$"  # as SLURM ends the processes of a step when it requeues its job
+
+
+@pytest.mark.parametrize(
+    ("asked", "says", "reason", "code"),
+    [
+        (ENDED, f"echo {SAYS.format('COMPLETING', 'None', 1)}", "requeued: time limit", None),
+        ("echo busy >&2; exit 1", f"echo {SAYS.format('PENDING', 'BeginTime', 1)}", "requeued: time limit", None),
+        (
+            ENDED,
+            f"echo {SAYS.format('RUNNING', 'None', 0)}",
+            "not requeued: scontrol requeue was ended by SIGTERM;",
+            75,
+        ),
+        (
+            "echo no >&2; exit 1",
+            f"echo {SAYS.format('RUNNING', 'None', 0)}",
+            "not requeued: scontrol requeue failed: no;",
+            75,
+        ),
+        (ENDED, "echo down >&2; exit 1", "perhaps not requeued: scontrol requeue was ended by SIGTERM, and", None),
+    ],
+)
+def test_a_requeue_has_failed_where_slurm_says_so_and_not_where_scontrol_was_ended(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, says: str, reason: str, code: int | None
+) -> None:
+    monkeypatch.setattr(job, "ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    first = SAYS.format("RUNNING", "None", 0)  # before it is asked for
+    mark = tmp_path / "asked"
+    shows = f"if [ -e {mark} ]; then {says}; else echo {first}; fi"
+    tool(tools, "scontrol", f'case "$*" in requeue*) touch {mark}; {asked};; *) {shows};; esac')
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    folder.write_status(state="stopped", reason="why", signal="SIGUSR1")
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    status = folder.read_status()
+    assert status["reason"].startswith(reason)
+    assert status["exit_code"] == code
 
 
 def test_a_job_that_is_not_wanted_any_more_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -703,6 +761,7 @@ def test_all_jobs_are_listed_with_what_slurm_and_their_runs_say(four: Path, caps
         ["23", "stopped", "outputs/day/old", "2/4"],
     ]
     assert [row[-1] for row in rows[1:]] == ["Resources", "why", "NonZeroExitCode", "why"]
+    assert [row[5] for row in rows[1:]] == ["-", "9.0 s", "1.0 s", "-"]
     assert commands.run(["list", "--json", "22", "23"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(each["id"], each["state"], each["exit_code"]) for each in found] == [
@@ -710,6 +769,50 @@ def test_all_jobs_are_listed_with_what_slurm_and_their_runs_say(four: Path, caps
         ("23", "stopped", 1),
     ]
     assert found[0]["record"]["cluster"]["partition"] == "gpu"
+
+
+def test_all_times_are_of_one_format_whoever_tells_them(
+    four: Path, tools: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool(tools, "squeue", f"echo '{line('21', 'RUNNING', 'None', 'n1', '1:02:03', '0', '0')}'")
+    tool(tools, "sacct", "echo '22|FAILED|n2|00:01:02|1:0'")
+    assert commands.run(["list", "21", "22"]) == 0
+    assert [row.split("\t")[5] for row in capsys.readouterr().out.splitlines()[1:]] == ["1:02:03", "1:02"]
+
+
+@pytest.mark.parametrize(
+    ("state", "told"), [("not started", "-"), ("training", "-"), ("stopping", "stopping: stop flag: lunch")]
+)
+def test_a_job_that_runs_has_the_reason_of_its_run_and_not_that_of_its_submission(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str, told: str
+) -> None:
+    tool(tools, "squeue", f"echo '{line('17', 'RUNNING', 'None', 'n1', '0:09', '0', '0')}'")
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    if state == "not started":
+        folder.write_status(state=state, reason="submitted: see lockstep jobs")
+    else:
+        folder.write_status(state=state, host="elsewhere", reason="stop flag: lunch" if state == "stopping" else "")
+    assert commands.run(["list", "--folder", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split("\t")[-1] == told
+
+
+def test_jobs_are_listed_from_their_records_with_a_note_where_slurm_does_not_answer(
+    four: Path, tools: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool(tools, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    for words in (["list"], ["show", "20", "21"], ["list", "--json"]):
+        assert commands.run(words) == 0
+        said = capsys.readouterr()
+        assert "squeue failed: slurm_load_jobs error: Unable to contact" in said.err
+        assert "what is listed is what the runs say" in said.err
+        assert "20" in said.out
+    assert commands.run(["list"]) == 0
+    rows = [row.split("\t") for row in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[:2] for row in rows] == [["20", "unknown"], ["21", "completed"], ["22", "failed"], ["23", "stopped"]]
+    for words in (["cancel", "20"], ["requeue", "22"], ["wait", "20"], ["delete", "22", "--yes"]):
+        with pytest.raises(ValueError, match="Unable to contact"):
+            commands.run(words)
 
 
 def test_the_list_fits_a_narrow_terminal(four: Path) -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +17,6 @@ from optuna.storages.journal import JournalFileBackend
 from lockstep import config as configuration
 from lockstep.config import CONF, ConfigError
 from lockstep.overrides import Interval, groups, searched
-from lockstep.run_folder import read_json
 from lockstep.schema import Search
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.search import MOST_REPEATS, Draws, distributions, study_in
@@ -305,12 +306,14 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
         out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 75, out
     assert "Trial 0 pruned" in out
-    kept = read_json(tree_of(tmp_path) / "sweep.json")["trials"]
-    assert [entry["is_pruned"] for entry in kept] == [True, False]
     first, second = trials_of(tmp_path)
     status = first.read_status()
-    assert (status["state"], status["workers"]) == ("stopped", 2)
-    assert "pruned" in status["reason"]
+    assert (status["state"], status["workers"]) == ("pruned", 2)
+    assert "other trials were better by now" in status["reason"]
+    listed = subprocess.run(
+        [sys.executable, "-m", "lockstep.cli", "runs"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert sorted(row.partition("\t")[0] for row in listed.stdout.splitlines()[1:]) == ["pruned", "stopped"]
     assert (first.stop_flag.exists(), first.is_locked()) == (False, False)
     assert processes_of(first) == []
     assert len(first.read_metrics()) < 8

@@ -264,10 +264,11 @@ def finish(trial: Trial, best: float, **more: object) -> None:
 
 def test_a_ledger_comes_back_as_it_was_written(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=2 seed=0", name="rates", command=["lr=1,2"])
-    ledger.trials[1].is_pruned, ledger.trials[1].device = True, "GPU 3"
+    ledger.trials[1].device = "GPU 3"
     ledger.write()
     again = Ledger.opened(ledger.path, None, ())
-    assert again == ledger
+    assert (again.name, again.command, again.trials) == (ledger.name, ledger.command, ledger.trials)
+    assert (ledger.is_known, again.is_known) == (False, True)
     assert again.find(["seed=0", "lr=2"]) is again.trials[1]
     assert again.find(["lr=3", "seed=0"]) is None
     assert again.next_number == 2
@@ -332,9 +333,37 @@ def test_a_trial_is_what_its_run_folder_says(tmp_path: Path) -> None:
     ledger.trials[2].folder.write_status(state="training", host="elsewhere")
     status = ledger.trials[2].folder.path / "status.json"
     status.write_text(json.dumps({**json.loads(status.read_text()), "updated": 0}))  # long ago
-    ledger.trials[3].is_pruned = True
+    ledger.trials[3].folder.write_status(state="pruned", host="elsewhere")
     states = [trial.state for trial in ledger.trials]
     assert states == ["finished", "failed", "interrupted", "pruned", "queued"]
+
+
+def test_a_sweep_whose_trials_had_no_time_to_end_goes_on_and_is_no_new_one(tmp_path: Path) -> None:
+    new = book(tmp_path / "sweep", "a=0", "a=1", "a=2")
+    assert command._begins(new, 0, 3, 2) == f"A sweep of 3 trials, 2 at once, in {new.path}"
+    known = Ledger.opened(new.path, None, ())
+    said = command._begins(known, 0, 3, 2)
+    assert said == f"Going on with {new.path}: 0 of 3 trials are done; the others 2 at once."
+
+
+@pytest.mark.parametrize(
+    ("title", "told"), [("lockstep: trial outputs/ä/3", "lockstep: trial outputs/ä/3"), ("x" * 10_000, "x" * 100)]
+)
+def test_a_process_is_called_by_its_title_and_cut_where_the_words_before_it_end(title: str, told: str) -> None:
+    code = """
+import sys
+from pathlib import Path
+from lockstep.sweeps.title import set_title
+set_title(sys.argv[1])
+print(Path("/proc/self/cmdline").read_text().rstrip("\\0"))
+print(Path("/proc/self/comm").read_text().strip())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, title], capture_output=True, text=True, check=True, env=environ()
+    )
+    line, name = done.stdout.splitlines()
+    assert line.startswith(told)
+    assert (line == told, name) == (len(title) < 100, title[:15])
 
 
 def test_a_sweep_is_found_by_its_name_else_by_its_command_in_any_order(tmp_path: Path) -> None:
@@ -387,7 +416,7 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     ledger = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr=2", "w=8 lr=3", "w=8 lr=4", command=["w=8", "lr=1,2,3,4"])
     finish(ledger.trials[0], 0.7)
     finish(ledger.trials[1], 0.9, test_accuracy=0.8)
-    ledger.trials[2].is_pruned = True
+    ledger.trials[2].folder.write_status(state="pruned", host="elsewhere")
     ledger.trials[2].folder.write_metrics([{"epoch": 1, "val/accuracy": 0.95}])
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
     assert found.keys == ("lr",)

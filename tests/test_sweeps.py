@@ -106,6 +106,11 @@ def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alon
     assert [each["threads"] for each in facts] == [len(each["cores"]) for each in facts]
     assert len({each["parent"] for each in facts}) == 1  # which has imported torch once for all
     assert all(each["is_forked"] and each["has_group"] and each["gpus"] == "" for each in facts)
+    # what ps shows of them
+    assert [each["title"] for each in facts] == [
+        f"lockstep: trial {path.path.relative_to(tmp_path)}" for path in folders
+    ]
+    assert {each["name"] for each in facts} == {"lockstep: trial"}
     for one, other in itertools.combinations(facts, 2):
         assert not (overlap(one, other) and set(one["cores"]) & set(other["cores"]))
     assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))
@@ -194,6 +199,7 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     (tmp_path / "fast").touch()
     done = run(tmp_path, *overrides[-4:], *recipe)  # the order of the words makes no other sweep
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same command again" not in done.stdout
     assert "Going on with" in done.stdout
     assert "1 of 3 trials are done" in done.stdout
     assert "Trial 0" not in done.stdout
@@ -246,6 +252,7 @@ def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp
     assert (
         "Stopping all trials, each with a checkpoint: " + {"ctrl-c": "signal SIGINT", "flag": "stop flag: lunch"}[way]
     ) in out
+    assert "Not everything is done: the same command again goes on." in out
     folders = trials_of(tmp_path)
     assert [folder.read_status()["state"] for folder in folders] == ["stopped", "stopped"]
     (tmp_path / "fast").touch()

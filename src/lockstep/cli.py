@@ -18,7 +18,7 @@ TRAIN = Path(__file__).parents[2] / "train.py"
 PRUNING = """\
 --prune without --state removes runs that failed, gave no signal any more or
 never started, and have no checkpoint. With --state it removes all runs in these
-states (stopped, finished, failed, no-signal, not-started), with checkpoints.
+states (stopped, pruned, finished, failed, no-signal, not-started), with checkpoints.
 --filter narrows either. It lists what would go, with sizes, and asks.
 Always left alone: a run that is being trained, the runs of a benchmark, a run
 that holds another one that stays, and a folder that no training has ever held.

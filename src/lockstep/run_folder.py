@@ -27,7 +27,7 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, go on later
 EXIT_INTERRUPTED = 130  # by a second Ctrl-C
 
 LIVE_STATES = ("starting", "training", "validating", "testing", "stopping")
-ENDED_STATES = ("stopped", "finished", "failed")
+ENDED_STATES = ("stopped", "pruned", "finished", "failed")
 SILENT_S = 600.0  # longer than any step: between two steps a status is written every second
 MAX_BYTES = 16 * 2**20  # of a file of plain values
 BENCHMARK = "results.json"  # beside the run folders of a benchmark

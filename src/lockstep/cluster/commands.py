@@ -18,7 +18,7 @@ from lockstep.cluster import jobs, record, scheduler
 from lockstep.cluster.jobs import Job
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder, shown, to_json
 from lockstep.runs import Found
-from lockstep.terminal import printable, show_table, terminal
+from lockstep.terminal import duration, printable, show_table, terminal
 from lockstep.watching import cells, pruning
 
 ASK_EVERY_S = (2.0, 15.0)  # first and last pause between two questions to the scheduler
@@ -51,10 +51,10 @@ def run(words: Sequence[str]) -> int:
     roots = [Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())]
     if arguments.folder != "outputs" and not roots[0].is_dir():
         raise ValueError(f"--folder {arguments.folder} is no folder: give one that holds runs.")
-    found = jobs.below(roots)
+    found = jobs.below(roots, may_be_silent=arguments.function in ONLY_LOOK)
     if arguments.names or not arguments.may_be_all:
         found = jobs.chosen(found, arguments.names or ["latest"])
-    if arguments.function not in (_list, _show, _result):
+    if arguments.function not in ONLY_LOOK:
         jobs.need_certain(found)
     return arguments.function(found, arguments)
 
@@ -99,9 +99,9 @@ def _row(job: Job) -> dict[str, str]:
         "run": printable(job.found.name),
         "epoch": cells.epochs(facts),
         "best": printable(cells.best(facts)),
-        "time": job.scheduled.elapsed or cells.NONE,
+        "time": duration(job.scheduled.elapsed_s) if job.scheduled.elapsed_s else cells.NONE,
         "nodes": printable(job.scheduled.nodes) or cells.NONE,
-        "reason": printable(job.scheduled.reason or facts.get("reason", "")) or cells.NONE,
+        "reason": printable(job.reason) or cells.NONE,
     }
 
 
@@ -165,7 +165,7 @@ def _show_one(job: Job) -> None:
         ("nodes", printable(scheduled.nodes)),
         ("asked for", f"{read.num_nodes} x {read.workers_per_node} workers, {read.gpus_per_node} GPUs a node"),
         ("settings", printable(", ".join(f"{key}={json.dumps(value)}" for key, value in set_.items()))),
-        ("time", scheduled.elapsed),
+        ("time", duration(scheduled.elapsed_s) if scheduled.elapsed_s else ""),
         ("requeued", f"{scheduled.restarts} times" if scheduled.restarts else ""),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("submitted", f"{cells.moment(read.submitted)} on {printable(read.host)}"),
@@ -355,3 +355,6 @@ def _delete(found: list[Job], arguments: argparse.Namespace) -> int:
     root = Path(os.path.commonpath([job.folder.path.parent for job in found]))
     going = [Found(job.found.id, job.found.name, RunFolder(job.folder.path)) for job in found]
     return pruning.remove(going, root, is_sure=arguments.yes)
+
+
+ONLY_LOOK = (_list, _show, _result)  # these do with what the runs say where SLURM does not answer

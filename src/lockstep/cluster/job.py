@@ -32,6 +32,7 @@ HOLD = (
 REQUEST = "LOCKSTEP_REQUEUE"  # names the file that asks the script of the job for a requeue, where scontrol is not
 TIME_LIMIT = signal.SIGUSR1.name  # what sbatch is told to warn with
 PREEMPTION = signal.SIGTERM.name
+ASK_TIMES, ASK_EVERY_S = 3, 1.0  # whether a requeue was heard, within the seconds that SLURM leaves a job it ends
 
 
 class Settings(NamedTuple):
@@ -78,7 +79,7 @@ def work(folder: RunFolder, settings: Settings, job: str | None) -> int:
         _tell(folder, reason=reason, exit_code=None if goes_on else code)
         print(reason, flush=True)
         if reason.startswith(REQUEUED):
-            _requeue(folder, job)
+            _requeue(folder, job, restarts)
         return code
     if is_first:
         _tell(folder, exit_code=code)
@@ -189,17 +190,37 @@ def _held_back() -> str | None:
     return next((number.name for number in STOP_SIGNALS if number in waiting), None)
 
 
-def _requeue(folder: RunFolder, job: str) -> None:
-    """Ask SLURM to start this job again, which ends this process, or the script of the job to do so."""
+def _requeue(folder: RunFolder, job: str, restarts: int) -> None:
+    """Ask SLURM to start this job again, which ends this process, or the script of the job to do so.
+
+    SLURM ends scontrol, too, for it is a process of the job. So what became of the job is asked when scontrol fails.
+    """
     try:
         if scheduler.is_told_here():
             scheduler.requeue(job)
         else:
             Path(os.environ[REQUEST]).touch()
+        return
     except (OSError, ValueError) as error:
-        reason = f"not requeued: {error}; go on with lockstep jobs requeue {shown(folder.path)}"
-        _tell(folder, reason=reason, exit_code=EXIT_STOPPED)
-        print(reason, flush=True)
+        failure = error
+    reason, code = f"not requeued: {failure}; go on with lockstep jobs requeue {shown(folder.path)}", EXIT_STOPPED
+    if scheduler.is_told_here():
+        try:
+            if _has_restarted(job, restarts):
+                return
+        except ValueError as error:
+            reason, code = f"perhaps not requeued: {failure}, and {error}; see lockstep jobs show {job}", None
+    _tell(folder, reason=reason, exit_code=code)
+    print(reason, flush=True)
+
+
+def _has_restarted(job: str, restarts: int) -> bool:
+    """Whether SLURM has counted another start of a job by now, or soon does. Raises ValueError where it is silent."""
+    for _ in range(ASK_TIMES):
+        if int(scheduler.show(job).get("Restarts", 0)) > restarts:
+            return True
+        time.sleep(ASK_EVERY_S)
+    return False
 
 
 def main(words: list[str]) -> int:

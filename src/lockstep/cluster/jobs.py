@@ -49,6 +49,15 @@ class Job:
         return self.scheduled.state
 
     @property
+    def reason(self) -> str:
+        """Why it waits, what its run is about, or how it ended; empty where there is nothing to say."""
+        own = self.facts.get("reason", "")
+        if self.scheduled.reason or not self.is_live:
+            return self.scheduled.reason or own
+        # a run that has not begun has a word of its submission alone
+        return f"{self.facts['state']}: {own}" if own and self.facts["state"] in LIVE_STATES else ""
+
+    @property
     def is_live(self) -> bool:
         """Whether it waits or runs."""
         return self.scheduled.is_live
@@ -65,8 +74,12 @@ class Job:
         return code or (EXIT_STOPPED if self.record.cancelled else EXIT_FAILED)
 
 
-def below(roots: Iterable[Path]) -> list[Job]:
-    """Every job below the folders, in the order of submission."""
+def below(roots: Iterable[Path], *, may_be_silent: bool = False) -> list[Job]:
+    """Every job below the folders, in the order of submission.
+
+    Raises ValueError where SLURM does not answer; where it `may_be_silent`, a line says so, and no job is certain that
+    has not ended.
+    """
     records = {}
     for root in roots:
         for found in runs.scan(root).values():
@@ -81,7 +94,7 @@ def below(roots: Iterable[Path]) -> list[Job]:
             if read is not None:
                 records[path] = Found(found.id, shown(path), RunFolder(path)), read
     ordered = sorted(records.values(), key=lambda each: (each[1].submitted, _number(each[1].id)))
-    return _joined(ordered)
+    return _joined(ordered, may_be_silent=may_be_silent)
 
 
 def again(jobs: Sequence[Job]) -> list[Job]:
@@ -125,10 +138,17 @@ def chosen(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
     return list(picked.values())
 
 
-def _joined(read: Sequence[tuple[Found, Record]]) -> list[Job]:
+def _joined(read: Sequence[tuple[Found, Record]], *, may_be_silent: bool = False) -> list[Job]:
     asked = [each.id for _, each in read if each.engine == "slurm"]
     is_slurm_here = scheduler.is_here()
-    known = scheduler.states(asked) if asked and is_slurm_here else {}
+    known: dict[str, Scheduled] = {}
+    try:
+        known = scheduler.states(asked) if asked and is_slurm_here else {}
+    except ValueError as error:
+        if not may_be_silent:
+            raise
+        is_slurm_here = False
+        print(f"lockstep: {error}: what is listed is what the runs say themselves.", file=sys.stderr)
     found = []
     for run, each in read:
         facts = runs.look(run)
@@ -163,9 +183,9 @@ def plain(job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "state": job.state,
-        "reason": printable(job.scheduled.reason or job.facts.get("reason", "")),
+        "reason": printable(job.reason),
         "nodes": job.scheduled.nodes,
-        "elapsed": job.scheduled.elapsed,
+        "elapsed_s": job.scheduled.elapsed_s,
         "restarts": job.scheduled.restarts,
         "exit_code": job.exit_code,
         "run": {key: value for key, value in job.facts.items() if key != "id"} | {"path": os.fspath(job.folder.path)},

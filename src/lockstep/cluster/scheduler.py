@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -19,12 +20,15 @@ LIVE = {
 
 
 class Scheduled(NamedTuple):
-    """A job as SLURM has it: `state` is SLURM's word in small letters, `exit_code` is None before the end."""
+    """A job as SLURM has it: `state` is SLURM's word in small letters, `exit_code` is None before the end.
+
+    `elapsed_s` is None where nobody knows it.
+    """
 
     state: str
     reason: str = ""
     nodes: str = ""
-    elapsed: str = ""
+    elapsed_s: float | None = None
     exit_code: int | None = None
     restarts: int = 0
 
@@ -48,7 +52,9 @@ def call(*words: str) -> str:
     """What a tool prints. Raises ValueError where it fails or does not answer."""
     done = _run(words)
     if done.returncode:
-        command = " ".join(word for word in words[:3] if not word.startswith("-"))
+        command = " ".join([words[0], *(word for word in words[1:3] if not word.startswith("-"))][:2])
+        if done.returncode < 0:
+            raise ValueError(f"{command} was ended by {signal.Signals(-done.returncode).name}")
         raise ValueError(f"{command} failed: {_said(done)}")
     return done.stdout
 
@@ -102,11 +108,25 @@ def _queue_line(line: str) -> Iterable[tuple[str, Scheduled]]:
         state.lower(),
         "" if reason == "None" else reason,
         nodes,
-        elapsed,
+        seconds(elapsed),
         None if state in LIVE else _code(int(status or 0)),
         int(restarts or 0),
     )
     yield job, scheduled
+
+
+def seconds(text: str) -> float | None:
+    """A time of squeue or sacct, [days-[hours:]][minutes:]seconds, in seconds; None for what is no time."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
+    if found is None:
+        return None
+    parts = [int(part) for part in found[2].split(":")]
+    if found[1]:  # then hours come first
+        parts += [0] * (3 - len(parts))
+    value = 0
+    for part in parts:
+        value = 60 * value + part
+    return float(value + 86400 * int(found[1] or 0))
 
 
 def _code(status: int) -> int:
@@ -132,7 +152,7 @@ def _accounted(asked: set[str]) -> dict[str, Scheduled]:
         number, _, killed = code.partition(":")
         word = re.sub(r"\W.*", "", state)  # "CANCELLED by 1000"
         exit_code = None if word in LIVE else int(number or 0) or (128 + int(killed) if int(killed or 0) else 0)
-        found[job] = Scheduled(word.lower(), "", nodes, elapsed, exit_code)
+        found[job] = Scheduled(word.lower(), "", nodes, seconds(elapsed), exit_code)
     return {job: each for job, each in found.items() if job in asked}
 
 

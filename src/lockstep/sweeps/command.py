@@ -175,6 +175,8 @@ def run(
         write(ledger, known())
     if not config.silent:
         views.show(known(), shown(ledger.path))
+        if code:
+            print("Not everything is done: the same command again goes on.", flush=True)
     return code
 
 
@@ -185,7 +187,7 @@ def _begins(ledger: Ledger, num_done: int, total: int, at_once: int) -> str:
     if num_done >= total:
         return f"All {num_done} trial{plural} of {where} are done: sweep.name=... starts another sweep."
     many = f"{at_once} at once" if at_once > 1 else "one at a time"
-    if num_done:
+    if num_done or ledger.is_known:
         return f"Going on with {where}: {num_done} of {total} trial{plural} are done; the others {many}."
     return f"A sweep of {total} trial{plural}, {many}, in {where}"
 

@@ -16,7 +16,7 @@ from lockstep.sweeps.pool import Pool
 
 POLL_S = 0.1
 LOOK_EVERY_S = 0.5
-PRUNED = "pruned: other trials were better by now"
+PRUNED = "other trials were better by now"
 
 
 class Source(Protocol):
@@ -137,10 +137,11 @@ class Course:
                 self.view.started(trial)
 
     def _end(self, trial: Trial, code: int, *, is_pruned: bool) -> str:
-        trial.is_pruned = code == EXIT_STOPPED and is_pruned
-        state = "pruned" if trial.is_pruned else {0: "finished", EXIT_STOPPED: "stopped"}.get(code, "failed")
+        state = {0: "finished", EXIT_STOPPED: "pruned" if is_pruned else "stopped"}.get(code, "failed")
         if is_pruned:
             trial.folder.clear_stop()  # also where the trial was through before it saw the request
+        if state == "pruned":
+            trial.folder.update_status(state=state, reason=PRUNED)
         self.ledger.write()
         self.source.ended(trial, state)
         self.view.ended(trial, state)

@@ -23,14 +23,11 @@ class Trial:
     number: int
     overrides: tuple[str, ...]
     folder: RunFolder
-    is_pruned: bool = False
     device: str = ""
 
     @property
     def state(self) -> str:
-        """What its run folder says: a state of a run, or `queued`, `pruned`."""
-        if self.is_pruned:
-            return "pruned"
+        """What its run folder says: a state of a run, or `queued`, `interrupted`."""
         state: str = look_at(self.folder)["state"]
         return {"not started": "queued", "no signal": "interrupted"}.get(state) or state
 
@@ -43,12 +40,13 @@ class Trial:
 
 @dataclass
 class Ledger:
-    """The trials of a sweep in the order of their numbers."""
+    """The trials of a sweep in the order of their numbers. `is_known`: an earlier command has begun it."""
 
     path: Path
     name: str | None
     command: tuple[str, ...]
     trials: list[Trial] = field(default_factory=list)
+    is_known: bool = False
 
     @classmethod
     def opened(cls, path: Path, name: str | None, command: Sequence[str]) -> "Ledger":
@@ -56,10 +54,10 @@ class Ledger:
         kept = _read(path)
         if kept is None:
             return cls(path, name, tuple(command))
-        ledger = cls(path, kept["name"], tuple(kept["command"]))
+        ledger = cls(path, kept["name"], tuple(kept["command"]), is_known=True)
         for entry in kept["trials"]:
             folder = RunFolder(path / entry["folder"])
-            trial = Trial(entry["number"], tuple(entry["overrides"]), folder, entry["is_pruned"], entry["device"])
+            trial = Trial(entry["number"], tuple(entry["overrides"]), folder, entry["device"])
             ledger.trials.append(trial)
         return ledger
 
@@ -89,7 +87,6 @@ class Ledger:
                 "number": trial.number,
                 "overrides": list(trial.overrides),
                 "folder": str(trial.folder.path.relative_to(self.path)),
-                "is_pruned": trial.is_pruned,
                 "device": trial.device,
             }
             for trial in self.trials
@@ -130,7 +127,6 @@ def _read(path: Path) -> dict[str, Any] | None:
             and isinstance(entry.get("number"), int)
             and _are_texts(entry.get("overrides"))
             and _are_texts([entry.get("folder"), entry.get("device")])
-            and isinstance(entry.get("is_pruned"), bool)
         )
     if not is_right:
         raise ValueError(f"{path / SWEEP} is no ledger of a sweep")

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from lockstep import launch, runner
 from lockstep.environment import leave
-from lockstep.run_folder import EXIT_FAILED
+from lockstep.run_folder import EXIT_FAILED, shown
 from lockstep.signals import held_back
+from lockstep.sweeps.title import set_title
 
 IS_SAFE_HERE = sys.platform == "linux"
 PRELOADED = "lockstep.sweeps.preloaded"
@@ -117,5 +118,6 @@ def _do(folder: Path, task: str, cores: tuple[int, ...], environ: dict[str, str]
         torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
     os.environ.clear()
     os.environ.update(environ)
+    set_title(f"lockstep: trial {shown(folder)}")
     atexit._clear()  # what the imports registered is of the process that forks
     leave(lambda: runner.do(folder, task))

@@ -13,6 +13,7 @@ STYLES = {
     **dict.fromkeys(LIVE_STATES, "cyan"),
     "finished": "green",
     "stopped": "yellow",
+    "pruned": "dim",
     "failed": "red",
     "no signal": "red",
     "broken": "red",

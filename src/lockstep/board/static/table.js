@@ -3,8 +3,8 @@ import {count, day, duration, make, makeProgress, makeState, moment, of, score, 
   from './elements.js';
 import {StopButton} from './stop.js';
 
-const ORDER = ['starting', 'training', 'validating', 'testing', 'stopping', 'stopped', 'finished', 'failed', 'no signal',
-  'broken', 'not started'];
+const ORDER = ['starting', 'training', 'validating', 'testing', 'stopping', 'stopped', 'pruned', 'finished', 'failed',
+  'no signal', 'broken', 'not started'];
 
 // value: what is sorted by; text: what a cell shows; the others are made by Row. What a narrow page does without is
 // told by the class `col-` and the slug (style.css).
@@ -29,7 +29,7 @@ const COLUMNS = [
 
 /** Seconds to the end; unknown for a run that does not go on. */
 export const timeLeft = (run) => (isOver(run) ? undefined : run.remaining_s);
-const isOver = (run) => ['stopped', 'finished', 'failed', 'no signal', 'broken'].includes(run.state);
+const isOver = (run) => ['stopped', 'pruned', 'finished', 'failed', 'no signal', 'broken'].includes(run.state);
 
 export class RunTable {
   /** `choose(id)` is called when a person picks a run, `mark(ids, isOn)` when some are to be compared, or no longer. */
