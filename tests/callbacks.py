@@ -13,6 +13,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from lockstep.callbacks import console
+
 
 class Sees(L.Callback):
     """Writes seen.json into the run folder: what is visible to the process, and from when to when it held it.
@@ -171,3 +173,10 @@ def _may_wait(may: bool) -> None:
 
 
 SEES = "+callbacks.sees={_target_:tests.callbacks.Sees,epoch_s:%s}"
+
+
+class Impatient(L.Callback):
+    """A log is told how far a long epoch is after a tenth of a second, and then every second."""
+
+    def __init__(self) -> None:
+        console.FIRST_S, console.EVERY_S = 0.1, 1.0

@@ -1,5 +1,7 @@
 """Networks a user might write, some of them wrong."""
 
+import time
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,14 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.dropout(torch.relu(self.norm(self.conv(x)))).mean((2, 3)))
+
+
+class Slow(Plain):
+    """Takes at least 20 ms for a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return super().forward(x)
 
 
 class FailsOnRank1(Plain):

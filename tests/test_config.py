@@ -58,6 +58,42 @@ def faults(*texts: str, is_multirun: bool = False, **places: Any) -> list[str]:
     return []
 
 
+@pytest.mark.parametrize(
+    ("key", "more"),
+    [
+        ("trainer.devices", ("strategy=cpu",)),
+        ("trainer.num_nodes", ()),
+        ("trainer.max_epochs", ()),
+        ("trainer.accumulate_grad_batches", ()),
+        ("global_batch_size", ()),
+        ("eval_batch_size", ()),
+        ("data.train_size", ("data=synthetic",)),
+        ("data.image_size", ("data=synthetic",)),
+        ("data.num_classes", ("data=synthetic",)),
+        ("data.num_workers", ("data=image_folder", "data.root=x")),
+        ("model.width", ()),
+        ("augment.crop_padding", ()),
+        ("strategy.timeout_s", ()),
+        ("strategy.bucket_size_mib", ()),
+        ("launcher.parallel", ()),
+        ("search.num_trials", ("search=random",)),
+    ],
+)
+def test_a_number_no_machine_can_count_to_is_a_fault(key: str, more: tuple[str, ...]) -> None:
+    (fault,) = (fault for fault in faults(*more, f"{key}=99999999999999999999") if fault.startswith(key))
+    assert fault == f"{key}=99999999999999999999 is too large: 2,147,483,647 at most"
+
+
+def test_a_list_of_numbers_has_the_bound_of_each() -> None:
+    assert "trainer.loads=[99999999999999999999,1] is too large: 2,147,483,647 at most" in faults(
+        "trainer.loads=[99999999999999999999,1]"
+    )
+
+
+def test_a_seed_may_be_any_whole_number() -> None:
+    assert faults("seed=99999999999999999999", "data=synthetic", "data.seed=20261122134500") == []
+
+
 def config_of(*texts: str) -> Config:
     return checked(composed(texts))
 

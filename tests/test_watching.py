@@ -200,6 +200,15 @@ def test_the_status_of_the_latest_run_says_it_all(tmp_path: Path, lockstep: Any)
     assert json.loads(lockstep("status", "--json").out)["path"] == str(folder.path)
 
 
+def test_a_long_epoch_has_a_time_left_of_its_own(tmp_path: Path, lockstep: Any) -> None:
+    run(tmp_path / "it", state="training", host="node07", epoch=1, epoch_s=None, epoch_remaining_s=400.0)
+    rows = rows_of(lockstep("status", "it").out)
+    assert rows["epoch"] == "1 of 10, step 312 of 780, 6:40 left in it"
+    assert rows["time"] == "1:12 so far, about 1:50 left"
+    run(tmp_path / "over", state="stopped", epoch_remaining_s=400.0)
+    assert rows_of(lockstep("status", "over").out)["epoch"] == "4 of 10, step 312 of 780"
+
+
 @pytest.mark.parametrize("state", [state for state in STATES if state not in ("not started", "broken")])
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 def test_the_next_command_fits_the_state(tmp_path: Path, lockstep: Any, state: str, has_checkpoint: bool) -> None:

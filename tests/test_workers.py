@@ -99,6 +99,55 @@ def test_a_list_of_gpus_names_each_once(machine: Machine) -> None:
     assert "names GPUs, but strategy=cpu uses none" in machine.fault(strategy="cpu", devices=[0])
 
 
+def test_more_processes_than_cores_and_memory_carry_are_a_fault_with_the_reason_and_the_cure(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "num_cores", lambda: 2)
+    monkeypatch.setattr(environment, "memory_bytes", lambda: 64 * 2**30)
+    assert machine.found(strategy="cpu", devices=32).num_local == 32
+    told = (
+        "trainer.devices={} is above 32 worker processes, 16 for each of 2 cores: "
+        "use fewer, or raise trainer.process_limit"
+    )
+    for devices in (33, 2**31 - 1):
+        assert machine.fault(strategy="cpu", devices=devices) == machine.fault(devices=devices) == told.format(devices)
+    assert machine.found(devices=64, process_limit=64).num_local == 64
+    assert machine.fault(devices=5, process_limit=4) == (
+        "trainer.devices=5 is above trainer.process_limit=4: use fewer, or raise trainer.process_limit"
+    )
+    monkeypatch.setattr(environment, "memory_bytes", lambda: 4 * 2**30)
+    assert machine.fault(devices=9) == (
+        "trainer.devices=9 is above 8 worker processes, 0.5 GiB for each in 4.0 GiB of memory: "
+        "use fewer, or raise trainer.process_limit"
+    )
+
+
+def test_processes_that_somebody_else_started_are_not_counted_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "memory_bytes", lambda: 2**30)
+    machine.is_in_torchrun(8)
+    assert machine.found(strategy="cpu").num_local == 8
+
+
+def test_gpus_are_as_many_as_there_are_whatever_number_is_asked_for(machine: Machine) -> None:
+    machine.has_gpus(2)
+    assert machine.fault(devices=2**31 - 1).startswith("trainer.devices=2147483647, but this machine has 2 GPUs")
+    assert machine.found(devices=2, process_limit=1).num_local == 2  # GPUs are their own bound
+
+
+def test_processes_that_decode_images_have_a_bound_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "num_cores", lambda: 2)
+    folder = plain(composed(["data=image_folder", "data.root=x", "data.memory=stream", "data.num_workers=17"]))[0]
+    streamed = machine.config(devices=2).model_copy(update={"data": check_tree(folder).data})
+    assert workers.faults(streamed) == [
+        "data.num_workers=17 of each of 2 workers are 34 processes, above 32, 16 for each of 2 cores: "
+        "use fewer, or raise trainer.process_limit"
+    ]
+    raised = streamed.trainer.model_copy(update={"process_limit": 34})
+    assert workers.faults(streamed.model_copy(update={"trainer": raised})) == []
+
+
 def test_a_single_device_is_one_worker(machine: Machine) -> None:
     assert machine.fault(strategy="single_device", devices=2).startswith("strategy=single_device has one worker, not 2")
 

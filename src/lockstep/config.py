@@ -22,7 +22,20 @@ from pydantic import ValidationError
 from lockstep import allocation, signatures, workers
 from lockstep.data import remote
 from lockstep.run_folder import EXIT_CONFIG, write_atomically
-from lockstep.schema import ENVIRONMENTS, FALLBACK, NAMED, Config, Files, Open, Target, fields, kind_of, root, section
+from lockstep.schema import (
+    ENVIRONMENTS,
+    FALLBACK,
+    LARGEST,
+    NAMED,
+    Config,
+    Files,
+    Open,
+    Target,
+    fields,
+    kind_of,
+    root,
+    section,
+)
 
 CONF = Path(__file__).parents[2] / "conf"
 SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
@@ -162,7 +175,8 @@ def one_line(error: Exception) -> str:
 
 def _schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups) -> Iterator[tuple[str, str]]:
     """(key, fault) of everything pydantic found; what it says of each member of a union comes more than once."""
-    for item in error.errors(include_url=False, include_context=False):
+    # what is too large for one member of a union is of the wrong kind for another
+    for item in sorted(error.errors(include_url=False), key=lambda item: not _is_too_large(item)):
         path = [str(part) for part in item["loc"]]
         if path[0] in FALLBACK:
             del path[1:2]  # the name of a member of the union
@@ -178,9 +192,15 @@ def _schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups)
             yield key, f"{key}._target_={tree[key]['_target_']} is of another section: it cannot be the {key}"
         else:
             value = at(tree, path)
+            if _is_too_large(item):
+                yield key, f"{key}={shown(value)} is too large: {LARGEST:,} at most"
             is_number_for_text = item["type"] == "string_type" and isinstance(value, int | float)
             cure = f": write \"{key}='{shown(value)}'\"" if is_number_for_text else ""
             yield key, f"{key}={shown(value)} must be {_wanted(tree, path)}{cure}"
+
+
+def _is_too_large(item: Mapping[str, Any]) -> bool:
+    return item.get("ctx", {}).get("le") == LARGEST
 
 
 def _wanted(tree: dict[str, Any], path: Sequence[str]) -> str:

@@ -133,6 +133,15 @@ def num_cores() -> int:
     return len(cores())
 
 
+def memory_bytes() -> int:
+    """Memory of this machine, or of the container where that may have less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says "max"
+            total = min(total, int(Path(path).read_text()))
+    return total
+
+
 def outer_world(environ: Mapping[str, str]) -> World | None:
     """The processes an outer launcher started, this one among them; None where this process stands alone.
 

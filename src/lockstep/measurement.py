@@ -82,6 +82,7 @@ def measure(
             "flops_per_image": flops,
             "gradient_bytes": gradient_bytes(module.net),
             "bucket_mib": config.strategy.bucket_size_mib,
+            "backend": dist.get_backend() if here.is_distributed else None,
             "num_batch_norms": sum(isinstance(layer, _BatchNorm) for layer in module.net.modules()),
             "steps_s": slowest(steps.times_s),
             "all_reduce_s": _all_reduces(here.device, gradient_bytes(module.net)) if here.world_size > 1 else {},

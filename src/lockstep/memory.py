@@ -1,6 +1,5 @@
 """The memory of a device: how much was used, and what to do when it does not suffice."""
 
-import os
 import re
 import resource
 import sys
@@ -8,6 +7,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from lockstep.environment import memory_bytes
 from lockstep.schema import Config, ImageFolder
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _held(device: "torch.device") -> str:
 
         where = f"{device} ({torch.cuda.get_device_name(device)}, {_gib(torch.cuda.mem_get_info(device)[1])})"
         return f"Its tensors held up to {_gib(peak_memory(device))} of {where}."
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = memory_bytes()
     return f"The process held up to {_gib(peak_memory(device))} of the {_gib(total)} of this machine."
 
 

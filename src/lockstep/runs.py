@@ -24,7 +24,7 @@ MOST = 5000
 STATES = ("not started", *LIVE_STATES, *ENDED_STATES, "no signal", "broken")
 NUMBERS = (
     "workers", "train_images", "pid", "started", "updated", "epoch", "max_epochs", "step", "total_steps", "percent",
-    "elapsed_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
+    "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
 )  # fmt: skip
 TESTS = ("test_loss", "test_accuracy", "test_flip_accuracy")
 TEXTS = ("reason", "name", "device", "precision", "host", "monitor", "mode")

@@ -11,8 +11,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic.fields import FieldInfo
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+LARGEST = 2**31 - 1  # what SLURM, process groups and kernels count to
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Seed = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, lt=1)]
@@ -60,7 +62,7 @@ class Strategy(Section):
 
     name: Literal["auto", "single_device", "cpu", "ddp"] = Field(description="set by strategy=...")
     process_group_backend: Literal["auto", "nccl", "gloo"] = Field(description="auto: nccl on GPUs, gloo on CPUs")
-    timeout_s: int = Field(ge=5, description="a collective that takes more seconds than this ends the run")
+    timeout_s: int = Field(ge=5, le=LARGEST, description="a collective that takes more seconds than this ends the run")
     bucket_size_mib: Positive = Field(description="gradients travel in buckets of so many MiB")
     gradient_dtype: Literal["same", "bfloat16"] = Field(
         description="what gradients travel as; bfloat16 halves the traffic and rounds"
@@ -75,6 +77,9 @@ class Trainer(Section):
     max_epochs: Positive = Field(description="epochs to train")
     devices: Literal["auto"] | Positive | list[Count] = Field(
         description="workers on each node: auto, a number, or GPU numbers [0,2]"
+    )
+    process_limit: Literal["auto"] | Positive = Field(
+        description="most processes on a machine without GPUs; auto: 16 for each core, 0.5 GiB for each worker"
     )
     num_nodes: Positive = Field(description="machines, started by torchrun or srun")
     loads: list[Count] | None = Field(description="relative share of each worker, e.g. [2,1,1,0]; null = even")
@@ -167,7 +172,9 @@ class Benchmark(Section):
 
     budget_s: PositiveFloat = Field(description="seconds of training in each environment")
     probe_s: PositiveFloat = Field(description="seconds of measuring single steps, at most, after the training")
-    probe_steps: Annotated[int, Field(ge=3)] = Field(description="pairs of steps, with and without communication")
+    probe_steps: Annotated[int, Field(ge=3, le=LARGEST)] = Field(
+        description="pairs of steps, with and without communication"
+    )
     environments: dict[EnvironmentName, ExecutionEnvironment | None] = Field(description="by name, in this order")
 
 
@@ -219,7 +226,7 @@ class Split(Data):
     """A source that is split by a fixed seed."""
 
     val_fraction: PositiveFraction = Field(description="part of the training images kept for validation")
-    split_seed: Count = Field(description="which images these are")
+    split_seed: Seed = Field(description="which images these are")
 
 
 class Digits(Split):
@@ -253,7 +260,7 @@ class ImageFolder(Files):
 
     val_fraction: Fraction = Field(description="part of the training images kept for validation")
     test_fraction: Fraction = Field(description="part of the training images kept for the test")
-    image_size: Annotated[int, Field(ge=8)] | None = Field(
+    image_size: Annotated[int, Field(ge=8, le=LARGEST)] | None = Field(
         description="resize and crop to a square of so many pixels; null = all have one size"
     )
     channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
@@ -274,13 +281,13 @@ class ImageFolder(Files):
 class Synthetic(Data):
     """Made-up patterns, for tests and speed measurements."""
 
-    num_classes: int = Field(ge=2, description="classes")
+    num_classes: int = Field(ge=2, le=LARGEST, description="classes")
     channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
-    image_size: int = Field(ge=4, description="side of the square images in pixels")
+    image_size: int = Field(ge=4, le=LARGEST, description="side of the square images in pixels")
     train_size: Positive = Field(description="training images")
     val_size: Positive = Field(description="validation images")
     test_size: Positive = Field(description="test images")
-    seed: Count = Field(description="which patterns")
+    seed: Seed = Field(description="which patterns")
 
 
 class ResNet18(Target):
@@ -401,7 +408,7 @@ class Config(Section):
     """One run."""
 
     name: Name | None = Field(description="end of the run folder's name; null = data_model")
-    seed: Count = Field(description="of initial weights, order, augmentation and dropout")
+    seed: Seed = Field(description="of initial weights, order, augmentation and dropout")
     global_batch_size: Positive = Field(description="images of one optimizer step, over all workers")
     eval_batch_size: Positive = Field(description="images of one evaluation step, over all workers")
     scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
@@ -507,7 +514,7 @@ def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
     high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
-    high = next((f" <= {item.le}" for item in metadata if isinstance(item, Le)), high)
+    high = next((f" <= {item.le}" for item in metadata if isinstance(item, Le) and item.le != LARGEST), high)
     if low and not high:
         number, sign, _ = low.split(" ")
         return f"{annotation.__name__} {sign.replace('<', '>')} {number}"

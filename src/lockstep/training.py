@@ -53,7 +53,12 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
             callbacks.append(CompressGradients())
         checkpoint = _prepared_checkpoint(callbacks, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
-        record = Record(folder, facts=facts, monitor=checkpoint.monitor if checkpoint else None)
+        record = Record(
+            folder,
+            facts=facts,
+            monitor=checkpoint.monitor if checkpoint else None,
+            first_step="compiling the network" if config.compile else "",
+        )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
         trainer = session.lightning_trainer(
             here,

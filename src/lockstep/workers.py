@@ -6,7 +6,12 @@ import socket
 from dataclasses import dataclass
 
 from lockstep import allocation, environment
-from lockstep.schema import Config
+from lockstep.schema import Config, ImageFolder
+
+# a worker holds 0.46 GiB of its own after its first step (smaps_rollup, one thread, torch 2.11, 2026-11-22)
+WORKER_BYTES = 2**29
+# more processes than that on a core do nothing but wait; a few show what many workers compute
+PROCESSES_PER_CORE = 16
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,10 @@ def faults(config: Config) -> list[str]:
     asked, faults = _asked(config)
     if config.cluster.name == "slurm":
         return (faults or _load_faults(config, asked)) + _device_faults(config, asked)
-    faults = faults + _world_faults(asked, environment.outer_world(os.environ))
+    world = environment.outer_world(os.environ)
+    faults = faults + _world_faults(asked, world)
+    if world is None:
+        faults += _number_faults(config, asked)
     return (faults or _load_faults(config, asked)) + _device_faults(config, asked) + _compiler_faults(config, asked)
 
 
@@ -103,7 +111,9 @@ def _one_each(world: environment.World | None, num_gpus: int, num_local: int) ->
     """The GPU of each worker of this node; numbers that do not exist where there are too few."""
     if not num_gpus:
         return ()
-    return (0,) * num_local if _each_has_own(world, num_gpus, num_local) else tuple(range(num_local))
+    if _each_has_own(world, num_gpus, num_local):
+        return (0,) * num_local
+    return tuple(range(min(num_local, num_gpus + 1)))  # one that does not exist says it; there may be billions
 
 
 def _each_has_own(world: environment.World | None, num_gpus: int, num_local: int) -> bool:
@@ -167,6 +177,33 @@ def _compiler_faults(config: Config, asked: Workers) -> list[str]:
         return []
     asked_for = f"compile={str(config.compile).lower()}"
     return [f"{asked_for} needs a C++ compiler on a CPU, and there is none: install g++, or use compile=false"]
+
+
+def _number_faults(config: Config, asked: Workers) -> list[str]:
+    """More processes than this machine can carry."""
+    cure = "use fewer, or raise trainer.process_limit"
+    bound, num_cores = config.trainer.process_limit, environment.num_cores()
+    by_cores = f"{PROCESSES_PER_CORE} for each of {num_cores} core{'s' if num_cores > 1 else ''}"
+    most, reason = PROCESSES_PER_CORE * num_cores, f"worker processes, {by_cores}"
+    memory = environment.memory_bytes()
+    if bound != "auto":
+        most, reason = bound, ""
+    elif memory // WORKER_BYTES < most:
+        most = max(1, memory // WORKER_BYTES)
+        reason = f"worker processes, {WORKER_BYTES / 2**30:.1f} GiB for each in {memory / 2**30:.1f} GiB of memory"
+    faults = []
+    if not asked.gpus and asked.num_local > most:
+        limit = f"{most} {reason}" if reason else f"trainer.process_limit={most}"
+        faults.append(f"trainer.devices={config.trainer.devices} is above {limit}: {cure}")
+    data, most = config.data, PROCESSES_PER_CORE * num_cores if bound == "auto" else bound
+    if not faults and isinstance(data, ImageFolder) and data.num_workers != "auto":
+        total = data.num_workers * asked.num_local
+        limit = f"{most}, {by_cores}" if bound == "auto" else f"trainer.process_limit={most}"
+        if total > most:
+            each = f" of each of {asked.num_local} workers" if asked.num_local > 1 else ""
+            are = f"data.num_workers={data.num_workers}{each} are {total} processes"
+            faults.append(f"{are}, above {limit}: {cure}")
+    return faults
 
 
 def _load_faults(config: Config, asked: Workers) -> list[str]:

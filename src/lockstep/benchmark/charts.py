@@ -58,19 +58,21 @@ def _draw_epoch_times(fig: FigureBase, shown: Sequence[Record], title: str) -> N
         [m - low for m, low in zip(medians, lows, strict=True)],
         [h - m for h, m in zip(highs, medians, strict=True)],
     ]
-    ax.barh(places, medians, height=0.55, color=BLUE, zorder=2)
-    ax.errorbar(medians, places, xerr=whiskers, fmt="none", ecolor=DARK, elinewidth=1.2, capsize=4, zorder=3)
+    # points: a bar has no zero on a log axis
+    ax.errorbar(medians, places, xerr=whiskers, fmt="none", ecolor=DARK, elinewidth=1.2, capsize=4, zorder=2)
+    ax.plot(medians, places, "o", color=BLUE, markersize=8, zorder=3)
     for place, r, high in zip(places, shown, highs, strict=True):
         times = results.factor(r, shown)
         text = f"{seconds(r['epoch_s']['median'])} s" + ("*" if r["is_extrapolated"] else "")
-        text += f"\n{times:.2f}×" if place and times else ""
+        unsteady = "\nunsteady" if results.result(r).unsteady else ""
+        text += f"\n{times:.2f}×" if place and times else unsteady
         ax.annotate(text, (high, place), (7, 0), textcoords="offset points", va="center", fontweight="bold")
     ax.set_yticks(places, [label(r) for r in shown])
-    ax.invert_yaxis()
+    ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.set_xscale("log")
-    # a bar has no zero on a log axis: the axis begins at a tenth of the shortest
-    ax.set_xlim(min(lows) / 10, max(highs) * (max(highs) / min(lows) * 10) ** 0.22)
-    is_narrow = max(highs) / min(lows) < 100
+    low, high = min(lows) / 1.3, max(highs) * 1.3
+    ax.set_xlim(low, high * (high / low) ** 0.3)  # room for the numbers
+    is_narrow = high / low < 100
     ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_narrow else (1.0,)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
@@ -78,15 +80,15 @@ def _draw_epoch_times(fig: FigureBase, shown: Sequence[Record], title: str) -> N
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel("training time per epoch (s, log scale); shorter is better")
     ax.set_title("\n".join(textwrap.wrap(printable(title), 80)))
-    note = "bars: median, whiskers: shortest and longest epoch, ×: speed-up over the first bar"
+    note = "points: median, whiskers: shortest and longest epoch, ×: speed-up over the first environment"
     if any(r["is_extrapolated"] for r in shown):
         note += "; *: extrapolated from a part of an epoch"
     fig.supxlabel("\n".join(textwrap.wrap(note, 110)), fontsize=7.5, color=FAINT)
 
 
 def step_parts(records: Sequence[Record]) -> Chart | None:
-    """What a step is made of, in milliseconds; None where no steps were measured."""
-    shown = [(r, terms) for r in records if (terms := results.terms_of(r)) is not None]
+    """What a step is made of, in milliseconds; None where no steps were measured, or none that were steady."""
+    shown = [(r, t) for r in records if (t := results.terms_of(r)) is not None and not t.is_unsteady]
     if not shown:
         return None
     return Chart(1.4 + 0.6 * len(shown), lambda fig: _draw_step_parts(fig, shown))
@@ -115,8 +117,8 @@ def _draw_step_parts(fig: FigureBase, shown: Sequence[tuple[Record, scaling.Term
 
 
 def predicted(records: Sequence[Record]) -> Chart | None:
-    """Efficiency of weak scaling against the number of workers; None where communication was not measured."""
-    shown = [(r, t) for r in records if (t := results.terms_of(r)) is not None and scaling.network(t) is not None]
+    """Efficiency of weak scaling against the number of workers; None where nothing can be predicted."""
+    shown = [(r, t) for r in records if (t := results.terms_of(r)) is not None and scaling.predict(t, 1) is not None]
     if not shown:
         return None
     return Chart(3.0, lambda fig: _draw_predicted(fig, shown))

@@ -1,5 +1,6 @@
 """The report of a benchmark from its results.json: one HTML file, a PDF of A4 pages, and the chart alone."""
 
+import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -15,9 +16,13 @@ from lockstep.run_folder import atomic_file, write_atomically
 DPI = 160
 FORMULA = (
     "Weak scaling: T(W) = t_compute + t_input + t_sync + t_comm(W), T(1) = t_compute + t_input, efficiency T(1)/T(W).",
-    "Ring all-reduce: t_comm(W) = (2 A + G) (W - 1) latency + 2 (W - 1) / W · bytes / bandwidth,",
-    "with A all-reduces (gradient buckets, batch norms backward), G all-gathers (batch norms forward) in a step,",
-    "latency = t(one number) / (2 (W - 1)); bandwidth = 2 (W - 1) / W · bytes / (t(gradients) - t(one number)).",
+    "t_comm(W) = (2 A + G) R latency + 2 (W - 1) / W · bytes / bandwidth, with A all-reduces (gradient buckets, batch "
+    "norms backward) and G all-gathers (batch norms forward) in a step.",
+    "R, the rounds of a message, is ⌈log2 W⌉: recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005), as "
+    "MPI does it, or the trees of NCCL. gloo, the library for CPUs, sends rings, R = W - 1: by it, many workers are "
+    "slower than predicted.",
+    "latency = t(one number) / (2 R) with the R of the library measured; bandwidth = 2 (W - 1) / W · bytes / "
+    "(t(gradients) - t(one number)).",
     "t_sync = measured communication - t_comm at the measured W, not below 0: merging of batch statistics, waiting.",
     "Neglected: overlap of communication with computing, the bytes of batch norms, and slower links between machines.",
 )
@@ -29,12 +34,17 @@ METHOD = (
     "validation. Memory is the most a worker held: of the GPU, or of its process on a CPU."
 )
 CSS = """
-body{font:16px/1.5 system-ui,sans-serif;color:#202124;background:#fff;max-width:60rem;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.6rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin-top:2rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
-th,td{padding:.35rem .6rem;text-align:right;border-bottom:1px solid #dadce0;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}.facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;color:#202124;background:#fff;max-width:70rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.6rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin-top:2rem}p{max-width:48rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.85rem;line-height:1.35}
+th,td{padding:.3rem .45rem;text-align:right;border-bottom:1px solid #dadce0;white-space:nowrap;vertical-align:top}
+th{vertical-align:bottom}
+th:first-child,td:first-child{text-align:left;padding-left:0;white-space:normal;overflow-wrap:anywhere;min-width:5.5rem}
+td small{color:#5f6368;display:block}.facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
 svg{max-width:100%;height:auto}.faint{color:#5f6368;font-size:.85rem}code{background:#f1f3f4;padding:.1rem .3rem}
+@media (prefers-color-scheme:dark){body{color:#e8eaed;background:#202124}th,td{border-color:#5f6368}
+.faint,td small{color:#9aa0a6}code{background:#3c4043}svg{background:#fff;border-radius:.4rem;padding:.5rem}}
 """
 
 
@@ -117,7 +127,8 @@ def details(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
         return [], []
     columns = [_details(r) for r in shown]
     heads = ["median [lowest, highest]", *(printable(r["name"]) for r in shown)]
-    return heads, [[name, *(column[name] for column in columns)] for name in columns[0]]
+    names = dict.fromkeys(name for column in columns for name in column)
+    return heads, [[name, *(column.get(name, "-") for column in columns)] for name in names]
 
 
 def _details(r: Record) -> dict[str, str]:
@@ -136,17 +147,24 @@ def _details(r: Record) -> dict[str, str]:
         "training FLOPs of an image (M)": f"{r['flops_per_image'] / 1e6:,.1f}",
     }
     for name, peak in r["peak_flops_per_s"].items():
-        low, high = peak["low"] / 1e9, peak["high"] / 1e9
-        found[f"matrix product, {name} (GFLOP/s)"] = f"{peak['median'] / 1e9:,.0f} [{low:,.0f}, {high:,.0f}]"
+        found[f"matrix product, {name} (GFLOP/s)"] = _told(peak, 1e-9)
     return found
 
 
 def _ms(spread: dict[str, float] | None) -> str:
+    return _told(spread, 1e3)
+
+
+def _told(spread: dict[str, float] | None, scale: float) -> str:
+    """Median and extremes to three digits of the median; - for what was not measured: that is not 0."""
     if spread is None:
         return "-"
-    median, low, high = (1000 * spread[name] for name in ("median", "low", "high"))
-    digits = 0 if median >= 100 else 1 if median >= 10 else 2
-    return f"{median:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    median, low, high = (scale * spread[name] for name in ("median", "low", "high"))
+    largest = max(abs(median), abs(low), abs(high))
+    if largest == 0:
+        return "-"
+    digits = max(0, 2 - math.floor(math.log10(abs(median) or largest)))
+    return f"{median:,.{digits}f} [{low:,.{digits}f}, {high:,.{digits}f}]"
 
 
 # -- HTML --------------------------------------------------------------------------------------------------------------
@@ -179,5 +197,11 @@ def html(found: dict[str, Any], svgs: Sequence[str]) -> str:
 
 def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     heads = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(printable(c))}</td>" for c in row) + "</tr>" for row in rows)
+    lines = "".join("<tr>" + "".join(f"<td>{_html_cell(c)}</td>" for c in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _html_cell(text: str) -> str:
+    """A median, and below it the lowest and the highest value: side by side they make a table too wide."""
+    median, bracket, rest = escape(printable(text)).partition(" [")
+    return f"{median}<small>[{rest}</small>" if bracket else median

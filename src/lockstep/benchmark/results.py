@@ -101,6 +101,7 @@ def terms(num_workers: int, measured: Record) -> Terms:
         gradient_bytes=num_bytes,
         num_all_reduces=norms + scaling.num_buckets(num_bytes, measured["bucket_mib"]),
         num_all_gathers=norms,
+        backend=measured["backend"],
     )
 
 
@@ -114,15 +115,16 @@ def terms_of(found: Record) -> Terms | None:
     return Terms(**values)
 
 
+def result(found: Record) -> scaling.Result:
+    """What the words about an environment need, of one that trained."""
+    rate, epoch_s = found["images_per_s"]["median"], found.get("epoch_s")
+    spread_s = Spread(**epoch_s) if epoch_s else None
+    return scaling.Result(found["name"], found["device"], found["workers"], rate, terms_of(found), spread_s)
+
+
 def words(records: Sequence[Record]) -> list[str]:
     """Whether more workers pay, and why."""
-    return scaling.verdict(
-        [
-            scaling.Result(r["name"], r["device"], r["workers"], r["images_per_s"]["median"], terms_of(r))
-            for r in records
-            if r.get("images_per_s")
-        ]
-    )
+    return scaling.verdict([result(r) for r in records if r.get("images_per_s")])
 
 
 def most_accurate(records: Sequence[Record]) -> Record | None:
@@ -156,17 +158,20 @@ def rows(records: Sequence[Record]) -> list[list[str]]:
 
 
 def factor(found: Record, records: Sequence[Record]) -> float | None:
-    """How many times faster an epoch is than in the first environment that has one."""
-    first = next((r["epoch_s"] for r in records if r.get("epoch_s")), None)
-    return first["median"] / found["epoch_s"]["median"] if first and found.get("epoch_s") else None
+    """How many times faster an epoch is than in the first environment that has one; None where one is unsteady."""
+    first = next((r for r in records if r.get("epoch_s")), None)
+    if first is None or not found.get("epoch_s") or result(first).unsteady or result(found).unsteady:
+        return None
+    return first["epoch_s"]["median"] / found["epoch_s"]["median"]
 
 
 def _cells(r: Record, times: float | None) -> list[str]:
-    shares = r.get("shares", {})
+    measured = terms_of(r)
+    shares = r["shares"] if measured is not None and not measured.is_unsteady else {}
     accuracy, memory = r["val_accuracy"], r.get("peak_memory_bytes")
     epoch_s, rate = r["epoch_s"], r["images_per_s"]
     mark = "*" if r["is_extrapolated"] else ""
-    communication = "-"
+    communication = "unsteady" if measured is not None and measured.is_unsteady else "-"
     if r["workers"] > 1 and shares:
         communication = "noise" if r["communication_is_noise"] else scaling.percent(shares["communication"])
     return [
@@ -196,6 +201,9 @@ def notes(records: Sequence[Record]) -> list[str]:
     found = []
     if any(r.get("is_extrapolated") for r in records):
         found.append("* no whole epoch in the budget: extrapolated from the images per second of its steps")
+    for r in records:
+        unsteady = result(r).unsteady if r.get("images_per_s") else ""
+        found += [f"{r['name']}: {unsteady}: too unsteady for factors and shares"] if unsteady else []
     found += [f"{r['name']}: {r['state']}: {r['reason']}" for r in records if r["state"] != "measured"]
     return [printable(note) for note in found]
 

@@ -1,7 +1,11 @@
 """What a step is made of, and what it becomes on more workers. Pure arithmetic on measured times.
 
-A ring all-reduce of n bytes over W workers takes 2(W-1) messages in a row, each of n/W bytes (Patarasuk and Yuan 2009,
-"Bandwidth optimal all-reduce algorithms"): t = 2(W-1) * latency + 2(W-1)/W * n / bandwidth.
+An all-reduce of n bytes over W workers costs t = 2 R * latency + 2 (W-1)/W * n / bandwidth, with R rounds of messages:
+W-1 in a ring (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"), ceil(log2 W) by recursive halving
+and doubling (Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH"; a
+little more where W is no power of two) and in the two trees of NCCL (Sanders, Speck and Träff 2009, "Two-tree
+algorithms for full bandwidth broadcast, reduction and scan"). gloo sends rings, which is what its latency is taken
+from; a prediction assumes trees, which is what libraries for many workers take.
 """
 
 import math
@@ -12,6 +16,10 @@ from statistics import median
 FAR = (8, 64, 1024)  # workers a prediction is made for
 MIB = 2**20
 STEADY = 0.15
+STEADIER = (
+    "Something else is likely at work on this machine: end it, or give this more time (benchmark.budget_s, "
+    "benchmark.probe_s, benchmark.probe_steps), and repeat it."
+)
 PAYS = 1.1  # a smaller factor is no gain, its inverse no loss: runs differ by that much
 
 
@@ -57,6 +65,12 @@ class Terms:
     gradient_bytes: int
     num_all_reduces: int
     num_all_gathers: int
+    backend: str | None = None  # gloo or nccl, what the workers talked by; None: a single worker
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether steps vary so much that their medians say nothing."""
+        return any(is_unsteady(found) for found in (self.step, self.compute))
 
     @property
     def communication_s(self) -> float:
@@ -81,6 +95,21 @@ class Terms:
         return {name: value / self.total_s for name, value in parts.items()}
 
 
+def is_unsteady(found: Spread | None) -> bool:
+    """Whether half of the measurements are further from the median than `STEADY` of it."""
+    return found is not None and found.deviation > STEADY * found.median
+
+
+def tree_rounds(num_workers: int) -> int:
+    """Rounds of messages in which a number reaches all workers: each round doubles those that have it."""
+    return (num_workers - 1).bit_length()
+
+
+def measured_rounds(terms: Terms) -> int:
+    """Rounds of the all-reduces that were measured: gloo sends rings, NCCL trees where they are faster."""
+    return tree_rounds(terms.num_workers) if terms.backend == "nccl" else terms.num_workers - 1
+
+
 @dataclass(frozen=True)
 class Network:
     """What connects the workers, as the two all-reduces show it. A bandwidth too large to be seen is infinite."""
@@ -88,24 +117,23 @@ class Network:
     latency_s: float
     bytes_per_s: float
 
-    def step_s(self, terms: Terms, num_workers: int) -> float:
+    def step_s(self, terms: Terms, num_workers: int, num_rounds: int) -> float:
         """Communication of the step of `terms` by `num_workers`: its collectives one after the other.
 
         An all-gather is half an all-reduce; what batch norms send is small, so that only its latency counts.
         """
-        hops = num_workers - 1
-        latency_s = (2 * terms.num_all_reduces + terms.num_all_gathers) * hops * self.latency_s
-        return latency_s + 2 * hops / num_workers * terms.gradient_bytes / self.bytes_per_s
+        latency_s = (2 * terms.num_all_reduces + terms.num_all_gathers) * num_rounds * self.latency_s
+        return latency_s + 2 * (num_workers - 1) / num_workers * terms.gradient_bytes / self.bytes_per_s
 
 
 def network(terms: Terms) -> Network | None:
     """From the all-reduces of a run; None where only one worker was measured."""
     if terms.num_workers < 2 or terms.message is None or terms.gradient is None:
         return None
-    hops = 2 * (terms.num_workers - 1)
     moving_s = terms.gradient.median - terms.message.median
-    bandwidth = hops / terms.num_workers * terms.gradient_bytes / moving_s if moving_s > 0 else math.inf
-    return Network(terms.message.median / hops, bandwidth)
+    moved = 2 * (terms.num_workers - 1) / terms.num_workers * terms.gradient_bytes
+    latency_s = terms.message.median / (2 * measured_rounds(terms))
+    return Network(latency_s, moved / moving_s if moving_s > 0 else math.inf)
 
 
 @dataclass(frozen=True)
@@ -120,20 +148,26 @@ class Prediction:
 
 def synchronization_s(terms: Terms) -> float:
     """What synchronization costs beyond its messages: merging batch statistics, and waiting. Not below 0."""
+    return max(0.0, terms.communication_s - messages_s(terms))
+
+
+def messages_s(terms: Terms) -> float:
+    """What the messages of a step take by the model, sent as they were when it was measured."""
     between = network(terms)
-    return max(0.0, terms.communication_s - between.step_s(terms, terms.num_workers)) if between is not None else 0.0
+    return between.step_s(terms, terms.num_workers, measured_rounds(terms)) if between is not None else 0.0
 
 
 def predict(terms: Terms, num_workers: int) -> Prediction | None:
     """Weak scaling: T(W) = compute + input + synchronization + communication(W), efficiency T(1) / T(W).
 
-    T(1) is compute + input; nothing overlaps. Where more was measured than the messages take, T is as measured.
+    T(1) is compute + input; nothing overlaps; messages go along trees. None where communication was not measured, and
+    where steps vary so much that nothing can be said.
     """
     between = network(terms)
-    if between is None:
+    if between is None or terms.is_unsteady:
         return None
     alone_s = terms.compute.median + terms.input.median
-    communication_s = between.step_s(terms, num_workers)
+    communication_s = between.step_s(terms, num_workers, tree_rounds(num_workers))
     step_s = alone_s + communication_s + (synchronization_s(terms) if num_workers > 1 else 0.0)
     return Prediction(num_workers, communication_s, step_s, alone_s / step_s)
 
@@ -145,13 +179,24 @@ def num_buckets(gradient_bytes: int, bucket_mib: int) -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """What the words about an environment need; `device` is cpu or gpu."""
+    """What the words about an environment need; `device` is cpu or gpu, `epoch_s` the time of its epochs."""
 
     name: str
     device: str
     num_workers: int
     images_per_s: float
     terms: Terms | None
+    epoch_s: Spread | None = None
+
+    @property
+    def unsteady(self) -> str:
+        """What varied too much to say anything of speed, from the shortest to the longest; "" where all was steady."""
+        if self.terms is not None and self.terms.is_unsteady:
+            found = self.terms.step if is_unsteady(self.terms.step) else self.terms.compute
+            return f"steps took {milliseconds(found.low)} to {milliseconds(found.high)}"
+        if self.epoch_s is not None and is_unsteady(self.epoch_s):
+            return f"epochs took {self.epoch_s.low:.3g} s to {self.epoch_s.high:.3g} s"
+        return ""
 
 
 def verdict(results: Sequence[Result]) -> list[str]:
@@ -174,33 +219,26 @@ def _comparison(result: Result, alone: Result | None) -> str:
     who = f"{result.name} ({result.num_workers} workers)"
     if alone is None:
         return f"{who}: no single worker on the same device was measured, so that there is nothing to compare it with."
+    unsteady = " and ".join(f"in {each.name} {each.unsteady}" for each in (alone, result) if each.unsteady)
+    if unsteady:
+        return (
+            f"{who}: {unsteady}, half of them more than {STEADY:.0%} off their median, so that nothing is said of "
+            f"whether more workers pay. {STEADIER}"
+        )
     factor = result.images_per_s / alone.images_per_s
     pays = "more workers pay" if factor >= PAYS else "more workers cost" if factor <= 1 / PAYS else "it makes no odds"
-    unsteady = _unsteady([alone, result])
-    if unsteady:
-        pays = "too unsteady a measurement to say whether more workers pay"
-    text = f"{who} trains {factor:.2f} times the images per second of {alone.name}: {pays}. {unsteady}".rstrip()
+    text = f"{who} trains {factor:.2f} times the images per second of {alone.name}: {pays}."
     if result.device == "cpu":
         return text + " Both use the same cores, so that sharing them among processes adds no arithmetic."
     return text
-
-
-def _unsteady(results: Sequence[Result]) -> str:
-    """A warning where half of the steps are further from the median than `STEADY` of it."""
-    names = []
-    for result in results:
-        step = result.terms.step if result.terms is not None else None
-        if step is not None and step.deviation > STEADY * step.median:
-            names.append(f"{result.name} ({milliseconds(step.low)} to {milliseconds(step.high)})")
-    if not names:
-        return ""
-    return f"Steps varied much in {' and '.join(names)}: is something else at work on this machine? Then repeat this."
 
 
 def _reason(result: Result) -> str:
     terms = result.terms
     if terms is None:
         return "What a step is made of was not measured."
+    if terms.is_unsteady:
+        return "What a step is made of is not said either, nor what it becomes with more workers."
     parts = ", ".join(f"{percent(part)} {name}" for name, part in terms.shares().items())
     text = f"Of a step of {milliseconds(terms.total_s)}, {parts}."
     if terms.communication is None:
@@ -220,17 +258,15 @@ def _forecast(result: Result) -> str:
     far = [found for found in (predict(terms, n) for n in FAR) if found is not None] if terms is not None else []
     if terms is None or not far:
         return ""
-    here = predict(terms, terms.num_workers)
-    assert here is not None
     told = ", ".join(f"{percent(found.efficiency)} with {found.num_workers:,}" for found in far)
     told_here = (
-        f"{milliseconds(here.communication_s)} a step by the model, {milliseconds(terms.communication_s)} were measured"
+        f"{milliseconds(messages_s(terms))} a step by the model, {milliseconds(terms.communication_s)} were measured"
     )
     more = "the rest is the merging of batch statistics and waiting"
     why = more if synchronization_s(terms) > 0 else "it overstates them here"
     return (
         f"Its messages take {told_here}: {why}. Predicted efficiency: {told} workers, if their network is like the one "
-        "measured here."
+        "measured here and messages go along trees."
     )
 
 

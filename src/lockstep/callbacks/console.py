@@ -1,7 +1,8 @@
-"""What a person sees of a run: a header, one line per epoch, a live line on a terminal, and a summary."""
+"""What a person sees of a run: a header, one line per epoch, how far it is in the meantime, and a summary."""
 
+import threading
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import lightning as L
 from rich.live import Live
@@ -11,8 +12,12 @@ from lockstep.callbacks.record import Record
 from lockstep.models.classifier import Classifier
 from lockstep.terminal import duration, terminal
 
-REFRESH_S = 0.25
+REFRESH_S = 0.25  # the live line of a terminal
+# a log: a line after the first seconds of a long epoch, then one a minute
+FIRST_S = 10.0
+EVERY_S = 60.0
 EPOCH_WIDTH = 9
+BAR = (4, 24)  # least and most letters
 # what a line of an epoch shows: metric or fact, head, width
 COLUMNS = (
     ("train/loss", "train loss", 12),
@@ -37,51 +42,53 @@ def columns_for(width: int) -> tuple[tuple[str, str, int], ...]:
     return shown
 
 
+def live_line(width: int, epoch: str, part: float | None, words: Sequence[str]) -> Text:
+    """Epoch, a bar of the `part` that is done, and as many words as fit into `width`, the most important ones first."""
+    line = Text(f"{epoch:>{EPOCH_WIDTH}}", no_wrap=True)
+    least, most = BAR
+    bar = 0 if part is None else 2 + least
+    kept = list(words)
+    while len(kept) > 1 and EPOCH_WIDTH + bar + sum(2 + len(word) for word in kept) > width:
+        kept.pop()
+    text = "".join(f"  {word}" for word in kept)
+    if part is not None:
+        size = max(least, min(most, width - EPOCH_WIDTH - 2 - len(text)))
+        done = round(size * part)
+        line.append("  ").append("━" * done, style="cyan").append("─" * (size - done), style="dim")
+    line.append(text)
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
 class Console(L.Callback):
-    """Rank 0 alone speaks. Reads no tensor between epochs, so that it never makes a GPU wait."""
+    """Rank 0 alone speaks. Reads no tensor between epochs, so that it never makes a GPU wait.
+
+    What goes on between the lines of two epochs is told by a thread that looks at the record: a step that compiles, or
+    waits for its data, is told too, and the steps themselves do nothing for it.
+    """
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._out = terminal()
         self._columns = COLUMNS
         self._live: Live | None = None
-        self._next_refresh = 0.0
-        self._started = self._epoch_started = time.monotonic()
-        self._num_images = 0
-        self._first_epoch = 0
+        self._ticker: _Ticker | None = None
+        self._started = self._epoch_started = self._said = time.monotonic()
+        self._has_said = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Print the heads of the columns; start the live line on a terminal."""
-        if not (trainer.is_global_zero and self._out.is_terminal):
-            # Lightning passes over what cannot be called: 8 us a step (CPU, 2026-11-21)
-            setattr(self, "on_train_batch_end", None)  # noqa: B010
+        """Print the heads of the columns; begin to tell how far the run is."""
         if not trainer.is_global_zero:
             return
         self._started = self._epoch_started = time.monotonic()
-        self._first_epoch = trainer.current_epoch
         self._columns = columns_for(self._out.width)
         heads = "".join(f"{head:>{wide}}" for _, head, wide in self._columns)
         self._out.print(Text(f"{'epoch':>{EPOCH_WIDTH}}{heads}", style="bold"))
-        if self._out.is_terminal:
-            self._live = Live(console=self._out, auto_refresh=False, transient=True)
-            self._live.start()
+        self._begin(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock of the epoch."""
-        self._epoch_started, self._num_images = time.monotonic(), 0
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Refresh the live line a few times a second."""
-        self._num_images += batch.share.size
-        total = int(trainer.num_training_batches)
-        self._show_live(trainer, (batch_idx + 1) / total, f"step {batch_idx + 1}/{total}")
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say that the wait is validation."""
-        self._next_refresh = 0.0
-        self._show_live(trainer, 1.0, "validating")
+        self._epoch_started = time.monotonic()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Print the line of the epoch, which stays."""
@@ -90,39 +97,99 @@ class Console(L.Callback):
         if self._live is not None:
             self._live.update("", refresh=True)
         assert isinstance(pl_module, Classifier)
-        epoch, max_epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
-        now = time.monotonic()
-        left = (now - self._started) / (epoch - self._first_epoch) * (max_epochs - epoch)
-        rate = self._record.images_per_s
+        left, rate = self._record.left_s(trainer), self._record.images_per_s
         cells = {name: f"{value:.4f}" for name, value in pl_module.metrics.items()}
-        cells |= {"images/s": f"{rate:,.0f}" if rate else "-"}
-        cells |= {"time": duration(now - self._epoch_started), "left": duration(left)}
+        cells |= {"images/s": f"{rate:,.0f}" if rate else "-", "left": duration(left) if left is not None else "-"}
+        cells |= {"time": duration(time.monotonic() - self._epoch_started)}
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
-        self._out.print(f"{f'{epoch}/{max_epochs}':>{EPOCH_WIDTH}}{line}", soft_wrap=True)
+        self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}{line}", soft_wrap=True)
+        self._said = time.monotonic()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """End the live line."""
-        self._stop_live()
+        """Say no more of steps."""
+        self._end()
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Tell how far the test is."""
+        if trainer.is_global_zero:
+            self._begin(trainer)
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say no more of the test."""
+        self._end()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """End the live line."""
-        self._stop_live()
+        """Leave the terminal as it was."""
+        self._end()
 
-    def _show_live(self, trainer: L.Trainer, part: float, what: str) -> None:
-        now = time.monotonic()
-        if self._live is None or now < self._next_refresh:
-            return
-        self._next_refresh = now + REFRESH_S
-        rate = self._num_images / max(now - self._epoch_started, 1e-9)
-        width = max(4, min(24, self._out.width - 56))
-        bar = "━" * round(width * part)
-        line = Text(f"{f'{trainer.current_epoch + 1}/{trainer.max_epochs}':>9}  ")
-        line.append(bar, style="cyan").append("─" * (width - len(bar)), style="dim")
-        line.append(f"  {what}  {rate:,.0f} images/s")
-        line.truncate(self._out.width)
-        self._live.update(line, refresh=True)
+    def _begin(self, trainer: L.Trainer) -> None:
+        self._said = time.monotonic()
+        if self._out.is_terminal:
+            self._live = Live(console=self._out, auto_refresh=False, transient=True)
+            self._live.start()
+        self._ticker = _Ticker(REFRESH_S if self._live else min(FIRST_S, EVERY_S) / 10, lambda: self._tell(trainer))
+        self._ticker.start()
 
-    def _stop_live(self) -> None:
+    def _end(self) -> None:
+        if self._ticker is not None:
+            self._ticker.stop()
+            self._ticker = None
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def _tell(self, trainer: L.Trainer) -> None:
+        """Refresh the live line; in a log, print a line where it is time."""
+        now = time.monotonic()
+        part, words = self._progress(trainer, now)
+        if self._live is not None:
+            self._live.update(live_line(self._out.width, _epoch(trainer), part, words), refresh=True)
+        elif self._is_due(now):
+            self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}  {', '.join(words)}", soft_wrap=True)
+            self._said, self._has_said = now, True
+
+    def _is_due(self, now: float) -> bool:
+        left = self._record.pace.epoch_left_s(now)
+        is_first = not self._has_said and (left is None or left > EVERY_S)
+        return now - self._said >= (FIRST_S if is_first else EVERY_S)
+
+    def _progress(self, trainer: L.Trainer, now: float) -> tuple[float | None, list[str]]:
+        """The part of the epoch, or of its evaluation, that is done, and words, the most important first."""
+        phase, pace = self._record.phase, self._record.pace
+        if phase.name != "training":
+            so_far = f"{duration(now - phase.since)} so far"
+            if not phase.num_batches:
+                return None, [f"{phase.name}, {so_far}"]
+            return phase.num_done / phase.num_batches, [f"{phase.name} {phase.num_done}/{phase.num_batches}", so_far]
+        words = [f"step {pace.num_done}/{pace.num_batches}"]
+        epoch_left, left = pace.epoch_left_s(now), self._record.left_s(trainer)
+        words += [f"{duration(epoch_left)} left"] if epoch_left is not None else []
+        words += [f"{pace.images_per_s:,.0f} images/s"] if pace.images_per_s else []
+        is_last_epoch = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
+        words += [f"in all {duration(left)} left"] if left is not None and not is_last_epoch else []
+        return pace.num_done / max(1, pace.num_batches), words
+
+
+class _Ticker(threading.Thread):
+    """Does something every so many seconds until it is stopped."""
+
+    def __init__(self, every_s: float, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True, name="console")
+        self._every_s = every_s
+        self._work = work
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        """The thread's own part."""
+        while not self._is_over.wait(self._every_s):
+            self._work()
+
+    def stop(self) -> None:
+        """Wait for what it is doing; it does no more."""
+        self._is_over.set()
+        self.join()
+
+
+def _epoch(trainer: L.Trainer) -> str:
+    max_epochs = trainer.max_epochs or 0
+    return f"{min(trainer.current_epoch + 1, max_epochs)}/{max_epochs}"

@@ -5,22 +5,40 @@ import resource
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
 import torch
 
+from lockstep.callbacks.pace import Pace
 from lockstep.models.classifier import Classifier
+from lockstep.models.step import MOST_PENDING
 from lockstep.parallel.reduce import gather_objects
 from lockstep.run_folder import RunFolder
 
 EVERY_S = 1.0
 
 
-class Record(L.Callback):
-    """Rank 0 keeps status.json at most once a second, and writes a row of metrics.csv per epoch."""
+@dataclass
+class Phase:
+    """What a run is doing, since when (monotonic), and how many of how many batches of an evaluation are through."""
 
-    def __init__(self, folder: RunFolder, *, facts: dict[str, Any], monitor: str | None) -> None:
+    name: str
+    since: float
+    num_batches: int = 0
+    num_done: int = 0
+
+
+class Record(L.Callback):
+    """Rank 0 keeps status.json at most once a second, and writes a row of metrics.csv per epoch.
+
+    `first_step` says what the first step takes long for, in words for people; "" where it is like the others.
+    `pace` and `phase` are there for whoever shows the run in the meantime, in this process.
+    """
+
+    def __init__(self, folder: RunFolder, *, facts: dict[str, Any], monitor: str | None, first_step: str = "") -> None:
         self._folder = folder
         self._facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
         self._monitor = monitor
@@ -28,6 +46,9 @@ class Record(L.Callback):
         self._next_write = 0.0
         self._epoch_started = time.monotonic()
         self._epoch_images = 0
+        self._first_step = first_step
+        self.pace = Pace(num_warm_up=1)
+        self.phase = Phase("starting", time.monotonic())
         self._rows: list[dict[str, Any]] = []
         self._best_score: Any = None
         self._best: float | None = None
@@ -45,10 +66,15 @@ class Record(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock, which no epoch start does inside an epoch; keep the rows of the epochs already done."""
         self._rows = [row for row in self._folder.read_metrics() if int(row["epoch"]) <= trainer.current_epoch]
+        assert isinstance(pl_module, Classifier)
+        if pl_module.device.type == "cuda":  # where the host is ahead
+            self.pace = Pace(num_warm_up=1 + MOST_PENDING * pl_module.micro_batches_per_step)
         self._start_epoch(trainer, pl_module)
 
     def _start_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._epoch_started, self._epoch_images = time.monotonic(), 0
+        self.pace.start(int(trainer.num_training_batches))
+        self._enter("training" if self.pace.has_begun else self._first_step or "first step")
         self._write(trainer, pl_module, "training", is_urgent=True)
 
     def on_train_batch_end(
@@ -58,17 +84,27 @@ class Record(L.Callback):
         self._epoch_images += batch.share.size
         if trainer.is_last_batch and pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)  # the host is some steps ahead: they are not computed yet
-        self.images_per_s = self._epoch_images / (time.monotonic() - self._epoch_started)
+        now = time.monotonic()
+        if not self.pace.has_begun:
+            self._enter("training")
+        self.pace.batch_ended(now, batch.share.micro_step + 1, batch.share.size)
+        if trainer.is_last_batch:
+            self.images_per_s = self._epoch_images / (now - self._epoch_started)
+        else:
+            self.images_per_s = self.pace.images_per_s
         self._write(trainer, pl_module, "training")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say so."""
+        self._enter("validating", trainer.num_val_batches)
         self._write(trainer, pl_module, "validating", is_urgent=True)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add the row of the epoch."""
         assert isinstance(pl_module, Classifier)
-        used = time.monotonic() - self._epoch_started
+        now = time.monotonic()
+        self.pace.epoch_ended(now)
+        used = now - self._epoch_started
         self.epoch_times_s.append(used)
         speed = {
             "machine/images_per_s": self.images_per_s,
@@ -91,6 +127,7 @@ class Record(L.Callback):
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say so."""
+        self._enter("testing", trainer.num_test_batches)
         self._write(trainer, pl_module, "testing", is_urgent=True)
 
     def on_validation_batch_end(
@@ -103,6 +140,7 @@ class Record(L.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Show that the run is alive."""
+        self.phase.num_done = batch_idx + 1
         self._write(trainer, pl_module, self._state)
 
     on_test_batch_end = on_validation_batch_end
@@ -117,6 +155,14 @@ class Record(L.Callback):
         """Write the last status of this process; `signal` names the one that stopped it."""
         self._facts["signal"] = signal
         self._write(trainer, pl_module, state, is_urgent=True, reason=reason)
+
+    def _enter(self, name: str, num_batches: Sequence[float] = ()) -> None:
+        self.phase = Phase(name, time.monotonic(), int(sum(num_batches)))
+
+    def left_s(self, trainer: L.Trainer) -> float | None:
+        """Until the end of the training, None before the speed is known."""
+        num_later = (trainer.max_epochs or 0) - trainer.current_epoch - 1
+        return self.pace.left_s(time.monotonic(), num_later) if num_later >= 0 else 0.0
 
     def _write(
         self, trainer: L.Trainer, pl_module: L.LightningModule, state: str, *, is_urgent: bool = False, reason: str = ""
@@ -134,9 +180,11 @@ class Record(L.Callback):
         total_steps = steps_per_epoch * max_epochs if steps_per_epoch else None
         epoch_s = self.epoch_times_s[-1] if self.epoch_times_s else None
         done = trainer.global_step / total_steps if total_steps else None
+        is_first_step = state == "training" and not self.pace.has_begun
+        epoch_left_s, left_s = self.pace.epoch_left_s(now), self.left_s(trainer)
         self._folder.write_status(
             state=state,
-            reason=reason,
+            reason=self._first_step if is_first_step else reason,
             **self._facts,
             epoch=min(trainer.current_epoch + (state in ("training", "validating")), max_epochs),
             max_epochs=max_epochs,
@@ -146,7 +194,8 @@ class Record(L.Callback):
             learning_rate=trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None,
             epoch_s=round(epoch_s, 3) if epoch_s else None,
             elapsed_s=round(time.time() - self._facts["started"], 1),
-            remaining_s=round(epoch_s * max_epochs * (1 - done), 1) if epoch_s and done is not None else None,
+            epoch_remaining_s=round(epoch_left_s, 1) if epoch_left_s is not None and state == "training" else None,
+            remaining_s=round(left_s, 1) if left_s is not None else None,
             images_per_s=round(self.images_per_s, 1) if self.images_per_s else None,
             best=self._best_of(trainer),
             monitor=self._monitor,

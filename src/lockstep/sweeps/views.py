@@ -4,17 +4,22 @@ import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from rich.cells import cell_len
+from rich.console import Group
 from rich.live import Live
-from rich.table import Table as Lines
 from rich.text import Text
 
 from lockstep.run_folder import shown as typed
 from lockstep.sweeps.ledger import Trial
 from lockstep.sweeps.pool import LOG
 from lockstep.sweeps.table import Row, Table, deviating, front_told, setting, shown, told
-from lockstep.terminal import duration, printable, terminal
+from lockstep.terminal import duration, printable, say, terminal
+from lockstep.watching.cells import aligned, cut
 
 MOST_ROWS = 30  # at the end: the files have them all
+# what a narrow terminal does without, the first one first
+DROPPED = ("device", "time", "test acc", "epoch", "left")
+LEAST = 4  # letters of a setting that are worth a column
 STYLES = {"failed": "red", "stopped": "yellow", "interrupted": "yellow", "pruned": "dim", "queued": "dim"}
 
 
@@ -35,9 +40,7 @@ class Silent:
     def ended(self, trial: Trial, state: str) -> None:
         """Tell of a failure, at once."""
         if state == "failed":
-            terminal(is_error=True).print(
-                Text(f"Trial {trial.number} failed: ").append(_failure(trial)), soft_wrap=True
-            )
+            say(terminal(is_error=True), Text(f"Trial {trial.number} failed: ").append(_failure(trial)))
 
     def said(self, text: str) -> None:
         """Pass over what is no failure."""
@@ -89,7 +92,7 @@ class Shown(Silent):
         if self._live is None:
             super().ended(trial, state)
         elif state == "failed":  # above the table, which only its own console knows of
-            self._out.print(Text("  ").append(_failure(trial)), soft_wrap=True)
+            say(self._out, Text("  ").append(_failure(trial)))
 
     def said(self, text: str) -> None:
         """Show a line."""
@@ -105,7 +108,8 @@ class Shown(Silent):
             return
         states = {trial.number: trial.state for trial in running}
         found = self._table(states)
-        lines = _lines(found, [row for row in found.rows if row.trial.number in states], is_live=True)
+        rows = [row for row in found.rows if row.trial.number in states]
+        lines = _lines(found, rows, self._out.width, is_live=True)
         counts: dict[str, int] = {}
         for row in found.rows:
             state = "running" if row.trial.number in states else row.state
@@ -118,55 +122,78 @@ class Shown(Silent):
         best = found.best
         if best is not None:
             text += f"; best so far: trial {best.trial.number}, {found.objectives[0].name} {shown(best.values[0])}"
-        lines.title = f"Sweep, {duration(time.monotonic() - self._started)}: {text}"
-        self._live.update(lines, refresh=True)
+        title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {text}", style="bold")
+        self._live.update(Group(title, lines), refresh=True)
 
     def _told(self, trial: Trial) -> str:
         return told(trial, [row.trial for row in self._table({}).rows])
 
     def _say(self, text: str, style: str = "") -> None:
-        self._out.print(Text(printable(text), style=style), soft_wrap=True)
+        say(self._out, Text(printable(text), style=style))
 
 
 def show(found: Table, where: str | None) -> None:
     """Print the table at the end: the best first. `where` has it as files."""
     out = terminal()
-    out.print(_lines(found, found.rows[:MOST_ROWS], is_live=False))
+    width = out.width if out.is_terminal else None
+    out.print(_lines(found, found.rows[:MOST_ROWS], width, is_live=False), soft_wrap=True)
     if len(found.rows) > MOST_ROWS:
         out.print(f"... and {len(found.rows) - MOST_ROWS} more", style="dim")
     if len(found.objectives) > 1:
         out.print(front_told(found))
     for group in found.groups:
         settings = " ".join(f"{key}={setting(value)}" for key, value in group.settings.items()) or "all"
-        out.print(Text(f"{settings}: {deviating(group)} over {group.n} seeds"), soft_wrap=True)
+        say(out, Text(f"{settings}: {deviating(group)} over {group.n} seeds"))
     for text in found.failures:
-        out.print(Text(printable(text), style=STYLES["failed"]), soft_wrap=True)
+        say(out, Text(printable(text), style=STYLES["failed"]))
     if where is not None:
-        out.print(Text(f"In full: {where}/table.md, table.csv, table.json"), soft_wrap=True)
+        say(out, Text(f"In full: {where}/table.md, table.csv, table.json"))
 
 
-def _lines(found: Table, rows: Sequence[Row], *, is_live: bool) -> Lines:
-    lines = Lines(box=None, pad_edge=False, title_justify="left", header_style="bold", title_style="bold")
-    lines.add_column("trial", justify="right")
+def _lines(found: Table, rows: Sequence[Row], width: int | None, *, is_live: bool) -> Text:
+    """Heads and a line for each row, as many columns as fit into `width`; None: all of them, whole."""
+    columns = _columns(found, rows, is_live=is_live)
+    wide = {name: max(cell_len(name), *map(cell_len, texts), 1) for name, texts in columns.items()}
+    heads = {name: name for name in columns}
+
+    def is_too_wide() -> bool:
+        return width is not None and sum(wide.values()) + 2 * (len(wide) - 1) > width
+
+    if len(found.keys) > 3 or is_too_wide():
+        heads |= {key: key.rpartition(".")[2] for key in found.keys}
+        wide |= {key: max(map(cell_len, [heads[key], *columns[key]])) for key in found.keys}
+    for name in DROPPED:
+        if is_too_wide():
+            wide.pop(name, None)
+    while is_too_wide() and max((wide[key] for key in found.keys), default=0) > LEAST:
+        wide[max(found.keys, key=lambda key: wide[key])] -= 1
+    lines = [[Text(cut(heads[name], wide[name]), style="bold") for name in wide]]
+    for number, row in enumerate(rows):
+        style = STYLES.get(row.state, "")
+        lines.append([Text(cut(columns[name][number], wide[name]), style=style) for name in wide])
+    is_left = {*found.keys, "state", "device"}
+    return aligned(lines, list(wide.values()), [name not in is_left for name in wide])
+
+
+def _columns(found: Table, rows: Sequence[Row], *, is_live: bool) -> dict[str, list[str]]:
+    """What every row says below each head."""
+
+    def time_of(seconds: float | None) -> str:
+        return duration(seconds) if seconds is not None else "-"
+
+    columns = {"trial": [str(row.trial.number) for row in rows]}
     for key in found.keys:
-        lines.add_column(key.rpartition(".")[2] if len(found.keys) > 3 else key, overflow="fold")
-    lines.add_column("state")
+        columns[key] = [printable(setting(row.settings.get(key, "-"))) for row in rows]
+    columns["state"] = [row.state for row in rows]
     if is_live:
-        lines.add_column("device")
-    lines.add_column("epoch", justify="right")
-    for objective in found.objectives:
-        lines.add_column(objective.name, justify="right")
-    for head in ("left",) if is_live else ("test acc", "time"):
-        lines.add_column(head, justify="right")
-    for row in rows:
-        cells = [str(row.trial.number), *(printable(setting(row.settings.get(key, "-"))) for key in found.keys)]
-        cells += [row.state, row.trial.device] if is_live else [row.state]
-        cells += [row.epoch, *map(shown, row.values)]
-        last = [row.left_s] if is_live else [row.training_s]
-        cells += [] if is_live else [shown(row.test_accuracy)]
-        cells += [duration(seconds) if seconds is not None else "-" for seconds in last]
-        lines.add_row(*(Text(cell, style=STYLES.get(row.state, "")) for cell in cells))
-    return lines
+        columns["device"] = [row.trial.device for row in rows]
+    columns["epoch"] = [row.epoch for row in rows]
+    for number, objective in enumerate(found.objectives):
+        columns[objective.name] = [shown(row.values[number]) for row in rows]
+    if is_live:
+        return columns | {"left": [time_of(row.left_s) for row in rows]}
+    columns["test acc"] = [shown(row.test_accuracy) for row in rows]
+    return columns | {"time": [time_of(row.training_s) for row in rows]}
 
 
 def _failure(trial: Trial) -> Text:

@@ -30,6 +30,7 @@ def _progress(facts: dict[str, Any], *, has_bar: bool) -> list[tuple[str, str | 
     state, is_live = facts["state"], facts["state"] in LIVE_STATES
     steps = f", step {facts['step']:,}" if "step" in facts else ""
     steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
+    inside = f", {duration(facts['epoch_remaining_s'])} left in it" if is_live and "epoch_remaining_s" in facts else ""
     since = max(0.0, time.time() - facts["updated"]) if is_live and "updated" in facts else 0.0
     used = f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}" if "elapsed_s" in facts else ""
     left = f", about {duration(facts['remaining_s'])} left" if is_live and "remaining_s" in facts else ""
@@ -39,7 +40,7 @@ def _progress(facts: dict[str, Any], *, has_bar: bool) -> list[tuple[str, str | 
         ("state", Text(state, style=cells.STYLES[state])),
         ("reason", printable(facts.get("reason", "")) or _silence(facts)),
         ("progress", _bar(facts["percent"], has_bar=has_bar) if "percent" in facts else ""),
-        ("epoch", f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}" if "epoch" in facts else ""),
+        ("epoch", f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}{inside}" if "epoch" in facts else ""),
         ("time", used + left),
         ("speed", ", ".join(speed)),
         ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),

@@ -1,0 +1,72 @@
+"""The speed of a training and what is left of it, from the moments at which batches end."""
+
+import pytest
+
+from lockstep.callbacks.pace import Pace
+
+
+def after(num_done: int, *, num_warm_up: int = 1, batch_s: float = 2.0, compiling_s: float = 100.0) -> Pace:
+    """In the first epoch, of 50 batches of 16 images, whose first takes so much longer; the clock begins at 10 s."""
+    pace = Pace(num_warm_up=num_warm_up)
+    pace.start(50)
+    for number in range(1, num_done + 1):
+        pace.batch_ended(10 + compiling_s + batch_s * number, number, 16)
+    return pace
+
+
+def test_nothing_is_known_before_the_second_batch() -> None:
+    assert not after(0).has_begun
+    assert after(1).has_begun
+    for num_done in (0, 1):
+        pace = after(num_done)
+        assert pace.images_per_s is None
+        assert pace.epoch_left_s(200) is pace.left_s(200, 9) is None
+
+
+def test_the_speed_of_the_first_epoch_leaves_out_its_first_batch() -> None:
+    pace = after(11)
+    now = 10 + 100 + 2 * 11
+    assert pace.images_per_s == pytest.approx(8)
+    assert pace.epoch_left_s(now) == pytest.approx(2 * 39)
+    assert pace.left_s(now, 9) == pytest.approx(2 * 39 + 9 * 2 * 50)
+
+
+def test_what_the_host_has_only_asked_for_is_not_measured() -> None:
+    """A GPU: nine batches are asked for at once, then the host waits for each."""
+    pace = Pace(num_warm_up=9)
+    pace.start(50)
+    for number in range(1, 10):
+        pace.batch_ended(1 + 0.001 * number, number, 16)
+    for number in range(10, 20):
+        pace.batch_ended(1.009 + 2 * (number - 9), number, 16)
+    assert pace.images_per_s == pytest.approx(8)
+
+
+def test_the_time_left_goes_down_while_nothing_ends_and_not_below_nothing() -> None:
+    pace = after(49)
+    now = 10 + 100 + 2 * 49
+    told = [pace.epoch_left_s(now + passed) for passed in (0, 1, 2, 60)]
+    assert told == pytest.approx([2, 1, 0, 0])
+
+
+def test_validation_counts_once_it_was_seen() -> None:
+    pace = after(50)
+    pace.epoch_ended(10 + 100 + 2 * 50 + 30)
+    now = 10 + 100 + 2 * 50 + 30
+    assert pace.epoch_left_s(now) == 0
+    assert pace.left_s(now, 2) == pytest.approx(2 * (100 + 30))
+    pace.start(50)
+    assert pace.left_s(now, 1) == pytest.approx(2 * (100 + 30)), (
+        "as fast as the last epoch before there is another speed"
+    )
+    pace.batch_ended(now + 2, 1, 16)
+    assert pace.left_s(now + 2, 1) == pytest.approx(98 + 30 + 130)
+
+
+def test_a_run_that_goes_on_inside_an_epoch_has_only_its_rest_to_do() -> None:
+    pace = Pace(num_warm_up=1)
+    pace.start(50)
+    pace.batch_ended(7, 41, 16)
+    pace.batch_ended(9, 42, 16)
+    assert pace.images_per_s == pytest.approx(8)
+    assert pace.epoch_left_s(9) == pytest.approx(16)

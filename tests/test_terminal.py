@@ -1,0 +1,121 @@
+"""What a narrow terminal shows: no word is broken, and a command can be copied; a log gets every line whole."""
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from lockstep import terminal
+from lockstep.run_folder import RunFolder
+from lockstep.sweeps import views
+from lockstep.sweeps.ledger import Trial
+from lockstep.sweeps.table import Objective, Row, Table
+from lockstep.terminal import say, show_table, wrapped
+
+WIDTHS = (1, 20, 40, 60, 80, 140)
+HEADER = [
+    ("data", "1,293 train, 144 val, 360 test images of 1x8x8, 10 classes, in host memory (1 MiB of pixels)"),
+    ("workers", "2 x CPU, 1 thread each"),
+    ("batch", "64 images a step = 4 micro-batches of 16, up to 8 on each worker"),
+    ("layout", "contiguous (a CPU without AVX512 cannot train so narrow a network in channels_last)"),
+    ("evaluate", "lockstep eval outputs/2026-11-22/13-19-53_digits_resnet18 --split val --devices 2"),
+]
+Showing = Callable[[int | None], io.StringIO]
+
+
+@pytest.fixture
+def showing(monkeypatch: pytest.MonkeyPatch) -> Showing:
+    """Where everything is shown from now on: on a terminal of so many columns, or in a log."""
+
+    def on(width: int | None) -> io.StringIO:
+        file = io.StringIO()
+        shown = Console(
+            file=file,
+            width=width or 120,
+            force_terminal=width is not None,
+            soft_wrap=width is None,
+            color_system=None,
+            highlight=False,
+        )
+        for module in (terminal, views):
+            monkeypatch.setattr(module, "terminal", lambda *, is_error=False: shown)
+        return file
+
+    return on
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[^\s─]+", text)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_text_is_broken_between_words_alone(width: int) -> None:
+    text = "Trial 3 finished after 4:05, val/accuracy 0.9812: optimizer.lr=0.1 model.width=32 花花花 花\n  and more"
+    lines = wrapped(Text(text), width)
+    assert words("\n".join(line.plain for line in lines)) == words(text)
+    for line in lines:
+        assert line.cell_len <= width or len(words(line.plain)) == 1
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_header_of_a_run_keeps_its_words_and_its_columns(showing: Showing, width: int) -> None:
+    file = showing(width)
+    show_table("Lockstep: ResNet18 on digits, going on", HEADER)
+    lines = file.getvalue().splitlines()
+    assert words(file.getvalue()) == words(" ".join(["Lockstep: ResNet18 on digits, going on", *map(" ".join, HEADER)]))
+    assert HEADER[-1][1] in lines[-2], "a command stays in one piece"
+    if width >= 40:
+        assert max(map(len, [*lines[:-2], lines[-1]])) <= width
+    if width >= 60:
+        starts = [f"{name:<8}  " for name, _ in HEADER]
+        assert all(line.startswith((*starts, " " * 10)) for line in lines[2:-1]), "a value goes on in its column"
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, None])
+def test_lines_of_a_sweep_keep_their_words(showing: Showing, tmp_path: Path, width: int | None) -> None:
+    file = showing(width)
+    rows = []
+    for number, state in enumerate(("finished", "failed", "pruned", "stopped")):
+        settings = {"optimizer.lr": f"0.{number + 1}", "model.width": "32", "augment.crop_padding": "2", "seed": "1"}
+        trial = Trial(number, tuple(f"{key}={value}" for key, value in settings.items()), RunFolder(tmp_path))
+        rows.append(Row(trial, settings, state, "a reason of many words", "3/10", (0.98125,), 0.975, 61.0, None))
+    found = Table((Objective("val/accuracy", True),), tuple(rows[0].settings), tuple(rows))
+    views.show(found, "outputs/2026-11-22/13-19-53_sweep")
+    said = file.getvalue()
+    assert words("Trial 1 failed: a reason of many words") == words(said)[-13:-5] or width in (1, 20)
+    table = said.splitlines()[: 1 + len(rows)]
+    assert [line.split()[0] for line in table[1:]] == ["0", "1", "2", "3"], "a line for each trial"
+    if width is None:
+        assert words(table[1]) == ["0", "0.1", "32", "2", "1", "finished", "3/10", "0.9812", "0.9750", "1:01"]
+    elif width >= 60:
+        assert max(map(len, said.splitlines())) <= width
+        assert "val/accuracy" in table[0]
+        assert "0.9812" in table[1]
+    if width == 140:
+        heads = [
+            "trial",
+            "lr",
+            "width",
+            "crop_padding",
+            "seed",
+            "state",
+            "epoch",
+            "val/accuracy",
+            "test",
+            "acc",
+            "time",
+        ]
+        assert table[0].split() == heads
+
+
+def test_a_log_gets_a_line_whole(showing: Showing) -> None:
+    file = showing(None)
+    show_table("Lockstep", HEADER)
+    say(terminal.terminal(), Text("word " * 100))
+    lines = file.getvalue().splitlines()
+    assert lines[-1].strip() == ("word " * 100).strip()
+    assert len(lines) == 3 + len(HEADER) + 1
