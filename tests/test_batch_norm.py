@@ -4,8 +4,10 @@ float64 to 1e-12. float32 against float64 to 2e-5. bfloat16 against float32 with
 bits (2^-8 of it), against torch's own bfloat16 within two.
 """
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +17,8 @@ from torch import distributed as dist
 
 from lockstep.parallel.batch_norm import ExactBatchNorm, SyncBatchNorm, refuse_untracked
 from lockstep.parallel.partition import interval
+from lockstep.run_folder import EXIT_CONFIG
+from tests.harness import ROOT, command, environ, own_network
 from tests.processes import Ranks, started
 
 NUM_SAMPLES, NUM_CHANNELS, NUM_STEPS = 11, 3, 3
@@ -348,6 +352,30 @@ def test_one_value_per_channel_over_all_ranks_is_refused_by_all_as_torch_refuses
     with pytest.raises(ValueError, match="more than 1 value") as caught:
         layer(torch.ones(1, NUM_CHANNELS, *shape))
     assert ranks.run(len(loads), refusal, loads, shape) == [str(caught.value)] * len(loads)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (["global_batch_size=1"], "global_batch_size=1 gives each batch one image: use a larger one"),
+        (
+            ["global_batch_size=2", "trainer.accumulate_grad_batches=2"],
+            "trainer.accumulate_grad_batches=2 cuts global_batch_size=2 into parts of one image: use fewer parts",
+        ),
+        (["data.train_size=1"], "there is one training image: use more"),
+    ],
+)
+def test_a_training_by_single_values_is_refused_before_its_first_step(
+    tmp_path: Path, num_workers: int, overrides: list[str], fault: str
+) -> None:
+    words = command(*own_network("NormalizesSingleValues"), *overrides, f"trainer.devices={num_workers}")
+    variables = {**environ(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == EXIT_CONFIG, done.stderr
+    assert f"config error: {fault}, because the batch norm 'norm' cannot normalize a single value" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
