@@ -48,7 +48,7 @@ SMALL = (
     "callbacks.pictures=null",
     "callbacks.curves=null",
 )
-# micro-batches with an incomplete last group whose last micro-batch is of one sample, with every augmentation
+# micro-batches with an incomplete last group whose last micro-batch takes in the last sample; every augmentation
 ACCUMULATE_AUGMENT = (
     "global_batch_size=24",
     "trainer.accumulate_grad_batches=4",
@@ -65,6 +65,13 @@ WATCHED = (
     "callbacks.pictures={_target_:lockstep.callbacks.pictures.Pictures,every_n_epochs:null,num_images:8}",
     "callbacks.curves={_target_:lockstep.callbacks.curves.Curves,graph:true}",
 )
+
+
+def own_network(name: str) -> list[str]:
+    """SMALL with a network of tests/networks.py."""
+    kept = [override for override in SMALL if not override.startswith("model.")]
+    removed = [f"~model.{key}" for key in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")]
+    return [*kept, *removed, f"model._target_=tests.networks.{name}", "+model.hidden=4"]
 
 
 def environ(num_threads: int = 1) -> dict[str, str]:

@@ -28,6 +28,33 @@ class Slow(Plain):
         return super().forward(x)
 
 
+class Unnormalized(nn.Module):
+    """A network without batch norm, with both kinds of dropout."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, hidden, 3, padding=1)
+        self.channels = nn.Dropout2d(0.3)
+        self.values = nn.Dropout(0.2)
+        self.fc = nn.Linear(hidden, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.values(self.channels(torch.tanh(self.conv(x)))).mean((2, 3)))
+
+
+class NormalizesSingleValues(nn.Module):
+    """Has a batch norm of maps that are down to one pixel."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, hidden, 3, padding=1)
+        self.norm = nn.BatchNorm2d(hidden)
+        self.fc = nn.Linear(hidden, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(self.conv(x).mean((2, 3), keepdim=True)).flatten(1))
+
+
 class FailsOnRank1(Plain):
     """Raises in its third forward pass, on rank 1."""
 

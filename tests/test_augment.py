@@ -24,8 +24,8 @@ FILLED = replace(OFF, crop_padding=3, flip=True, cutout=4)
 ALL_PARTS = replace(FILLED, flip="alternating", erasing=0.5, trivial=True, mixup=0.5, cutmix=1.0)
 
 
-def whole(size: int, *, epoch: int = 0, micro_step: int = 0) -> Share:
-    return Share(epoch, micro_step, size, 0, size, size)
+def whole(size: int, *, epoch: int = 0, step: int = 0) -> Share:
+    return Share(epoch, step, step, size, 0, size, size)
 
 
 def random_images(*shape: int) -> Tensor:
@@ -81,19 +81,19 @@ def test_a_batch_is_augmented_like_its_images_one_by_one(
 @given(
     size=st.integers(1, 40),
     loads=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any),
-    micro_step=st.integers(0, 9),
+    step=st.integers(0, 9),
     channels=st.sampled_from([1, 3]),
     mixed=st.sampled_from([(0.0, 0.0), (0.5, 0.0), (0.0, 1.0), (0.5, 1.0)]),
 )
 def test_any_cut_of_a_batch_is_augmented_as_the_cut_of_the_whole(
-    size: int, loads: list[int], micro_step: int, channels: int, mixed: tuple[float, float]
+    size: int, loads: list[int], step: int, channels: int, mixed: tuple[float, float]
 ) -> None:
     augment = replace(ALL_PARTS, fill=ALL_PARTS.fill[:channels], mixup=mixed[0], cutmix=mixed[1])
     images = random_images(size, channels, 8, 9)
-    expected = augment(batch_of(augment, images, Share(2, micro_step, size, 0, size, size)))
+    expected = augment(batch_of(augment, images, Share(2, step, step, size, 0, size, size)))
     for rank in range(len(loads)):
         low, high = interval(size, loads, rank)
-        share = Share(2, micro_step, size, low, high, size)
+        share = Share(2, step, step, size, low, high, size)
         found = augment(batch_of(augment, images, share))
         assert found.share == share
         for name in ("pixels", "labels", "indices"):
@@ -106,7 +106,7 @@ def test_any_cut_of_a_batch_is_augmented_as_the_cut_of_the_whole(
 
 @pytest.mark.parametrize("augment", [FILLED, ALL_PARTS, replace(OFF, trivial=True), replace(OFF, cutmix=1.0)])
 def test_an_empty_share_gives_an_empty_batch_of_the_same_kind(augment: Augment) -> None:
-    found = augment(batch_of(augment, random_images(5, 3, 8, 8), Share(0, 0, 5, 2, 2, 5)))
+    found = augment(batch_of(augment, random_images(5, 3, 8, 8), Share(0, 0, 0, 5, 2, 2, 5)))
     assert (found.pixels.shape, found.pixels.dtype) == ((0, 3, 8, 8), torch.uint8)
     assert len(found.labels) == len(found.indices) == 0
     assert found.mix is None or len(found.mix.weights) == len(found.mix.labels) == 0
@@ -138,8 +138,8 @@ def numbers(augment: Augment, share: Share) -> list[float]:
     return [number for tensor in tensors if tensor is not None for number in tensor.flatten().tolist()]
 
 
-def test_every_seed_epoch_and_micro_step_has_its_own_draws() -> None:
-    shares = [whole(64), whole(64, epoch=1), whole(64, micro_step=1)]
+def test_every_seed_epoch_and_step_has_its_own_draws() -> None:
+    shares = [whole(64), whole(64, epoch=1), whole(64, step=1)]
     draws = [*(numbers(ALL_PARTS, share) for share in shares), numbers(replace(ALL_PARTS, seed=6), whole(64))]
     assert not any(a == b for i, a in enumerate(draws) for b in draws[:i])
     assert draws[0] == numbers(ALL_PARTS, whole(64))
@@ -164,7 +164,7 @@ def test_the_partner_of_the_last_sample_has_the_draws_of_its_own_position() -> N
         images = random_images(6, 3, 16, 16)
         plain = augmented(part, images)
         mixed = replace(part, cutmix=1.0)
-        share = Share(0, 0, 6, 3, 5, 6)
+        share = Share(0, 0, 0, 6, 3, 5, 6)
         pixels = batch_of(mixed, images, share)
         draws = mixed.draw(share, 16, 16)._replace(mixed=None)
         assert torch.equal(mixed.apply(pixels, draws).pixels, plain[3:6])

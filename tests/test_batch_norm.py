@@ -4,8 +4,10 @@ float64 to 1e-12. float32 against float64 to 2e-5. bfloat16 against float32 with
 bits (2^-8 of it), against torch's own bfloat16 within two.
 """
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +17,8 @@ from torch import distributed as dist
 
 from lockstep.parallel.batch_norm import ExactBatchNorm, SyncBatchNorm, refuse_untracked
 from lockstep.parallel.partition import interval
+from lockstep.run_folder import EXIT_CONFIG
+from tests.harness import ROOT, command, environ, own_network
 from tests.processes import Ranks, started
 
 NUM_SAMPLES, NUM_CHANNELS, NUM_STEPS = 11, 3, 3
@@ -66,7 +70,7 @@ class Case:
         for _ in range(NUM_STEPS):
             x, dy = (torch.randn(shape, generator=source, dtype=torch.float64) for _ in range(2))
             pair = [(3 * x + self.offset), dy]
-            if self.is_autocast:
+            if self.is_autocast or self.dtype == torch.bfloat16:
                 pair = [value.bfloat16() for value in pair]
             elif self.dtype == torch.float32:
                 pair = [value.float() for value in pair]
@@ -130,7 +134,9 @@ AUTOCAST = [
     for loads in LOADS
     for is_channels_last in (False, True)
 ]
-ALL = [*EXACT, *SINGLE, *FAR, *AUTOCAST]
+# bfloat16 throughout: weights, biases and running statistics, too; on one rank torch's own, which rounds more
+PURE = [Case(kind, tuple(loads), dtype=torch.bfloat16) for kind in ("1d", "2d") for loads in LOADS if len(loads) > 1]
+ALL = [*EXACT, *SINGLE, *FAR, *AUTOCAST, *PURE]
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +225,27 @@ def test_bfloat16_stays_within_its_rounding_of_float32(case: Case, results: dict
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("case", PURE, ids=str)
+def test_bfloat16_parameters_and_statistics_are_rounded_no_more_than_torch_rounds_them(
+    case: Case, results: dict[Case, list[Result]]
+) -> None:
+    """Values within one rounding of float64. Gradients are rounded by each rank and step, statistics in each step."""
+    parts = results[case]
+    exact = trained(case, case.layer().double(), 0, NUM_SAMPLES, torch.float64)
+    alone = trained(case, case.layer(), 0, NUM_SAMPLES)
+    for of_parts, of_whole in (([part.y for part in parts], exact.y), ([part.dx for part in parts], exact.dx)):
+        for together, expected in zip(map(torch.cat, zip(*of_parts, strict=True)), of_whole, strict=True):
+            torch.testing.assert_close(together.double(), expected, rtol=2**-8, atol=1e-5)
+    size = max(gradient.abs().max().item() for part in [alone, *parts] for gradient in part.gradients)
+    found = sums([part.gradients for part in parts])
+    assert difference(found, exact.gradients) <= NUM_STEPS * len(parts) * 2**-8 * size
+    for part in parts:
+        assert [g.dtype for g in part.gradients] == [g.dtype for g in alone.gradients] == [torch.bfloat16] * 2
+        for buffer, expected in zip(part.buffers, alone.buffers, strict=True):
+            torch.testing.assert_close(buffer, expected, rtol=NUM_STEPS * 2**-8, atol=0)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("case", [case for case in ALL if len(case.loads) > 1], ids=str)
 def test_running_statistics_have_the_same_bits_on_every_rank(case: Case, results: dict[Case, list[Result]]) -> None:
     first, *others = results[case]
@@ -299,6 +326,56 @@ def complaint() -> str:
 @pytest.mark.processes
 def test_an_input_without_channels_is_refused_with_its_shape(ranks: Ranks) -> None:
     assert all("got the shape (3,)" in text for text in ranks.run(2, complaint))
+
+
+def refusal(loads: list[int], shape: tuple[int, ...]) -> str:
+    """What a rank says of a batch of one sample, in training."""
+    lo, hi = interval(1, loads, dist.get_rank())
+    layer = ExactBatchNorm().apply(LAYERS["2d" if len(shape) > 1 else "1d"][0](NUM_CHANNELS))
+    try:
+        layer(torch.ones(1, NUM_CHANNELS, *shape)[lo:hi])
+    except ValueError as error:
+        return str(error)
+    return "computed"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("loads", [[1, 1], [0, 1], [1, 1, 1], [0, 1, 0]])
+@pytest.mark.parametrize("shape", [(1, 1), (), (1, 2)])
+def test_one_value_per_channel_over_all_ranks_is_refused_by_all_as_torch_refuses_it(
+    ranks: Ranks, loads: list[int], shape: tuple[int, ...]
+) -> None:
+    layer = LAYERS["2d" if len(shape) > 1 else "1d"][0](NUM_CHANNELS)
+    if shape == (1, 2):
+        assert ranks.run(len(loads), refusal, loads, shape) == ["computed"] * len(loads)
+        return
+    with pytest.raises(ValueError, match="more than 1 value") as caught:
+        layer(torch.ones(1, NUM_CHANNELS, *shape))
+    assert ranks.run(len(loads), refusal, loads, shape) == [str(caught.value)] * len(loads)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (["global_batch_size=1"], "global_batch_size=1 gives each batch one image: use a larger one"),
+        (
+            ["global_batch_size=2", "trainer.accumulate_grad_batches=2"],
+            "trainer.accumulate_grad_batches=2 cuts global_batch_size=2 into parts of one image: use fewer parts",
+        ),
+        (["data.train_size=1"], "there is one training image: use more"),
+    ],
+)
+def test_a_training_by_single_values_is_refused_before_its_first_step(
+    tmp_path: Path, num_workers: int, overrides: list[str], fault: str
+) -> None:
+    words = command(*own_network("NormalizesSingleValues"), *overrides, f"trainer.devices={num_workers}")
+    variables = {**environ(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == EXIT_CONFIG, done.stderr
+    assert f"config error: {fault}, because the batch norm 'norm' cannot normalize a single value" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -113,7 +113,7 @@ def test_losses_of_shares_have_the_gradient_of_the_mean_over_the_global_batch(
     """Also of the last group, which is incomplete, and whose last micro-batch leaves ranks without samples."""
     module, world_size = classifier(smoothing=smoothing), len(loads)
     module.trainer = trainer_of(world_size)
-    per_rank = [list(loader(25, rank, loads, micro_batches_per_step=num_micro_batches)) for rank in range(world_size)]
+    per_rank = [list(loader(26, rank, loads, micro_batches_per_step=num_micro_batches)) for rank in range(world_size)]
     micro_steps = list(zip(*per_rank, strict=True))
     num_groups = 0
     for _, group in groupby(micro_steps, lambda shares: shares[0].share.micro_step // num_micro_batches):
@@ -130,7 +130,7 @@ def test_losses_of_shares_have_the_gradient_of_the_mean_over_the_global_batch(
         for gradient, parameter in zip(found, module.parameters(), strict=True):
             torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-12)
         num_groups += 1
-    assert num_groups == math.ceil(25 / 4 / num_micro_batches)
+    assert num_groups == math.ceil(26 / 4 / num_micro_batches)
 
 
 def test_bfloat16_is_for_the_network_alone_and_logits_are_float32() -> None:

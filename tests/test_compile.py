@@ -10,16 +10,13 @@ from torch import nn
 
 from lockstep.parallel.partition import Share
 from lockstep.parallel.randomness import ExactDropout
-from tests.harness import SMALL, difference, train_all, write_run
+from tests.harness import difference, own_network, train_all, write_run
 from tests.modules import classifier
 from tests.networks import Plain
 
 OWN = [
-    *(override for override in SMALL if not override.startswith("model.")),
-    *(f"~model.{name}" for name in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")),
-    "model._target_=tests.networks.Plain",
-    "+model.hidden=4",
-    "data.train_size=65",  # a last batch of one sample: an empty share, and a ragged one
+    *own_network("Plain"),
+    "data.train_size=66",  # a last batch of two samples: an empty share, and a ragged one
 ]
 
 
@@ -55,7 +52,7 @@ def test_a_dropout_is_not_compiled_anew_for_every_share() -> None:
     for micro_step in range(3):
         for dropout in module.modules():
             if isinstance(dropout, ExactDropout):
-                dropout.share = Share(epoch=0, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
+                dropout.share = Share(epoch=0, step=micro_step, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
         module(torch.ones(4, 1, 3, 3, dtype=torch.uint8))
         num_graphs.append(counters["stats"]["unique_graphs"])
     assert num_graphs == [2, 2, 2], "one before the dropout and one behind it"
@@ -67,8 +64,9 @@ def test_compiled_or_not_on_one_worker_or_two_the_weights_are_the_same(tmp_path:
     eager = write_run(tmp_path / "eager", OWN)
     train_all([eager], 1)
     # on a CPU reduce-overhead is compile=true: there are no graphs
-    for num_workers, mode in ((1, "reduce-overhead"), (2, "true")):
-        compiled = write_run(tmp_path / f"{num_workers}", [*OWN, f"compile={mode}", f"trainer.devices={num_workers}"])
+    for num_workers, loads, mode in ((1, [1], "reduce-overhead"), (2, [3, 1], "true")):
+        where = [f"trainer.devices={num_workers}", f"trainer.loads={loads}".replace(" ", "")]
+        compiled = write_run(tmp_path / f"{num_workers}", [*OWN, f"compile={mode}", *where])
         train_all([compiled], num_workers)
         worst = difference(eager, compiled)
         figure(f"compiled, {num_workers} workers: largest difference to one eager process {worst:.1e}")

@@ -12,13 +12,30 @@ import pytest
 import torch
 
 from lockstep.run_folder import RunFolder
-from tests.harness import ACCUMULATE_AUGMENT, SMALL, difference, train_all, write_run
+from tests.harness import ACCUMULATE_AUGMENT, SMALL, difference, own_network, train_all, write_run
 
-# what is trained: a last batch of six; of one sample (empty shares), with averaged weights; and in micro-batches
+# what is trained: a last batch of two (empty shares); one that takes in a last sample, which batch norm could not
+# normalize alone, with averaged weights; and in micro-batches
 RECIPES = {
-    "remainder": ("data.train_size=70",),
-    "one_left_average": ("data.train_size=65", "callbacks=ema", "flip_test=true"),
-    "accumulate_augment": ACCUMULATE_AUGMENT,
+    "remainder": (*SMALL, "data.train_size=66"),
+    "one_more_average": (
+        *own_network("NormalizesSingleValues"),
+        "data.train_size=65",
+        "callbacks=ema",
+        "flip_test=true",
+    ),
+    "accumulate_augment": (*SMALL, *ACCUMULATE_AUGMENT),
+}
+# without batch norm micro-batches change nothing: in parts of 6 and of 1, with a last step of 19 and of 25 samples
+ACCUMULATED = {
+    f"{size}_in_{parts}": (
+        *own_network("Unnormalized"),
+        *ACCUMULATE_AUGMENT,
+        f"data.train_size={size}",
+        f"trainer.accumulate_grad_batches={parts}",
+    )
+    for size in (67, 49)
+    for parts in (1, 4, 24)
 }
 FULL = ("model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1")
 LOADS = {1: [None], 2: [None, [3, 1]], 3: [None, [2, 0, 1]]}
@@ -39,13 +56,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunF
                 extra = [f"trainer.devices={world_size}"]
                 if loads is not None:
                     extra.append(f"trainer.loads=[{','.join(map(str, loads))}]")
-                found[world_size, name] = write_run(root / str(world_size) / name, [*SMALL, *overrides, *extra])
+                found[world_size, name] = write_run(root / str(world_size) / name, [*overrides, *extra])
+        for name, overrides in ACCUMULATED.items():
+            loads = [] if world_size < 3 else ["trainer.loads=[2,0,1]"]
+            extra = [f"trainer.devices={world_size}", *loads]
+            found[world_size, name] = write_run(root / str(world_size) / name, [*overrides, *extra])
         if world_size < 3:
             overrides = [*SMALL, *FULL, f"trainer.devices={world_size}"]
             found[world_size, "full"] = write_run(root / str(world_size) / "full", overrides)
         if world_size == 2:
-            overrides = [*SMALL, *RECIPES["remainder"], "trainer.devices=2", "strategy.gradient_dtype=bfloat16"]
-            found[world_size, "rounded"] = write_run(root / str(world_size) / "rounded", overrides)
+            for dtype in ("same", "bfloat16"):
+                overrides = [*SMALL, "trainer.devices=2", f"strategy.gradient_dtype={dtype}"]
+                found[world_size, dtype] = write_run(root / str(world_size) / dtype, overrides)
         train_all([folder for (size, _), folder in found.items() if size == world_size], world_size)
     return found
 
@@ -62,8 +84,20 @@ def test_any_split_ends_with_the_weights_of_one_process(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("world_size", LOADS)
+@pytest.mark.parametrize("name", ACCUMULATED)
+def test_micro_batches_change_nothing_without_batch_norm(
+    runs: dict[tuple[int, str], RunFolder], name: str, world_size: int, figure: Any
+) -> None:
+    """With every augmentation, mixing and dropout; on three workers by uneven loads."""
+    worst = difference(runs[1, f"{name.partition('_')[0]}_in_1"], runs[world_size, name])
+    figure(f"largest difference to one process and one part {worst:.1e}")
+    assert worst <= 1e-12
+
+
+@pytest.mark.processes
 def test_gradients_that_travel_as_bfloat16_are_rounded_and_no_more(runs: dict[tuple[int, str], RunFolder]) -> None:
-    assert 1e-8 < difference(runs[2, "remainder_even"], runs[2, "rounded"]) < 0.05
+    assert 1e-8 < difference(runs[2, "same"], runs[2, "bfloat16"]) < 0.05
 
 
 @pytest.mark.processes

@@ -106,7 +106,7 @@ def test_a_loss_that_is_bad_on_one_gpu_is_told_by_the_rank_that_has_it(gpus: Pre
     shell = Shell(gpus, tmp_path, count=2)
     told = shell.run(*command(*own_network("NanOnRank1")), code=EXIT_FAILED).stderr
     failure = shell.latest.failure.read_text()
-    assert "The loss is not finite in optimizer step 3 (epoch 1, micro-batch 3) on rank 1. Training samples" in failure
+    assert "The loss is not finite in optimizer step 3 (epoch 1, micro-batch 3) on rank 1. In a new run" in failure
     assert failure.strip() in told
 
 

@@ -12,7 +12,7 @@ from lockstep.parallel.partition import Share
 
 
 def whole(size: int) -> Share:
-    return Share(0, 0, size, 0, size, size)
+    return Share(0, 0, 0, size, 0, size, size)
 
 
 def batch(size: int, *, height: int = 16, width: int = 12, channels: int = 3) -> Batch:

@@ -11,8 +11,8 @@ from lockstep.parallel.randomness import ExactDropout, generator, replace_dropou
 repeatable = settings(deadline=None, derandomize=True)
 
 
-def whole(size: int, *, epoch: int = 0, micro_step: int = 0) -> Share:
-    return Share(epoch, micro_step, size, 0, size, size)
+def whole(size: int, *, epoch: int = 0, step: int = 0) -> Share:
+    return Share(epoch, step, step, size, 0, size, size)
 
 
 def dropped(layer: ExactDropout, x: Tensor, share: Share) -> Tensor:
@@ -63,18 +63,18 @@ def test_a_generator_is_fresh_every_time() -> None:
     p=st.floats(0, 1),
     shape=st.sampled_from([(6,), (3, 4), (3, 2, 2)]),
     per_channel=st.booleans(),
-    micro_step=st.integers(0, 9),
+    step=st.integers(0, 9),
 )
 def test_any_cut_of_a_batch_is_dropped_as_the_cut_of_the_whole(
-    size: int, loads: list[int], p: float, shape: tuple[int, ...], per_channel: bool, micro_step: int
+    size: int, loads: list[int], p: float, shape: tuple[int, ...], per_channel: bool, step: int
 ) -> None:
     layer = ExactDropout(p=p, per_channel=per_channel, keys=(1, "dropout", "path"))
     x = torch.randn(size, *shape, generator=generator("x"))
     parts = []
     for rank in range(len(loads)):
         lo, hi = interval(size, loads, rank)
-        parts.append(dropped(layer, x[lo:hi], Share(2, micro_step, size, lo, hi, size)))
-    assert torch.equal(torch.cat(parts), dropped(layer, x, whole(size, epoch=2, micro_step=micro_step)))
+        parts.append(dropped(layer, x[lo:hi], Share(2, step, step, size, lo, hi, size)))
+    assert torch.equal(torch.cat(parts), dropped(layer, x, whole(size, epoch=2, step=step)))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -120,7 +120,7 @@ def test_evaluation_and_p_of_zero_return_the_very_input() -> None:
 
 def test_an_empty_share_gives_an_empty_output() -> None:
     layer = ExactDropout(p=0.5, per_channel=False, keys=(1,))
-    assert dropped(layer, torch.ones(0, 4), Share(0, 0, 7, 3, 3, 7)).shape == (0, 4)
+    assert dropped(layer, torch.ones(0, 4), Share(0, 0, 0, 7, 3, 3, 7)).shape == (0, 4)
 
 
 def test_training_without_a_share_is_refused() -> None:
@@ -128,7 +128,7 @@ def test_training_without_a_share_is_refused() -> None:
         ExactDropout(p=0.5, per_channel=False, keys=(1,))(torch.ones(3, 4))
 
 
-def test_every_layer_epoch_and_micro_step_has_a_mask_of_its_own() -> None:
+def test_every_layer_epoch_and_step_has_a_mask_of_its_own() -> None:
     x = torch.ones(20, 20)
     masks = [
         dropped(ExactDropout(p=0.5, per_channel=False, keys=(seed, "dropout", path)), x, share)
@@ -137,7 +137,7 @@ def test_every_layer_epoch_and_micro_step_has_a_mask_of_its_own() -> None:
             (2, "a", whole(20)),
             (1, "b", whole(20)),
             (1, "a", whole(20, epoch=1)),
-            (1, "a", whole(20, micro_step=1)),
+            (1, "a", whole(20, step=1)),
         )
     ]
     assert not any(torch.equal(one, other) for i, one in enumerate(masks) for other in masks[:i])

@@ -70,6 +70,17 @@ def test_an_epoch_without_validation_shows_none(tmp_path: Path) -> None:
     assert [bool(row["val/loss"]) for row in folder.read_metrics()] == [False, True, False]
 
 
+@pytest.mark.parametrize(("asked_in_step", "step", "epoch"), [(1, 2, 1), (3, 4, 1), (5, 6, 2)])
+def test_a_stopped_run_shows_the_epoch_it_was_in_also_at_the_end_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_in_step: int, step: int, epoch: int
+) -> None:
+    folder = write_run(tmp_path / "run", RECIPE)
+    monkeypatch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == asked_in_step))
+    assert train(folder) == EXIT_STOPPED
+    status = folder.read_status()
+    assert (status["state"], status["step"], status["epoch"]) == ("stopped", step, epoch)
+
+
 def test_a_run_that_goes_on_shows_so_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path / "run", RECIPE)
     folder.write_status(state="stopped", reason="time limit", step=3, host="another machine")

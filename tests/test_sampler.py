@@ -83,23 +83,21 @@ def test_the_shares_of_all_ranks_are_the_batches_of_one_rank(plan: Plan, loads: 
     shares = [list(plan.of(rank, loads, epoch=epoch)) for rank in range(len(loads))]
     assert put_together(shares) == put_together([alone])
     for parts, (_, whole) in zip(zip(*shares, strict=True), alone, strict=True):
-        assert [(s.epoch, s.micro_step, s.size, s.group_size) for _, s in parts] == [
-            (whole.epoch, whole.micro_step, whole.size, whole.group_size)
+        assert [(s.epoch, s.step, s.micro_step, s.size, s.group_size) for _, s in parts] == [
+            (whole.epoch, whole.step, whole.micro_step, whole.size, whole.group_size)
         ] * len(loads)
         assert [len(indices) for indices, _ in parts] == [share.hi - share.lo for _, share in parts]
 
 
 @repeatable
 @given(PLANS, LOADS)
-def test_a_partner_is_the_sample_that_follows_the_share_in_the_batch(plan: Plan, loads: list[int]) -> None:
-    """Around the end of the batch; empty shares have none, and shares are the same with it as without."""
-    alone = [indices.tolist() for indices, _ in plan.of()]
+def test_a_share_is_the_same_with_a_partner_as_without(plan: Plan, loads: list[int]) -> None:
     for rank in range(len(loads)):
-        pairs = zip(replace(plan, with_partner=True).of(rank, loads), plan.of(rank, loads), alone, strict=True)
-        for (indices, share), (plain, plain_share), batch in pairs:
+        pairs = zip(replace(plan, with_partner=True).of(rank, loads), plan.of(rank, loads), strict=True)
+        for (indices, share), (plain, plain_share) in pairs:
             assert share == plain_share
-            expected = [] if share.is_empty else [batch[share.hi % share.size]]
-            assert indices.tolist() == plain.tolist() + expected
+            assert indices[: len(plain)].tolist() == plain.tolist()
+            assert len(indices) == len(plain) + (not share.is_empty)
 
 
 @repeatable
@@ -109,7 +107,39 @@ def test_an_epoch_has_every_sample_once_in_full_batches_and_a_rest(plan: Plan, e
     batches = put_together([list(plan.of(epoch=epoch))])
     assert sorted(index for batch in batches for index in batch) == list(range(plan.num_samples))
     assert all(len(batch) == plan.micro_batch_size for batch in batches[:-1])
-    assert 0 < len(batches[-1]) <= plan.micro_batch_size
+    assert 0 < len(batches[-1]) <= plan.micro_batch_size + 1
+
+
+@repeatable
+@given(PLANS)
+def test_no_sample_is_alone_at_the_end_of_an_epoch_where_another_batch_can_take_it_in(plan: Plan) -> None:
+    """Batch norm has nothing to normalize a single value by; batches that are all of one sample stay as they are."""
+    plan = replace(plan, num_batches=None)
+    shares = [share for _, share in plan.of()]
+    if plan.micro_batch_size > 1 and plan.num_samples > 1:
+        assert min(share.size for share in shares) > 1
+    if plan.micro_batch_size * plan.micro_batches_per_step > 1 and plan.num_samples > 1:
+        assert min(share.group_size for share in shares) > 1
+    assert plan.of().has_single_samples == (min(share.size for share in shares) == 1)
+
+
+@repeatable
+@given(PLANS, LOADS)
+def test_the_samples_of_a_step_are_the_same_however_it_is_cut_into_micro_batches(plan: Plan, loads: list[int]) -> None:
+    """The positions of a share are those in the global batch, and a partner is the next one there."""
+    plan = replace(plan, num_batches=None)
+    step_size = plan.micro_batch_size * plan.micro_batches_per_step
+    whole = replace(plan, micro_batch_size=step_size, micro_batches_per_step=1)
+    steps = [indices.tolist() for indices, _ in whole.of()]
+    read: list[list[int]] = [[] for _ in steps]
+    for parts in zip(*(replace(plan, with_partner=True).of(r, loads) for r in range(len(loads))), strict=True):
+        for indices, share in parts:
+            step = steps[share.step]
+            assert share.group_size == len(step)
+            expected = [step[position % len(step)] for position in range(share.lo, share.hi + 1)]
+            assert indices.tolist() == ([] if share.is_empty else expected)
+            read[share.step] += expected[:-1]
+    assert read == steps
 
 
 @repeatable

@@ -29,11 +29,18 @@ NUM_SAMPLES = 22  # in micro-batches of 4 six, the last of two samples; in pairs
 HOOKS = ["on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"]
 
 
-def fitted(callback: L.Callback, *, clip_norm: float | None = None) -> tuple[L.Trainer, Classifier]:
+def fitted(
+    callback: L.Callback,
+    *,
+    clip_norm: float | None = None,
+    net: nn.Module | None = None,
+    uses_bfloat16: bool = False,
+) -> tuple[L.Trainer, Classifier]:
     """One epoch of three optimizer steps, each of two micro-batches."""
     torch.manual_seed(0)
     module = classifier(
-        nn.Sequential(nn.Flatten(), nn.Linear(9, 4)),
+        net or nn.Sequential(nn.Flatten(), nn.Linear(9, 4)),
+        uses_bfloat16=uses_bfloat16,
         optimizer=functools.partial(torch.optim.SGD, lr=0.1, fused=True),
         total_steps=3,
         micro_batches_per_step=2,
@@ -121,14 +128,14 @@ def test_the_norm_of_the_gradient_is_clipped_before_the_update() -> None:
 
 def batch_of(rank: int, micro_step: int) -> Batch:
     empty = torch.empty(0)
-    share = Share(epoch=1, micro_step=micro_step, size=4, lo=0, hi=2, group_size=8)
+    share = Share(epoch=1, step=0, micro_step=micro_step, size=4, lo=0, hi=2, group_size=8)
     return Batch(empty, empty, torch.tensor([10 * rank, 10 * rank + 1]), share)
 
 
 def guarded_weights(is_deferred: bool) -> tuple[nn.Parameter, torch.optim.Optimizer, LossGuard]:
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
-    guard = LossGuard(optimizer, torch.device("cpu"), rank=0, is_deferred=is_deferred)
+    guard = LossGuard(optimizer, torch.device("cpu"), rank=0, cures=["less"], is_deferred=is_deferred)
     return weight, optimizer, guard
 
 
@@ -138,6 +145,27 @@ def test_a_bad_loss_is_refused_at_once_with_its_step_and_samples(bad: float) -> 
     guard.look_at(torch.tensor(1.0), batch_of(0, 2), 7)
     with pytest.raises(NonFiniteLoss, match=r"optimizer step 7 \(epoch 2, micro-batch 4\) on rank 0.*\[0, 1\]"):
         guard.look_at(torch.tensor(bad), batch_of(0, 3), 7)
+
+
+@pytest.mark.parametrize(
+    ("clip_norm", "uses_bfloat16", "cures"),
+    [
+        (None, False, "a lower optimizer.lr or trainer.gradient_clip_norm=1"),
+        (0.5, False, "a lower optimizer.lr or a trainer.gradient_clip_norm below 0.5"),
+        (None, True, "a lower optimizer.lr or trainer.gradient_clip_norm=1 or trainer.precision=float32"),
+    ],
+)
+def test_the_cures_of_a_bad_loss_are_none_the_run_has_and_stand_before_the_samples(
+    clip_norm: float | None, uses_bfloat16: bool, cures: str
+) -> None:
+    """A resume cannot take them, and a table shows no more than the beginning."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 4))
+    nn.init.constant_(net[1].weight, float("nan"))
+    with pytest.raises(NonFiniteLoss) as caught:
+        fitted(L.Callback(), clip_norm=clip_norm, net=net, uses_bfloat16=uses_bfloat16)
+    before, _, after = str(caught.value).partition(f"In a new run {cures} may help; nothing of this step was applied. ")
+    assert before == "The loss is not finite in optimizer step 1 (epoch 1, micro-batch 1) on rank 0. "
+    assert after.startswith("Training samples of the share: [")
 
 
 def test_on_the_device_the_update_is_skipped_and_the_host_learns_of_it_before_a_checkpoint() -> None:
@@ -179,7 +207,7 @@ def test_one_bad_micro_batch_spoils_its_step_and_no_other() -> None:
     guard.look_at(torch.tensor(1.0), batch_of(0, 1), 1)
     guard.protect(1)
     assert cast(Any, optimizer).found_inf.item() == 1
-    with pytest.raises(NonFiniteLoss, match=r"micro-batch 1; epoch 2, micro-batch 2\) on rank 0.*\[0, 1, 0, 1\]"):
+    with pytest.raises(NonFiniteLoss, match=r"\(epoch 2, micro-batches 1 to 2\) on rank 0.*\[0, 1, 0, 1\]"):
         guard.wait()
     guard.look_at(torch.tensor(1.0), batch_of(0, 2), 2)
     guard.protect(2)
@@ -196,7 +224,7 @@ def _skip_together() -> tuple[list[float], list[int], str]:
     """The weights after a step that is bad on rank 1, the steps after which this rank was told, and what."""
     rank = dist.get_rank()
     weight, optimizer, _ = guarded_weights(is_deferred=True)
-    guard = LossGuard(optimizer, torch.device("cpu"), rank=rank, is_deferred=True)
+    guard = LossGuard(optimizer, torch.device("cpu"), rank=rank, cures=["less"], is_deferred=True)
     told, text = [], ""
     for step in range(1, MOST_PENDING + 2):
         guard.look_at(torch.tensor(float("nan") if rank == 1 and step == 1 else 1.0), batch_of(rank, 0), step)

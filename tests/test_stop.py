@@ -166,7 +166,10 @@ def test_a_signal_to_one_rank_while_it_is_alone_hangs_nobody(
 def test_the_time_limit_stops_the_run(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, "trainer.max_time_s=1") as run:
         assert run.exit_code() == EXIT_STOPPED
-        assert run.folder.read_status()["reason"] == "time limit of 1 s"
+        assert run.folder.read_status()["reason"] == "time limit, trainer.max_time_s=1"
+        command, hint = run.log.read_text().splitlines()[-2:]
+    assert command.startswith("  python train.py resume=")
+    assert hint == "which stops after as long again; add trainer.max_time_s=null for no limit"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

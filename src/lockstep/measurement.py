@@ -51,6 +51,7 @@ def measure(
         data = session.image_data(here)
         total_steps = config.trainer.max_epochs * data.steps_per_epoch
         module = session.classifier(here, session.image_format(data), total_steps=total_steps, is_trained=True)
+        session.refuse_single_values(config, data, module)
         module.to(here.device)
         flops = flops_per_image(module.net, data.image_shape)
         num_images = data.train_dataloader().batch_sampler.num_epoch_samples
@@ -142,7 +143,7 @@ class Steps(L.Callback):
         self._step_s += time.perf_counter() - self._step_started
         assert isinstance(pl_module, Classifier)
         if (batch_idx + 1) % pl_module.micro_batches_per_step == 0 or trainer.is_last_batch:
-            self._count(trainer, is_whole=batch.share.group_size == self._size)
+            self._count(trainer, is_whole=batch.share.group_size >= self._size)
         self._ended = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -94,7 +94,9 @@ class Trainer(Section):
     gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")
     log_every_n_steps: Positive = Field(description="optimizer steps between two points of a curve")
     check_val_every_n_epoch: Positive = Field(description="epochs between validations")
-    max_time_s: PositiveFloat | None = Field(description="stop in good order after so many seconds")
+    max_time_s: PositiveFloat | None = Field(
+        description="stop in good order after training so many seconds, anew on each resume"
+    )
     limit_train_batches: Positive | None = Field(description="only so many micro-batches an epoch")
     limit_val_batches: Positive | None = Field(description="only so many validation batches")
     limit_test_batches: Positive | None = Field(description="only so many test batches")

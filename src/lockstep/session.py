@@ -474,6 +474,26 @@ def classifier(
     return module.double() if session.precision == "float64" else module
 
 
+def refuse_single_values(config: Config, data: ImageData, module: Classifier) -> None:
+    """Raise ConfigError where batches of one image leave a batch norm nothing to normalize by.
+
+    The sampler makes them only where all are, or where there is no other image.
+    """
+    batches = data.train_dataloader().batch_sampler
+    norm = module.norm_of_single_values() if batches.has_single_samples else None
+    if norm is None:
+        return
+    size, parts = config.global_batch_size, config.trainer.accumulate_grad_batches
+    if batches.num_samples == 1:
+        what = "there is one training image: use more"
+    elif size == 1:
+        what = f"global_batch_size={size} gives each batch one image: use a larger one"
+    else:
+        key = f"trainer.accumulate_grad_batches={parts}"
+        what = f"{key} cuts global_batch_size={size} into parts of one image: use fewer parts"
+    raise configuration.ConfigError([f"{what}, because the batch norm {norm!r} cannot normalize a single value"])
+
+
 def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
     """The layout of the network, the same on every rank: DDP adds up gradients as they lie in memory."""
     is_faulty = (

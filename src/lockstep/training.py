@@ -36,6 +36,7 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         data = session.image_data(here)
         total_steps = config.trainer.max_epochs * data.steps_per_epoch
         module = session.classifier(here, session.image_format(data), total_steps=total_steps, is_trained=True)
+        session.refuse_single_values(config, data, module)
         is_resumed = folder.last_checkpoint.exists()
         facts = {
             "name": config.run_name,
@@ -80,6 +81,8 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
                 if not config.silent:
                     reason = f"Stopped after step {trainer.global_step} ({stopped.reason})"
                     print(f"{reason}, nothing is lost. Go on with:\n  {command}", flush=True)
+                    if stopped.is_out_of_time:
+                        print("which stops after as long again; add trainer.max_time_s=null for no limit", flush=True)
             return EXIT_STOPPED
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
         if has_test:

@@ -44,6 +44,7 @@ class Record(L.Callback):
         self._monitor = monitor
         self._state = "starting"
         self._next_write = 0.0
+        self._epoch = 0  # begun last, counted from 1
         self._epoch_started = time.monotonic()
         self._epoch_images = 0
         self._first_step = first_step
@@ -72,6 +73,7 @@ class Record(L.Callback):
         self._start_epoch(trainer, pl_module)
 
     def _start_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._epoch = trainer.current_epoch + 1
         self._epoch_started, self._epoch_images = time.monotonic(), 0
         self.pace.start(int(trainer.num_training_batches))
         self._enter("training" if self.pace.has_begun else self._first_step or "first step")
@@ -186,7 +188,8 @@ class Record(L.Callback):
             state=state,
             reason=self._first_step if is_first_step else reason,
             **self._facts,
-            epoch=min(trainer.current_epoch + (state in ("training", "validating")), max_epochs),
+            # not current_epoch alone: Lightning counts an epoch up after the hooks of its end, where a run may stop
+            epoch=min(max(self._epoch, trainer.current_epoch), max_epochs),
             max_epochs=max_epochs,
             step=trainer.global_step,
             total_steps=total_steps,

@@ -20,12 +20,16 @@ LOOK_EVERY_S = 0.2
 
 
 class Stopped(Exception):
-    """The run ended in good order before its last epoch; `reason` is for people, `signal` names one that asked."""
+    """The run ended in good order before its last epoch; `reason` is for people, `signal` names one that asked.
 
-    def __init__(self, reason: str, signal: str | None) -> None:
+    `is_out_of_time` says that trainer.max_time_s did: it will do so again.
+    """
+
+    def __init__(self, reason: str, signal: str | None, *, is_out_of_time: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.signal = signal
+        self.is_out_of_time = is_out_of_time
 
 
 class StopTogether(Checkpoint):
@@ -58,6 +62,7 @@ class StopTogether(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the signals back from whoever took them."""
+        self._started = time.monotonic()
         self._channel = FlagChannel(self._timeout)
         self._flag.install()
         silence_broadcast(trainer)
@@ -95,13 +100,15 @@ class StopTogether(Checkpoint):
         reason = self._reason(request)  # before others can be through and remove the stop flag
         self._record.stopping(trainer, trainer.lightning_module, reason)
         trainer.save_checkpoint(self._folder.last_checkpoint)
-        raise Stopped(reason, signal.Signals(request).name if request < STOP_FILE else None)
+        name = signal.Signals(request).name if request < STOP_FILE else None
+        raise Stopped(reason, name, is_out_of_time=request == TIME_LIMIT)
 
     def _reason(self, request: int) -> str:
         if request == STOP_FILE:
             return f"stop flag: {self._folder.stop_reason() or 'no reason given'}"
         if request == TIME_LIMIT:
-            return f"time limit of {self._max_time_s:g} s" if self._max_time_s is not None else "time limit"
+            limit = "" if self._max_time_s is None else f", trainer.max_time_s={self._max_time_s:g}"  # of another rank
+            return f"time limit{limit}"
         return f"signal {signal.Signals(request).name}"
 
 

@@ -35,7 +35,7 @@ class Augment:
        every second epoch, at random for the first (Jordan 2024, arXiv 2404.00498).
     3. Fill with `fill`, one value 0..255 per channel: a square of side `cutout` whose centre is anywhere in the image,
        so that it may hang over the edge (DeVries and Taylor 2017); a rectangle, with probability `erasing`.
-    4. Mix with the next image of the micro-batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
+    4. Mix with the next image of the global batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
     """
 
     crop_padding: int
@@ -62,22 +62,22 @@ class Augment:
         return self.apply(batch, apply_to_collection(draws, Tensor, sent, batch.pixels.device))
 
     def draw(self, share: Share, height: int, width: int) -> Draws:
-        """Draw on the CPU for the whole micro-batch, then cut to the share and the partner of its last sample.
+        """Draw on the CPU for the whole global batch, then cut to the share and the partner of its last sample.
 
-        So a sample has the same numbers on any rank of any world size. Each part has a generator of its own: switching
-        one on or off leaves the others as they were.
+        So a sample has the same numbers on any rank of any world size, and in any micro-batch. Each part has a
+        generator of its own: switching one on or off leaves the others as they were.
         """
         kept = positions(share, with_partner=self.needs_partner)
         source = self._source(share, "augment")
         ends = (2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 2, height, width)
-        top, left, mirror, y, x = (torch.randint(end, (share.size,), generator=source)[kept] for end in ends)
+        top, left, mirror, y, x = (torch.randint(end, (share.group_size,), generator=source)[kept] for end in ends)
         filled = [boxes.square(y, x, self.cutout)] if self.cutout else []
         if self.erasing:
-            erased = boxes.erasing(self._source(share, "erasing"), share.size, self.erasing, height, width)
+            erased = boxes.erasing(self._source(share, "erasing"), share.group_size, self.erasing, height, width)
             filled.append(erased[:, kept])
         operations = None
         if self.trivial:
-            operations = trivial.draw(self._source(share, "trivial"), share.size, kept, height, width)
+            operations = trivial.draw(self._source(share, "trivial"), share.group_size, kept, height, width)
         mixed = None
         if self.needs_partner:
             mixed = mixing.draw(self.seed, share, height, width, mixup=self.mixup, cutmix=self.cutmix)
@@ -99,7 +99,7 @@ class Augment:
         return mixing.apply(batch, draws.mixed) if draws.mixed else batch
 
     def _source(self, share: Share, purpose: str) -> torch.Generator:
-        return generator(self.seed, share.epoch, share.micro_step, purpose)
+        return generator(self.seed, share.epoch, share.step, purpose)
 
     def _crop_and_flip(self, images: Tensor, top: Tensor, left: Tensor, mirror: Tensor) -> Tensor:
         batch, channels, height, width = images.shape

@@ -1,4 +1,4 @@
-"""MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019): each sample mixed with the next one of the micro-batch."""
+"""MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019): each sample mixed with the next one of the global batch."""
 
 from typing import NamedTuple
 
@@ -23,18 +23,18 @@ class MixDraws(NamedTuple):
 
 
 def draw(seed: int, share: Share, height: int, width: int, *, mixup: float, cutmix: float) -> MixDraws:
-    """Draw lambda of Beta(alpha, alpha), on the CPU, for the whole micro-batch, then cut.
+    """Draw lambda of Beta(alpha, alpha), on the CPU, for the whole global batch, then cut.
 
     `mixup` and `cutmix` are the alphas; where both are above 0, each sample takes one of them with probability 1/2.
     """
-    source = np.random.default_rng(seed_of(seed, share.epoch, share.micro_step, "mix"))
-    is_cut = source.random(share.size) < (0.5 if mixup and cutmix else bool(cutmix))
+    source = np.random.default_rng(seed_of(seed, share.epoch, share.step, "mix"))
+    is_cut = source.random(share.group_size) < (0.5 if mixup and cutmix else bool(cutmix))
     alpha = np.where(is_cut, cutmix, mixup)
     own = source.beta(alpha, alpha)
     box = []
     for side in (height, width):
         half = np.where(is_cut, np.sqrt(1 - own) * side / 2, 0).astype(np.int64)
-        centre = source.integers(side, size=share.size)
+        centre = source.integers(side, size=share.group_size)
         box += [(centre - half).clip(min=0), (centre + half).clip(max=side)]
     top, bottom, left, right = box
     area = (bottom - top) * (right - left)  # what is pasted, not what lambda asked for: boxes end at the edge

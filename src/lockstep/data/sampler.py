@@ -19,16 +19,17 @@ class ShareIndices(NamedTuple):
 
 
 def positions(share: Share, *, with_partner: bool) -> torch.Tensor:
-    """Positions in the micro-batch: the share's own, then, unless it is empty, the one that follows, around the end."""
-    return torch.arange(share.lo, share.hi + (with_partner and not share.is_empty)) % share.size
+    """Positions in the global batch: the share's own and, unless it is empty, the one that follows, around the end."""
+    return torch.arange(share.lo, share.hi + (with_partner and not share.is_empty)) % share.group_size
 
 
 class GlobalBatches(Sampler[ShareIndices]):
     """This rank's share of every micro-batch of an epoch: the same number of them on every rank, each sample once.
 
-    `micro_batches_per_step` of them make one global batch (one optimizer step). Without `shuffle_seed` the order is the
-    data set's; with it the order depends on (seed, epoch) alone. `num_batches` cuts the epoch short. `with_partner`
-    adds to every share the sample that its last one is mixed with.
+    `micro_batches_per_step` of them make one global batch (one optimizer step). The last sample of an epoch, where it
+    would be alone in its global batch or micro-batch, joins the micro-batch before: batch norm cannot normalize a
+    single value. Without `shuffle_seed` the order is the data set's; with it the order depends on (seed, epoch) alone.
+    `num_batches` cuts the epoch short. `with_partner` adds to every share the sample that its last one is mixed with.
     """
 
     def __init__(
@@ -49,7 +50,11 @@ class GlobalBatches(Sampler[ShareIndices]):
         self.shuffle_seed = shuffle_seed
         self.rank = rank
         self.loads = tuple(loads)
+        self._step_size = micro_batch_size * micro_batches_per_step
         self.num_batches = math.ceil(num_samples / micro_batch_size)
+        if self.num_batches > 1 and 1 in (num_samples % micro_batch_size, num_samples % self._step_size):
+            self.num_batches -= 1
+        self._is_cut_short = num_batches is not None and num_batches < self.num_batches
         if num_batches is not None:
             self.num_batches = min(self.num_batches, num_batches)
         self.with_partner = with_partner
@@ -70,7 +75,12 @@ class GlobalBatches(Sampler[ShareIndices]):
     @property
     def num_epoch_samples(self) -> int:
         """Samples of one epoch over all ranks."""
-        return min(self.num_samples, self.num_batches * self.micro_batch_size)
+        return self.num_batches * self.micro_batch_size if self._is_cut_short else self.num_samples
+
+    @property
+    def has_single_samples(self) -> bool:
+        """Whether there are micro-batches of one sample: all are, or there is no other sample."""
+        return self.micro_batch_size == 1 or self.num_samples == 1
 
     def __len__(self) -> int:
         return self.num_batches
@@ -83,12 +93,18 @@ class GlobalBatches(Sampler[ShareIndices]):
         else:
             order = torch.randperm(self.num_samples, generator=generator(self.shuffle_seed, epoch, "order"))
         order = order[: self.num_epoch_samples]
-        step_size = self.micro_batch_size * self.micro_batches_per_step
         for micro_step in range(start, self.num_batches):
-            batch = order[micro_step * self.micro_batch_size : (micro_step + 1) * self.micro_batch_size]
-            lo, hi = interval(len(batch), self.loads, self.rank)
-            first_of_step = micro_step // self.micro_batches_per_step * step_size
-            group_size = min(step_size, len(order) - first_of_step)
-            share = Share(epoch, micro_step, len(batch), lo, hi, group_size)
-            chosen = batch[positions(share, with_partner=True)] if self.with_partner else batch[lo:hi]
+            share = self._share(epoch, micro_step)
+            batch = order[share.step * self._step_size :][: share.group_size]
+            chosen = batch[positions(share, with_partner=True)] if self.with_partner else batch[share.lo : share.hi]
             yield ShareIndices(chosen, share)
+
+    def _share(self, epoch: int, micro_step: int) -> Share:
+        """The last micro-batch, and with it the last step, ends with the samples of the epoch, the others when full."""
+        step, number = divmod(micro_step, self.micro_batches_per_step)
+        num_left = self.num_epoch_samples - step * self._step_size
+        is_last_step = step == (self.num_batches - 1) // self.micro_batches_per_step
+        first = number * self.micro_batch_size
+        size = num_left - first if micro_step == self.num_batches - 1 else self.micro_batch_size
+        lo, hi = (first + end for end in interval(size, self.loads, self.rank))
+        return Share(epoch, step, micro_step, size, lo, hi, num_left if is_last_step else self._step_size)

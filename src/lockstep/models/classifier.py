@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, SumMetric
@@ -192,12 +193,45 @@ class Classifier(L.LightningModule):
         with torch.compiler.set_stance("force_eager"):
             return self.net(images)
 
+    def norm_of_single_values(self) -> str | None:
+        """The name of a batch norm for which an image by itself is one value per channel; None where there is none."""
+        modes = {module: module.training for module in self.net.modules()}
+        single: list[nn.Module] = []
+
+        def look_at(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if inputs[0].numel() == inputs[0].shape[1]:
+                single.append(layer)
+
+        norms: dict[nn.Module, str] = {}
+        norms |= {layer: name for name, layer in self.net.named_modules() if isinstance(layer, _BatchNorm)}
+        hooks = [layer.register_forward_pre_hook(look_at) for layer in norms if modes[layer]]
+        eager = torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
+        self.net.eval()
+        with torch.no_grad(), eager:
+            self(torch.zeros(1, *self.image_format.image_shape, dtype=torch.uint8, device=self.device))
+        self._compiled_sizes.clear()
+        for module, is_training in modes.items():
+            module.training = is_training
+        for hook in hooks:
+            hook.remove()
+        return norms[single[0]] if single else None
+
     def on_train_start(self) -> None:
         """Count where the losses are."""
         self._counts = self._counts.to(self.device)
         self._logged_counts = self._logged_counts.to(self.device)
         self._step = OptimizerStep(self, clip_norm=self._gradient_clip_norm)
-        self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank)
+        self._guard = LossGuard(
+            self.trainer.optimizers[0], self.device, rank=self.global_rank, cures=self._cures_of_bad_losses()
+        )
+
+    def _cures_of_bad_losses(self) -> list[str]:
+        clip_norm = self._gradient_clip_norm
+        cures = ["a lower optimizer.lr"]
+        cures.append(
+            "trainer.gradient_clip_norm=1" if clip_norm is None else f"a trainer.gradient_clip_norm below {clip_norm:g}"
+        )
+        return [*cures, "trainer.precision=float32"] if self._uses_bfloat16 else cures
 
     def training_step(self, batch: ImageBatch, batch_idx: int) -> None:
         """Forward, backward and, after the last micro-batch of a global batch, the step of the optimizer."""

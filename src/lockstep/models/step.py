@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import lightning as L
@@ -120,15 +121,24 @@ class LossGuard:
     of a culprit, the fused optimizer skips the update by it (`found_inf`, made for torch's GradScaler), and the host
     reads the answer some steps later: all ranks after the same step, because a rank that left earlier would let the
     others wait for it in a collective. `is_deferred` chooses that way; None: on a GPU with an optimizer that can.
+
+    `cures` are settings that may help: in a new run, because a resume goes on with those of the run.
     """
 
     def __init__(
-        self, optimizer: Optimizer, device: torch.device, *, rank: int, is_deferred: bool | None = None
+        self,
+        optimizer: Optimizer,
+        device: torch.device,
+        *,
+        rank: int,
+        cures: Sequence[str],
+        is_deferred: bool | None = None,
     ) -> None:
         can_skip = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self._is_deferred = can_skip and device.type == "cuda" if is_deferred is None else is_deferred
         self._optimizer: Any = optimizer
         self._rank = rank
+        self._cures = cures
         self._is_bad = torch.zeros((), device=device)
         self._samples: list[_Seen] = []  # not batches: their pixels would stay on the device until an answer is read
         self._pending: deque[_Answer] = deque()
@@ -174,12 +184,15 @@ class LossGuard:
 
     def _own_error(self, step: int, samples: list[_Seen]) -> NonFiniteLoss:
         """`samples` are those of this rank's micro-batches."""
-        parts = [f"epoch {seen.share.epoch + 1}, micro-batch {seen.share.micro_step + 1}" for seen in samples]
+        first, last = samples[0].share, samples[-1].share
+        numbers = (
+            f" {first.micro_step + 1}" if len(samples) == 1 else f"es {first.micro_step + 1} to {last.micro_step + 1}"
+        )
         indices = [index for seen in samples for index in seen.indices.tolist()]
         return NonFiniteLoss(
-            f"The loss is not finite in optimizer step {step} ({'; '.join(parts)}) on rank {self._rank}. "
-            f"Training samples of the share: {indices}. Nothing of this step was applied. A lower optimizer.lr, "
-            "trainer.gradient_clip_norm=1 or trainer.precision=float32 may help."
+            f"The loss is not finite in optimizer step {step} (epoch {first.epoch + 1}, micro-batch{numbers}) on rank "
+            f"{self._rank}. In a new run {' or '.join(self._cures)} may help; nothing of this step was applied. "
+            f"Training samples of the share: {indices}"
         )
 
 

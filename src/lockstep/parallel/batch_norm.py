@@ -2,8 +2,9 @@
 
 Forward: one all-gather of (mean, M2, count), merged by the pairwise formula of Chan, Golub & LeVeque (1979), "Updating
 formulae and a pairwise algorithm for computing sample variances". Backward: one all-reduce of (sum dy, sum dy * xhat),
-Ioffe & Szegedy (2015), section 3. A rank with no samples weighs nothing, takes part in both, and nothing waits for the
-host. torch.nn.SyncBatchNorm refuses CPU tensors.
+Ioffe & Szegedy (2015), section 3. A rank with no samples weighs nothing and takes part in both. The host waits for
+nothing, but where a share has at most one value per channel: then it asks whether that is all there is, which has no
+variance. torch.nn.SyncBatchNorm refuses CPU tensors.
 """
 
 from typing import Any, cast
@@ -72,9 +73,11 @@ class _Normalize(torch.autograd.Function):
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         var = (m2s + (means - mean).square() * counts).sum(0) / total
+        ctx.parameter_dtype = None if weight is None else weight.dtype
+        if weight is not None and weight.dtype == x.dtype:  # the statistics are wider, and these must be as wide
+            weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(x, weight, mean, var, total)
         ctx.eps = eps
-        ctx.parameter_dtype = None if weight is None else weight.dtype
         ctx.mark_non_differentiable(mean, var, total)
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps), mean, var, total
 
@@ -111,7 +114,8 @@ class _Normalize(torch.autograd.Function):
 class SyncBatchNorm(_BatchNorm):
     """Batch norm of any dimension whose training statistics are those of all ranks together.
 
-    Input (B, C, ...) with B >= 0 on each rank and at least one sample over all ranks. Statistics are float32 or wider.
+    Input (B, C, ...) with B >= 0 on each rank. With one value per channel over all ranks all of them raise ValueError,
+    as torch does in one process. Statistics are computed in float32 or wider.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -125,11 +129,14 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         outputs = cast(tuple[Tensor, Tensor, Tensor, Tensor], _Normalize.apply(input, self.weight, self.bias, self.eps))
         y, mean, var, total = outputs
+        if input.numel() <= input.shape[1] and total.item() == 1:  # no rank has more, so that all ask
+            size = torch.Size([1, *input.shape[1:]])
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
                 factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(mean.dtype)
-                unbiased = var * (total / (total - 1).clamp(min=1))
+                unbiased = var * (total / (total - 1))
                 self.running_mean.add_((mean - self.running_mean) * factor)
                 self.running_var.add_((unbiased - self.running_var) * factor)
         return y

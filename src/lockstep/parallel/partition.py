@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """The part `[lo, hi)` of one micro-batch of `size` samples that a rank computes; it may be empty.
+    """The part `[lo, hi)` of a global batch of `group_size` samples that a rank computes at once; it may be empty.
 
-    `group_size` counts the samples of the whole optimizer step: the micro-batches of one global batch together.
+    The global batch is that of optimizer step `step` of its epoch. The part lies in micro-batch `micro_step` of the
+    epoch, which has `size` samples over all ranks.
     """
 
     epoch: int
+    step: int
     micro_step: int
     size: int
     lo: int

@@ -15,16 +15,17 @@ def seed_of(*keys: int | str) -> int:
 
 
 def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A fresh generator for `keys`, e.g. (seed, epoch, micro_step, purpose): the same draws on every rank."""
+    """A fresh generator for `keys`, e.g. (seed, epoch, step, purpose): the same draws on every rank."""
     return torch.Generator(device=device).manual_seed(seed_of(*keys))
 
 
 class ExactDropout(nn.Module):
-    """Dropout (Srivastava et al. 2014) whose mask is drawn for the whole micro-batch and cut to the rank's share.
+    """Dropout (Srivastava et al. 2014) whose mask is drawn for the whole global batch and cut to the rank's share.
 
     `per_channel` drops whole channels, as nn.Dropout2d does. `share` must be set before each training forward pass. A
     layer that is used twice in one pass draws the same numbers twice. The mask is drawn where the activations are: it
-    is the same on any number of workers, and another one on another kind of device (Philox on CUDA, mt19937 on a CPU).
+    is the same for any number of workers and micro-batches, and another one on another kind of device (Philox on CUDA,
+    mt19937 on a CPU).
     """
 
     share: Share | None
@@ -44,9 +45,9 @@ class ExactDropout(nn.Module):
             raise ValueError("ExactDropout has no share: set it before a forward pass in training mode.")
         share = self.share
         # drawn where x lives: a mask can be as large as the activations
-        source = generator(*self.keys, share.epoch, share.micro_step, device=x.device)
-        shape = (share.size, x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else (share.size, *x.shape[1:])
-        keep = torch.rand(shape, generator=source, device=x.device)[share.lo : share.hi] >= self.p
+        source = generator(*self.keys, share.epoch, share.step, device=x.device)
+        shape = (x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else x.shape[1:]
+        keep = torch.rand((share.group_size, *shape), generator=source, device=x.device)[share.lo : share.hi] >= self.p
         return x * keep.to(x.dtype) / (1 - self.p or 1)  # p = 1 keeps nothing: zeros, as nn.Dropout has it
 
 
