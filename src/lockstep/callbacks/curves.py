@@ -14,15 +14,18 @@ import lightning as L
 import torch
 import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor, nn
 from torch.utils.tensorboard.summary import hparams
 
 from lockstep.callbacks.stop import Stopped
 from lockstep.models.classifier import Classifier
 from lockstep.parallel.randomness import ExactDropout
-from lockstep.run_folder import RunFolder
+from lockstep.run_folder import RunFolder, atomic_file
 
 LAYOUT = {
     "Training": {
@@ -116,6 +119,22 @@ def _content(summary: Any) -> Iterator[Any]:
     content = HParamsPluginData.FromString(data.content)
     yield content
     data.content = content.SerializeToString()
+
+
+def forget_test(folder: RunFolder, step: int) -> None:
+    """Remove what a test after `step` has left in the event files of a run: it was cut off, and is done again."""
+    for path in folder.tensorboard.glob("events.out.tfevents.*"):
+        records = list(RawEventFileLoader(str(path)).Load())
+        kept = [record for record in records if not _is_of_test(Event.FromString(record), step)]
+        if len(kept) < len(records):
+            with atomic_file(path) as file:
+                writer = RecordWriter(file)
+                for record in kept:
+                    writer.write(record)
+
+
+def _is_of_test(event: Any, step: int) -> bool:
+    return event.step == step and any(value.tag.startswith("test") for value in event.summary.value)
 
 
 class _Forward(nn.Module):

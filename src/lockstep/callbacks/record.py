@@ -18,12 +18,16 @@ EVERY_S = 1.0
 
 
 class Record(L.Callback):
-    """Rank 0 keeps status.json at most once a second, and writes a row of metrics.csv per epoch."""
+    """Rank 0 keeps status.json at most once a second, and writes a row of metrics.csv per epoch.
 
-    def __init__(self, folder: RunFolder, *, facts: dict[str, Any], monitor: str | None) -> None:
+    `note` is the reason that the status gives while there is no other.
+    """
+
+    def __init__(self, folder: RunFolder, *, facts: dict[str, Any], monitor: str | None, note: str = "") -> None:
         self._folder = folder
         self._facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
         self._monitor = monitor
+        self._note = note
         self._state = "starting"
         self._next_write = 0.0
         self._epoch_started = time.monotonic()
@@ -89,6 +93,11 @@ class Record(L.Callback):
             self._folder.write_metrics(self._rows)
         self._write(trainer, pl_module, "training", is_urgent=True)
 
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Have the points before a checkpoint on disk first: a run that goes on from there does not log them again."""
+        for logger in trainer.loggers:
+            logger.save()
+
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say so."""
         self._write(trainer, pl_module, "testing", is_urgent=True)
@@ -136,7 +145,7 @@ class Record(L.Callback):
         done = trainer.global_step / total_steps if total_steps else None
         self._folder.write_status(
             state=state,
-            reason=reason,
+            reason=reason or self._note,
             **self._facts,
             epoch=min(trainer.current_epoch + (state in ("training", "validating")), max_epochs),
             max_epochs=max_epochs,
