@@ -129,7 +129,7 @@ def test_a_network_of_the_user_passes_with_the_parameters_it_has(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "lockstep_users.py").write_text(
-        "class Net:\n    def __init__(self, *, in_channels, num_classes, depth): ...\n"
+        "class Net:\n    def __init__(self, *, in_channels, num_classes, depth: int): ...\n"
         "class Grey:\n    def __init__(self, *, num_classes): ...\n"
     )
     (tmp_path / "conf" / "model").mkdir(parents=True)
@@ -137,6 +137,7 @@ def test_a_network_of_the_user_passes_with_the_parameters_it_has(
     (tmp_path / "conf" / "model" / "grey.yaml").write_text("_target_: lockstep_users.Grey\n")
     added = tmp_path / "conf"
     assert faults("model=net", "model.depth=4", added=added) == []
+    assert faults("model=net", "model.depth=deep", added=added) == ["model.depth=deep must be int, as Net has it"]
     assert faults("model=net", "model.dept=4", added=added) == ["unknown key model.dept: did you mean model.depth?"]
     assert faults("model=net", "~model.depth", added=added) == [
         "model.depth is missing: Net needs it, add +model.depth=..."
@@ -244,6 +245,11 @@ FAULTS = {
     "+optimizer.params=1": ["optimizer.params is set by the training itself", "remove it"],
     "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping": ["callbacks.stop.monitor is missing"],
     "+callbacks.timer.duration={_target_: datetime.nope}": ["callbacks.timer.duration._target_=datetime.nope"],
+    "callbacks.pictures.num_images=abc": ["callbacks.pictures.num_images=abc must be int", "Pictures"],
+    "callbacks.pictures.every_n_epochs=0.5": ["callbacks.pictures.every_n_epochs=0.5 must be int | None"],
+    "callbacks.last.filename=3": ["callbacks.last.filename=3 must be"],
+    "logger.tensorboard.default_hp_metric=maybe": ["logger.tensorboard.default_hp_metric=maybe must be bool"],
+    "+optimizer.maximize=2": ["optimizer.maximize=2 must be bool", "SGD"],
     # one setting against another
     "trainer.accumulate_grad_batches=7": ["does not divide global_batch_size="],
     "optimizer.momentum=0": ["optimizer.nesterov=true needs optimizer.momentum above 0"],

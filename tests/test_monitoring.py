@@ -134,9 +134,10 @@ def test_pictures_are_the_same_from_any_number_of_workers(runs: dict[int, RunFol
     assert {path.name for path in runs[3].pictures.iterdir()} == {
         f"{split}_{name}" for split in ("val", "test") for name in PICTURE_FILES
     }
-    images = events(runs[3])
-    assert set(images.Tags()["images"]) == {f"{split}/{name}" for split in ("val", "test") for name in PICTURES}
-    assert [event.step for event in images.Images("val/predictions")] == [10]  # the second of two epochs
+    for split in ("val", "test"):
+        images = events(runs[3], split)
+        assert set(images.Tags()["images"]) == {f"{split}/{name}" for name in PICTURES}
+        assert [event.step for event in images.Images(f"{split}/predictions")] == [10]  # the second of two epochs
 
 
 def test_the_numbers_of_the_confusion_matrix_are_those_of_the_test(runs: dict[int, RunFolder]) -> None:

@@ -1,6 +1,11 @@
 """A run cut after any step and resumed ends with the same bits, the same rows and the same curve."""
 
 import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +13,13 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 from tensorboard.summary.writer import event_file_writer
 
 from lockstep import launch, run_folder, runner
 from lockstep.callbacks.stop import StopTogether
-from lockstep.run_folder import EXIT_STOPPED, RunFolder
-from tests.harness import SMALL, difference, write_run
+from lockstep.run_folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, write_run
 
 RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
 NUM_STEPS = 8  # 4 an epoch
@@ -28,7 +33,9 @@ def train(folder: RunFolder) -> int:
 
 def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
     """Points (step, value) of every scalar in TensorBoard; of speed and memory, which differ, the steps."""
-    read = {split: EventAccumulator(str(folder.curves(split))).Reload() for split in run_folder.CURVES}
+    read = {
+        split: event_accumulator.EventAccumulator(str(folder.curves(split))).Reload() for split in run_folder.CURVES
+    }
     return {
         f"{split} {tag}": [(e.step, 0.0 if tag.startswith("machine/") else e.value) for e in events.Scalars(tag)]
         for split, events in read.items()
@@ -62,6 +69,141 @@ def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"
         assert [row["epoch"] for row in cut.read_metrics()] == ["1", "2"]
         assert curve(cut) == curve(alone), f"cut after the request in step {step}"
+
+
+def shown(folder: RunFolder) -> dict[str, list[int]]:
+    """Steps of every scalar as the server of TensorBoard reads them, which is another reader than that of `curve`."""
+    read = {
+        split: plugin_event_accumulator.EventAccumulator(str(folder.curves(split))).Reload()
+        for split in run_folder.CURVES
+    }
+    return {
+        f"{split} {tag}": [e.step for e in events.Tensors(tag)]
+        for split, events in read.items()
+        for tag in events.Tags()["tensors"]
+        if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"
+    }
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = write_run(tmp_path_factory.mktemp("uncut") / "run", [*RECIPE, CURVES])
+    assert train(folder) == 0
+    return folder
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("hook", "step", "flushes"),
+    [
+        ("on_train_batch_end", 2, True),  # before the first checkpoint
+        ("on_train_epoch_start", 4, False),  # after it
+        ("on_train_batch_end", 6, True),
+        ("on_test_end", 8, True),
+    ],
+)
+def test_a_run_that_is_killed_and_goes_on_has_every_point_of_its_curves_once(
+    uncut: RunFolder, tmp_path: Path, hook: str, step: int, flushes: bool
+) -> None:
+    killed = f"+callbacks.killed={{_target_:tests.callbacks.Killed,hook:{hook},step:{step},flushes:{flushes}}}"
+    folder = write_run(tmp_path / "run", [*RECIPE, CURVES, killed])
+    words = [sys.executable, "-m", "lockstep.runner", str(folder.path), "--task", "train"]
+    for code in (128 + signal.SIGKILL, 0):
+        done = subprocess.run(
+            words, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_S
+        )
+        assert done.returncode == code, done.stdout.decode()
+    assert difference(uncut, folder) == 0
+    assert curve(folder) == curve(uncut)
+    assert shown(folder) == shown(uncut)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that was stopped in its second epoch, after step 6: best.ckpt is of step 4."""
+    folder = write_run(tmp_path_factory.mktemp("stopped") / "run", [*RECIPE, CURVES])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == 5))
+        assert train(folder) == EXIT_STOPPED
+    return folder
+
+
+def copy_of(folder: RunFolder, path: Path) -> RunFolder:
+    return RunFolder(Path(shutil.copytree(folder.path, path)))
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def resumed(folder: RunFolder, *more: str) -> "subprocess.CompletedProcess[str]":
+    words = command(f"resume={folder.path}", *more)
+    return subprocess.run(words, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_best_and_says_so(
+    uncut: RunFolder, stopped: RunFolder, tmp_path: Path, num_workers: int
+) -> None:
+    folder = copy_of(stopped, tmp_path / "run")
+    cut_short(folder.last_checkpoint)
+    done = resumed(folder, f"trainer.devices={num_workers}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = f"{folder.last_checkpoint} is damaged"
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert str(folder.best_checkpoint) in done.stderr
+    status = folder.read_status()
+    assert status["state"] == "finished"
+    assert status["reason"].startswith(said)
+    assert difference(uncut, folder) <= (0 if num_workers == 1 else 1e-9)
+    assert {tag: [step for step, _ in points] for tag, points in curve(folder).items()} == shown(uncut)
+
+
+@pytest.mark.processes
+def test_a_run_without_a_whole_checkpoint_is_left_as_it_is(stopped: RunFolder, tmp_path: Path) -> None:
+    folder = copy_of(stopped, tmp_path / "run")
+    for path in (folder.last_checkpoint, folder.best_checkpoint):
+        cut_short(path)
+
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in folder.path.rglob("[!.]*") if path.is_file()}
+
+    before = content()
+    done = resumed(folder, "trainer.max_epochs=3")
+    assert done.returncode == EXIT_CONFIG
+    assert "Traceback" not in done.stderr
+    fault, end = done.stderr.splitlines()
+    assert fault.startswith(f"config error: {folder.last_checkpoint} is damaged")
+    assert str(folder.best_checkpoint) in fault
+    assert end.startswith("1 fault; nothing was started")
+    assert content() == before
+
+
+@pytest.mark.processes
+def test_a_job_without_a_whole_checkpoint_fails_with_their_names(stopped: RunFolder, tmp_path: Path) -> None:
+    folder = copy_of(stopped, tmp_path / "run")
+    for path in (folder.last_checkpoint, folder.best_checkpoint):
+        cut_short(path)
+    assert runner.do(folder.path, "train") == EXIT_CONFIG
+    assert "last.ckpt is damaged" in folder.failure.read_text()
+    assert folder.read_status()["state"] == "failed"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", [("eval",), ("predict", "val", "--output", "out.csv")])
+def test_a_damaged_checkpoint_is_not_evaluated(stopped: RunFolder, tmp_path: Path, words: tuple[str, ...]) -> None:
+    folder = copy_of(stopped, tmp_path / "run")
+    cut_short(folder.best_checkpoint)
+    tool = str(Path(sys.executable).parent / "lockstep")
+    done = subprocess.run(
+        [tool, words[0], str(folder.path), *words[1:]], cwd=tmp_path, env=environ(), capture_output=True, text=True
+    )
+    assert done.returncode == EXIT_CONFIG
+    (line,) = done.stderr.splitlines()
+    assert f"{folder.best_checkpoint.relative_to(tmp_path)} is damaged" in line
+    assert "--checkpoint last" in line
 
 
 def test_an_epoch_without_validation_shows_none(tmp_path: Path) -> None:
@@ -105,7 +247,7 @@ def test_a_run_of_an_earlier_version_goes_on_in_its_own_curve(tmp_path: Path, mo
         assert train(folder) == EXIT_STOPPED
     time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second they were begun in
     assert train(folder) == 0
-    events = EventAccumulator(str(folder.old_curves)).Reload()
+    events = event_accumulator.EventAccumulator(str(folder.old_curves)).Reload()
     assert [point.step for point in events.Scalars("train/loss")] == [4, 8]
     assert [point.step for point in events.Scalars("train_step/loss")] == list(range(1, 9))
     assert list(folder.path.glob("events.*")) == []

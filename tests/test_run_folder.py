@@ -154,6 +154,65 @@ def test_writers_at_the_same_time_leave_one_whole_text(tmp_path: Path) -> None:
     assert names(tmp_path) == {"file"}
 
 
+WRITE = """
+import sys
+from pathlib import Path
+from lockstep.run_folder import atomic_file
+with atomic_file(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def written_by_another_process(path: Path) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-c", WRITE, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "writing\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(folder: RunFolder) -> None:
+    for path in (folder.last_checkpoint, folder.pictures / "test_mistakes.png", folder.status_file):
+        path.parent.mkdir(exist_ok=True)
+        with written_by_another_process(path) as process:
+            process.kill()
+            process.wait()
+    others = {".lock", ".job", ".notes.12", ".last.ckpt.1.0a1b2c3d.txt", "last.ckpt.1.0a1b2c3d"}
+    for name in others:
+        (folder.path / name).touch()
+    left = [path for path in folder.path.rglob(".*") if path.name not in others]
+    assert len(left) == 3
+    folder.remove_leftovers()
+    assert names(folder.path) == {*others, "checkpoints", "pictures"}
+    assert names(folder.checkpoints) == names(folder.pictures) == set()
+
+
+def test_what_a_live_process_writes_is_no_leftover(folder: RunFolder) -> None:
+    folder.checkpoints.mkdir()
+    with written_by_another_process(folder.last_checkpoint) as process:
+        folder.remove_leftovers()
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait() == 0
+    assert folder.last_checkpoint.read_bytes() == b"half"
+
+
+def test_files_that_are_written_while_leftovers_are_removed_all_arrive(folder: RunFolder) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(lambda: [write_atomically(folder.path / str(i), "") for i in range(2000)])
+        while not written.done():
+            folder.remove_leftovers()
+        written.result()
+    assert names(folder.path) == {str(i) for i in range(2000)}
+
+
 # -- status ------------------------------------------------------------------------------------------------------------
 
 

@@ -404,13 +404,16 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
+    from lockstep import checkpoints, environment, launch, project, supervision, workers
     from lockstep import config as configuration
-    from lockstep import environment, launch, project, supervision, workers
 
     folder = run_folder.find(arguments.run)
     checkpoint = folder.best_checkpoint if arguments.checkpoint == "best" else folder.last_checkpoint
     if not checkpoint.exists():
         raise FileNotFoundError(f"{shown(checkpoint)} is not there: has the run finished an epoch?")
+    if (fault := checkpoints.damage(checkpoint)) is not None:
+        other = "last" if arguments.checkpoint == "best" else "best"
+        raise ValueError(f"{shown(checkpoint)} {fault}: put a copy of it back, or try --checkpoint {other}.")
     saved = configuration.load(folder.config)
     project.enter(TRAIN.parent)
     project.use(folder, saved)

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from lockstep import allocation, signatures, workers
+from lockstep import allocation, annotations, signatures, workers
 from lockstep.data import remote
 from lockstep.run_folder import EXIT_CONFIG, write_atomically
 from lockstep.schema import (
@@ -339,7 +339,7 @@ def _supplied(path: Sequence[str], signature: signatures.Signature) -> tuple[str
 
 
 def _target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, str]]:
-    """(key, fault) of every parameter that is unknown to its target, missing, or not the user's to set."""
+    """(key, fault) of every parameter that is unknown to its target, of another type, missing, or not to be set."""
     for path, value in targets(tree):
         found = section(tree, path)
         if found is not None and found.model_config.get("extra") != "allow":
@@ -361,6 +361,8 @@ def _target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, 
                 yield f"{key}.{k}", f"{key}.{k} is set by the training itself: remove it"
             elif k not in signature.names and not signature.takes_any:
                 yield f"{key}.{k}", unknown_key(tree, [*path, k], groups)
+            elif k in signature.types and not annotations.fits(signature.types[k], value[k]):
+                yield f"{key}.{k}", f"{key}.{k}={shown(value[k])} must be {signature.types[k]}, as {name} has it"
         if not value.get("_partial_") and "_args_" not in value:
             for k in signature.required:
                 if k not in value and k not in supplied:

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -35,6 +36,7 @@ BENCHMARK = "results.json"  # beside the run folders of a benchmark
 CURVES = {"train": "", "val": "validation", "test": "test"}
 CODE = "code"  # what a job runs: its config.yaml files are of no run
 SWEEP = "sweep.json"  # beside the run folders of a sweep
+LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `atomic_file` calls a file before it is whole
 
 
 @contextlib.contextmanager
@@ -45,13 +47,23 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with open(temporary, "xb") as file:
+        with _opened_and_held(temporary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _opened_and_held(temporary: Path) -> BinaryIO:
+    """A new file, locked until it is closed: the kernel lets go of what a killed process wrote."""
+    while True:
+        file = open(temporary, "xb")  # noqa: SIM115
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # taken for a leftover before it was locked
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -405,6 +417,17 @@ class RunFolder:
     def has_job_here(self) -> bool:
         """Whether a job in the background of this machine lives."""
         return _is_held(self.job_lock)
+
+    def remove_leftovers(self) -> None:
+        """Remove what writers left that were killed, in the folder and in those below it: half a checkpoint, say."""
+        for folder, _, names in os.walk(self.path):
+            for name in filter(LEFTOVER.fullmatch, names):
+                with contextlib.suppress(FileNotFoundError), open(Path(folder, name), "r+b", opener=_no_link) as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        continue  # its writer lives
+                    os.unlink(Path(folder, name))
 
     def remove(self) -> None:
         """Remove the run and all in its folder, links themselves only. Hold the lock.

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from lockstep import checkpoints, launch, notification, overrides, project, run_folder, supervision, workers
 from lockstep import config as configuration
-from lockstep import launch, notification, overrides, project, run_folder, supervision, workers
 from lockstep.config import ConfigError
 from lockstep.environment import leave, outer_world, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, shown
@@ -122,6 +122,9 @@ def go_on(folder: RunFolder, *, has_test: bool) -> int:
 
 
 def _begin_again(folder: RunFolder) -> None:
+    """Prepare a run that goes on; needs its lock. Raises ConfigError, nothing changed, if no checkpoint is whole."""
+    checkpoints.chosen(folder, folder.last_checkpoint)
+    folder.remove_leftovers()
     folder.forget_end()
     folder.update_status(state="starting", reason="", host=socket.gethostname(), pid=os.getpid())
 

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +26,10 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from lockstep import checkpoints, workers
 from lockstep import config as configuration
-from lockstep import workers
 from lockstep.checkpoint_io import AtomicCheckpointIO
+from lockstep.checkpoints import Chosen
 from lockstep.data.decode import ImageFault
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources import Splits
@@ -41,7 +43,7 @@ from lockstep.parallel.randomness import seed_of
 from lockstep.parallel.reduce import gather_objects
 from lockstep.run_folder import RunFolder, shown, write_atomically
 from lockstep.schema import Config, ImageFolder
-from lockstep.staging import once_a_node
+from lockstep.staging import once_a_node, together
 
 AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
 COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
@@ -398,6 +400,19 @@ def _allow_tf32(is_on: bool) -> None:
     torch.backends.cudnn.fp32_precision = "none"
     torch.backends.cudnn.allow_tf32 = is_on
     torch.set_float32_matmul_precision("high" if is_on else "highest")
+
+
+def checkpoint(session: Session, asked: Path) -> Chosen:
+    """The checkpoint to load, as rank 0 finds it: `asked`, or another one where that is damaged, which rank 0 tells.
+
+    Every rank must call it. Raises ConfigError on all ranks where none is whole.
+    """
+    found = together(lambda beat: checkpoints.chosen(session.folder, asked) if session.rank == 0 else None)
+    chosen = gather_objects(found)[0]
+    assert chosen is not None
+    if chosen.note and session.rank == 0:
+        print(chosen.note, file=sys.stderr, flush=True)
+    return chosen
 
 
 def image_data(session: Session) -> ImageData:

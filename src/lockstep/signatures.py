@@ -15,12 +15,14 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
+from lockstep import annotations
+
 
 @dataclass(frozen=True)
 class Signature:
     """Names a callable can be given by keyword, those it must be given, and whether it takes any other.
 
-    `types` are the annotations as they are written, of those that have one.
+    `types` are the annotations as they are written, of those that have one; with None where that is the default.
     """
 
     names: tuple[str, ...]
@@ -71,7 +73,17 @@ def _imported(target: str) -> Signature | None:
         return None
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = tuple(p.name for p in named if p.default is p.empty)
-    return Signature(tuple(p.name for p in named), required, any(p.kind == p.VAR_KEYWORD for p in parameters))
+    types = {p.name: _typed(_as_text(p.annotation), p.default is None) for p in named if p.annotation is not p.empty}
+    return Signature(tuple(p.name for p in named), required, any(p.kind == p.VAR_KEYWORD for p in parameters), types)
+
+
+def _as_text(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _typed(annotation: str, is_none: bool) -> str:
+    """The annotation of a parameter, which also takes its default: `size: int = None` takes None."""
+    return f"{annotation} | None" if is_none and not annotations.fits(annotation, None) else annotation
 
 
 def read(target: str) -> Signature | None:
@@ -261,5 +273,15 @@ def _of_function(node: ast.FunctionDef, num_bound: int) -> Signature:
     required += [arg.arg for arg, default in keyword_only if default is None]
     by_keyword = positional[max(num_bound, len(node.args.posonlyargs)) :]
     named = [*by_keyword, *node.args.kwonlyargs]
-    types = {arg.arg: ast.unparse(arg.annotation) for arg in named if arg.annotation is not None}
+    with_default = positional[len(positional) - len(node.args.defaults) :]
+    defaults = dict(zip(with_default, node.args.defaults, strict=True)) | dict(keyword_only)
+    types = {
+        arg.arg: _typed(ast.unparse(arg.annotation), _is_none(defaults.get(arg)))
+        for arg in named
+        if arg.annotation is not None
+    }
     return Signature(tuple(arg.arg for arg in named), tuple(required), node.args.kwarg is not None, types)
+
+
+def _is_none(default: ast.expr | None) -> bool:
+    return isinstance(default, ast.Constant) and default.value is None

@@ -3,6 +3,7 @@
 import functools
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -37,7 +38,8 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         total_steps = config.trainer.max_epochs * data.steps_per_epoch
         module = session.classifier(here, session.image_format(data), total_steps=total_steps, is_trained=True)
         session.refuse_single_values(config, data, module)
-        is_resumed = folder.last_checkpoint.exists()
+        resumed_from = session.checkpoint(here, folder.last_checkpoint)
+        first_step = _next_step(resumed_from.path)
         facts = {
             "name": config.run_name,
             "workers": here.world_size,
@@ -48,7 +50,7 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         if here.rank == 0:
             write_atomically(folder.environment, json.dumps(environment.describe(), indent=1) + "\n")
             if not config.silent:
-                _show_header(here, data, module, is_resumed=is_resumed)
+                _show_header(here, data, module, is_resumed=resumed_from.path is not None)
         callbacks = [configuration.build(section) for section in config.callbacks.values() if section is not None]
         if config.strategy.gradient_dtype == "bfloat16":
             callbacks.append(CompressGradients())
@@ -59,12 +61,13 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
             facts=facts,
             monitor=checkpoint.monitor if checkpoint else None,
             first_step="compiling the network" if config.compile else "",
+            note=resumed_from.note,
         )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
         trainer = session.lightning_trainer(
             here,
             callbacks=[record, *([] if config.silent else [Console(record)]), *callbacks, stop],
-            logger=_loggers(here),
+            logger=_loggers(here, first_step),
             profiler=_profiler(here),
             max_epochs=config.trainer.max_epochs,
             log_every_n_steps=config.trainer.log_every_n_steps,
@@ -73,7 +76,7 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         )
         started = time.monotonic()
         try:
-            trainer.fit(module, data, ckpt_path=folder.last_checkpoint if is_resumed else None, weights_only=True)
+            trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
         except Stopped as stopped:
             record.end(trainer, module, "stopped", stopped.reason, signal=stopped.signal)
             if here.rank == 0:
@@ -86,7 +89,8 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
             return EXIT_STOPPED
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
         if has_test:
-            best = folder.best_checkpoint if checkpoint is not None and folder.best_checkpoint.exists() else None
+            has_best = checkpoint is not None and folder.best_checkpoint.exists()
+            best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
             trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
         if here.rank == 0:
             summary = _summary(here, trainer, module, data, checkpoint, record, used)
@@ -102,18 +106,20 @@ def test(folder: RunFolder, place: World | None, flag: SignalFlag) -> int:
     """Measure a finished run that was trained without its test set, as `train` would have. Returns the exit code."""
     config = configuration.load(folder.config)
     with session.opened(folder, config, place) as here:
+        steps = folder.read_summary()["steps"]
+        has_best = folder.best_checkpoint.exists()
+        checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
         data = session.image_data(here)
         module = session.classifier(here, session.image_format(data), total_steps=1)
         callbacks = [configuration.build(section) for section in config.callbacks.values() if section is not None]
         trainer = session.lightning_trainer(
             here,
             callbacks=[callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)],
-            logger=_loggers(here),
+            logger=_loggers(here, steps + 1),
             enable_checkpointing=False,
         )
         progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress  # counts global_step
-        progress.total.completed = folder.read_summary()["steps"]
-        checkpoint = folder.best_checkpoint if folder.best_checkpoint.exists() else folder.last_checkpoint
+        progress.total.completed = steps
         trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
             folder.write_summary(folder.read_summary() | _tested(module))
@@ -130,19 +136,29 @@ def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelC
     return found[0] if found else None
 
 
-def _loggers(here: Session) -> list[Logger]:
-    """The loggers of the configuration, writing into the run folder; none on other ranks' behalf."""
+def _loggers(here: Session, purge_step: int) -> list[Logger]:
+    """The loggers of the configuration, writing into the run folder; none on other ranks' behalf.
+
+    TensorBoard forgets what earlier sessions wrote from `purge_step` on: these steps are done again.
+    """
     sections = [section for section in here.config.logger.values() if section is not None]
     supplied: dict[str, Any] = {"save_dir": str(here.folder.path)}
     loggers: list[Logger] = []
     for section in sections:
         extra = dict(supplied)
-        if section.target.endswith("TensorBoardLogger") and here.folder.last_checkpoint.exists():
-            # points after the checkpoint belong to steps that will be done again
-            saved = torch.load(here.folder.last_checkpoint, map_location="cpu", weights_only=True, mmap=True)
-            extra["purge_step"] = saved["global_step"] + 1
+        if section.target.endswith("TensorBoardLogger"):
+            # also of a new run: TensorBoard takes the first session mark it meets for no restart, and purges nothing
+            extra["purge_step"] = purge_step
         loggers.append(configuration.build(section, **extra))
     return loggers
+
+
+def _next_step(checkpoint: Path | None) -> int:
+    """The first step that a run does after `checkpoint`; 0, where texts and settings stand, without one."""
+    if checkpoint is None:
+        return 0
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    return saved["global_step"] + 1
 
 
 def _profiler(here: Session) -> Profiler | None:

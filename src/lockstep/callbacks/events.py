@@ -33,11 +33,16 @@ def place(name: str) -> tuple[str, str]:
 
 
 class SplitTensorBoardLogger(TensorBoardLogger):
-    """Writes each metric where `place` says; `writer` are settings of torch's SummaryWriter."""
+    """Writes each metric where `place` says; `writer` are settings of torch's SummaryWriter.
 
-    def __init__(self, save_dir: str, **writer: Any) -> None:
-        super().__init__(save_dir, name="", version="", default_hp_metric=False, **writer)
+    TensorBoard forgets what earlier sessions wrote from `purge_step` on: these steps are done again. So is a test after
+    the step before, which was cut off.
+    """
+
+    def __init__(self, save_dir: str, *, purge_step: int = 0, **writer: Any) -> None:
+        super().__init__(save_dir, name="", version="", default_hp_metric=False, purge_step=purge_step, **writer)
         self._settings = writer
+        self._purge_step = purge_step
         self._others: dict[str, SummaryWriter] = {}
 
     @override
@@ -45,14 +50,16 @@ class SplitTensorBoardLogger(TensorBoardLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         for name, value in metrics.items():
             split, tag = place(name)
-            self._writer(split).add_scalar(tag, value, step)
+            self.writer(split).add_scalar(tag, value, step)
 
-    def _writer(self, split: str) -> SummaryWriter:
+    def writer(self, split: str) -> SummaryWriter:
+        """What writes the event files of a split. Rank 0 only."""
         if split == "train":
             return self.experiment
         if split not in self._others:
             folder = RunFolder(Path(self.save_dir)).curves(split)
-            self._others[split] = SummaryWriter(str(folder), **self._settings)
+            purge_step = max(0, self._purge_step - 1) if split == "test" else self._purge_step
+            self._others[split] = SummaryWriter(str(folder), purge_step=purge_step, **self._settings)
         return self._others[split]
 
     @override

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.tensorboard import SummaryWriter
 
+from lockstep.callbacks.events import SplitTensorBoardLogger
 from lockstep.data.module import ImageData
 from lockstep.data.pixels import Pixels
 from lockstep.models.classifier import Classifier
@@ -98,7 +100,7 @@ class Pictures(L.Callback):
 
         folder = RunFolder(Path(trainer.default_root_dir)).pictures
         folder.mkdir(exist_ok=True)
-        writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        writers = [_writer(logger, split) for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         for path in folder.glob(f"{split}_*"):  # a network without mistakes has no picture of them
             path.unlink()
         _write_confusion(RunFolder(Path(trainer.default_root_dir)), module, split, findings)
@@ -112,6 +114,11 @@ class Pictures(L.Callback):
                     writer.add_image(f"{split}/{name}", _pixels(content), module.global_step, dataformats="HWC")
         for writer in writers:
             _add_curves(writer, split, findings, module)
+
+
+def _writer(logger: TensorBoardLogger, split: str) -> SummaryWriter:
+    """What belongs to a split stands with its curves, and a test that is done again replaces it there."""
+    return logger.writer(split) if isinstance(logger, SplitTensorBoardLogger) else logger.experiment
 
 
 def _write_confusion(folder: RunFolder, module: Classifier, split: str, findings: Findings) -> None:

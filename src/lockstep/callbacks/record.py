@@ -35,13 +35,17 @@ class Record(L.Callback):
     """Rank 0 keeps status.json at most once a second, and writes a row of metrics.csv per epoch.
 
     `first_step` says what the first step takes long for, in words for people; "" where it is like the others.
-    `pace` and `phase` are there for whoever shows the run in the meantime, in this process.
+    `note` is the reason that the status gives while there is no other. `pace` and `phase` are there for whoever shows
+    the run in the meantime, in this process.
     """
 
-    def __init__(self, folder: RunFolder, *, facts: dict[str, Any], monitor: str | None, first_step: str = "") -> None:
+    def __init__(
+        self, folder: RunFolder, *, facts: dict[str, Any], monitor: str | None, first_step: str = "", note: str = ""
+    ) -> None:
         self._folder = folder
         self._facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
         self._monitor = monitor
+        self._note = note
         self._state = "starting"
         self._next_write = 0.0
         self._epoch = 0  # begun last, counted from 1
@@ -127,6 +131,11 @@ class Record(L.Callback):
             self._folder.write_metrics(self._rows)
         self._write(trainer, pl_module, "training", is_urgent=True)
 
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Have the points before a checkpoint on disk first: a run that goes on from there does not log them again."""
+        for logger in trainer.loggers:
+            logger.save()
+
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say so."""
         self._enter("testing", trainer.num_test_batches)
@@ -186,7 +195,7 @@ class Record(L.Callback):
         epoch_left_s, left_s = self.pace.epoch_left_s(now), self.left_s(trainer)
         self._folder.write_status(
             state=state,
-            reason=self._first_step if is_first_step else reason,
+            reason=(self._first_step if is_first_step else reason) or self._note,
             **self._facts,
             # not current_epoch alone: Lightning counts an epoch up after the hooks of its end, where a run may stop
             epoch=min(max(self._epoch, trainer.current_epoch), max_epochs),
