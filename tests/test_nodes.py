@@ -160,6 +160,7 @@ def test_a_frozen_rank_of_another_machine_is_named_by_the_first(two: nodes.Nodes
             os.kill(pid, signal.SIGKILL)
         for process in both.processes:
             process.kill()
+            process.wait()
 
 
 def pods(tmp_path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:

@@ -1,6 +1,7 @@
 """`srun python train.py` on a real SLURM of two nodes: the same numbers, steps side by side, and clear refusals."""
 
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from lockstep import launch
 from lockstep.environment import step_port
 from lockstep.run_folder import RunFolder
-from tests.harness import SMALL, command, difference, write_run
+from tests.harness import ROOT, SMALL, command, difference, write_run
 from tests.slurm import Slurm
 
 pytestmark = pytest.mark.processes
@@ -47,6 +48,17 @@ def test_two_nodes_with_two_tasks_each_train_the_weights_of_one_process(
     largest = difference(alone, latest(tmp_path))
     figure(f"largest difference {largest:.1e}")
     assert largest <= 1e-12
+
+
+def test_a_task_that_is_killed_is_named_with_its_node(slurm: Slurm, tmp_path: Path) -> None:
+    dies = "+callbacks.dies={_target_:tests.callbacks.Dies,how:SIGKILL,rank:1,seed:null}"
+    task = command(*BRIEF, "trainer.num_nodes=2", "strategy.interface=eth0", dies)
+    done = slurm.run("srun", "--nodes=2", *task, cwd=tmp_path, code=None, environ={"PYTHONPATH": str(ROOT)})
+    line = "rank 1 of 2 was ended by SIGKILL on n2 (kill -9, or out of memory)"
+    assert done.returncode == 128 + signal.SIGKILL
+    assert line in done.stderr
+    assert latest(tmp_path).failure.read_text() == f"{line}\n"
+    assert (latest(tmp_path).read_status()["state"], latest(tmp_path).read_status()["reason"]) == ("failed", line)
 
 
 def test_two_steps_of_one_allocation_train_side_by_side(slurm: Slurm, alone: RunFolder, tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def record_death(job: Job, rank: int, world_size: int, code: int) -> None:
 def show_failure(job: Job) -> None:
     """Print the first failure of a job; the status of a run says so too."""
     folder = RunFolder(Path(job.folder))
-    text = folder.failure.read_text().rstrip() if folder.failure.exists() else "a worker failed without a word"
+    text = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else "a worker failed without a word"
     print(text, file=sys.stderr)
     if job.task == "train":
         lines = text.splitlines()
@@ -267,8 +267,8 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
         if lost:
             folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
         folder.record_failure(f"{error}\n" if isinstance(error, OutOfMemory) else text)
-        with open(folder.rank_log(rank), "a") as log:
-            log.write(text)
+        with open(folder.rank_log(rank), "ab") as log:
+            log.write(text.encode(errors="backslashreplace"))
         return EXIT_FAILED
 
 

@@ -370,8 +370,8 @@ class RunFolder:
 
     def record_failure(self, text: str) -> None:
         """Keep the first failure; later ones, mostly its consequences, change nothing."""
-        with contextlib.suppress(FileExistsError), open(self.failure, "x") as file:
-            file.write(text)
+        with contextlib.suppress(FileExistsError), open(self.failure, "xb") as file:
+            file.write(text.encode(errors="backslashreplace"))
 
     def await_failure(self, timeout_s: float) -> None:
         """Return when a failure is on record, or after `timeout_s`: the rank that knew of it may have died."""

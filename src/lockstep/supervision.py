@@ -17,7 +17,7 @@ from types import FrameType
 from typing import NamedTuple, NoReturn
 
 from lockstep import config as configuration
-from lockstep import launch, notification, signals
+from lockstep import launch, notification, signals, vitals
 from lockstep.environment import World
 from lockstep.launch import GRACE_S, Job
 from lockstep.run_folder import EXIT_INTERRUPTED, LIVE_STATES, RunFolder
@@ -110,14 +110,16 @@ def _wait(child: int, memory: mmap.mmap) -> NoReturn:
 
 def _tell(known: Known | None, code: int, *, is_left: bool) -> int:
     """Tell of a process that a signal ended, where people look for it. Returns the exit code."""
+    if is_left:
+        if known is not None:
+            vitals.forget(RunFolder(Path(known.folder)), known.rank)
+        if known is not None and known.task == "train":
+            RunFolder(Path(known.folder)).update_status(state="failed", reason=launch.LEFT)
+        return EXIT_INTERRUPTED
     if known is None:
-        print(f"lockstep: ended by {signal.Signals(-code).name}", file=sys.stderr)
+        signals.say_ended(-code)
         return 128 - code
     job, folder = Job(known.task, known.folder, {}), RunFolder(Path(known.folder))
-    if is_left:
-        if job.task == "train":
-            folder.update_status(state="failed", reason=launch.LEFT)
-        return EXIT_INTERRUPTED
     launch.record_death(job, known.rank, known.world_size, code)
     if known.rank > 0:
         _await_end(folder)  # which rank 0 notices, and tells

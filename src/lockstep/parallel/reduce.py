@@ -17,7 +17,7 @@ def is_distributed() -> bool:
 
 def is_lost_rank(error: BaseException) -> bool:
     """Whether a collective failed because another rank did not come, or broke off; gloo has no error of its own."""
-    texts = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "store")
+    texts = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "timed out waiting")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
     )
