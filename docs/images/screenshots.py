@@ -78,8 +78,9 @@ def take(page: Any, address: str, folder: Path, width: int) -> None:
     tab.locator("main").evaluate("main => main.ownerDocument.scrollingElement.scrollTo(0, 0)")
     page.screenshot(path=folder / f"board_{width}_light.png")
     if width == 1400:
-        colours = Image.open(folder / "board_1400_light.png").convert("RGB").quantize(128, dither=Image.Dither.NONE)
-        colours.save(folder / "board.png", optimize=True)
+        box = tab.locator(".compared").bounding_box()
+        shown = Image.open(folder / "board_1400_light.png").crop((0, 0, width, round(box["y"] + box["height"]) + 12))
+        shown.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(folder / "board.png", optimize=True)
     page.evaluate("document.body.classList.add('dark-mode')")
     tab.locator(".compared").get_by_role("img").last.focus()
     page.keyboard.press("ArrowLeft")
