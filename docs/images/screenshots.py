@@ -90,7 +90,7 @@ def take(page: Any, address: str, folder: Path, width: int) -> None:
     page.screenshot(path=folder / f"board_{width}_dark.png")
     tab.locator(".compared").get_by_role("button", name="Clear").click()
     sweep.click()
-    tab.locator("tbody tr").last.click()
+    tab.locator("tbody tr:not([data-sweep])").last.click()
     tab.get_by_role("heading", name="Confusion matrix").wait_for(timeout=60_000)
     page.wait_for_timeout(3000)
     page.screenshot(path=folder / f"run_{width}_dark.png", full_page=True)
