@@ -6,7 +6,6 @@ into one chart. So a loss stands under the same name in each of the three, and t
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -33,11 +32,11 @@ def place(name: str) -> tuple[str, str]:
 
 
 class SplitTensorBoardLogger(TensorBoardLogger):
-    """Writes each metric where `place` says; `writer` are settings of torch's SummaryWriter."""
+    """Writes each metric where `place` says. Points of earlier sessions from `purge_step` on are no longer shown."""
 
-    def __init__(self, save_dir: str, **writer: Any) -> None:
-        super().__init__(save_dir, name="", version="", default_hp_metric=False, **writer)
-        self._settings = writer
+    def __init__(self, *, save_dir: str, purge_step: int | None = None) -> None:
+        super().__init__(save_dir, name="", version="", default_hp_metric=False, purge_step=purge_step)
+        self._purge_step = purge_step
         self._others: dict[str, SummaryWriter] = {}
 
     @override
@@ -52,7 +51,7 @@ class SplitTensorBoardLogger(TensorBoardLogger):
             return self.experiment
         if split not in self._others:
             folder = RunFolder(Path(self.save_dir)).curves(split)
-            self._others[split] = SummaryWriter(str(folder), **self._settings)
+            self._others[split] = SummaryWriter(str(folder), purge_step=self._purge_step)
         return self._others[split]
 
     @override
