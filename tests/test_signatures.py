@@ -21,6 +21,7 @@ REAL = [
     *(f"lightning.pytorch.loggers.{name}" for name in ("TensorBoardLogger", "CSVLogger", "WandbLogger")),
     "lockstep.data.sources.digits",
     "lockstep.data.folders.image_folder",
+    "lockstep.callbacks.events.SplitTensorBoardLogger",
     "lockstep.models.resnet.ResNet18",
     "lockstep.models.optimizers.cosine",
     "lockstep.models.classifier.Classifier",

@@ -6,7 +6,6 @@ into one chart. So a loss stands under the same name in each of the three, and t
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -33,15 +32,14 @@ def place(name: str) -> tuple[str, str]:
 
 
 class SplitTensorBoardLogger(TensorBoardLogger):
-    """Writes each metric where `place` says; `writer` are settings of torch's SummaryWriter.
+    """Writes each metric where `place` says.
 
     TensorBoard forgets what earlier sessions wrote from `purge_step` on: these steps are done again. So is a test after
     the step before, which was cut off.
     """
 
-    def __init__(self, save_dir: str, *, purge_step: int = 0, **writer: Any) -> None:
-        super().__init__(save_dir, name="", version="", default_hp_metric=False, purge_step=purge_step, **writer)
-        self._settings = writer
+    def __init__(self, *, save_dir: str, purge_step: int = 0) -> None:
+        super().__init__(save_dir, name="", version="", default_hp_metric=False, purge_step=purge_step)
         self._purge_step = purge_step
         self._others: dict[str, SummaryWriter] = {}
 
@@ -59,7 +57,7 @@ class SplitTensorBoardLogger(TensorBoardLogger):
         if split not in self._others:
             folder = RunFolder(Path(self.save_dir)).curves(split)
             purge_step = max(0, self._purge_step - 1) if split == "test" else self._purge_step
-            self._others[split] = SummaryWriter(str(folder), purge_step=purge_step, **self._settings)
+            self._others[split] = SummaryWriter(str(folder), purge_step=purge_step)
         return self._others[split]
 
     @override
