@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from lockstep.cluster import record, scheduler
 from lockstep.environment import leave, num_visible_gpus, outer_world
 from lockstep.launch import GRACE_S
-from lockstep.run_folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder, shown
+from lockstep.run_folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder, quoted
 from lockstep.signals import STOP_SIGNALS
 
 HELD = (*STOP_SIGNALS, signal.SIGUSR2)
@@ -149,7 +149,7 @@ def _refusal(folder: RunFolder, settings: Settings, restarts: int) -> str:
 def _over_limit(folder: RunFolder, settings: Settings, restarts: int) -> str:
     return (
         f"the job was requeued {restarts} times, and cluster.max_requeues={settings.max_requeues} allows no more: "
-        f"go on with lockstep jobs requeue {shown(folder.path)}"
+        f"go on with lockstep jobs requeue {quoted(folder.path)}"
     )
 
 
@@ -201,7 +201,7 @@ def _requeue(folder: RunFolder, job: str, restarts: int) -> None:
         return
     except (OSError, ValueError) as error:
         failure = error
-    reason, code = f"not requeued: {failure}; go on with lockstep jobs requeue {shown(folder.path)}", EXIT_STOPPED
+    reason, code = f"not requeued: {failure}; go on with lockstep jobs requeue {quoted(folder.path)}", EXIT_STOPPED
     if scheduler.is_told_here():
         try:
             if _has_restarted(job, restarts):
