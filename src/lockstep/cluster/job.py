@@ -101,6 +101,7 @@ def take_signals() -> None:
     """
     for number in STOP_SIGNALS:
         signal.signal(number, _pass)
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # SLURM sends it when it ends a job; submitit warns of it, twice
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 
