@@ -1,6 +1,8 @@
 """Arrows point down: what may import what. Imports inside functions count too."""
 
 import ast
+import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,3 +132,18 @@ def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str
     code = f"import sys, lockstep.{name}; print(sorted({{'hydra', 'pydantic', 'yaml', 'numpy'}} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+HINT = re.compile(r"(lockstep (eval|predict|status|stop|board --logdir|jobs \w+)|resume)[ =]$")
+QUOTED = ("run", "where", "job", "record.id", "ids", "live[0].id", "found[0].id")
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name and name != "run_folder"])
+def test_every_hint_of_a_command_has_its_folder_from_the_function_that_quotes(name: str) -> None:
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.JoinedStr):
+            for before, after in itertools.pairwise(node.values):
+                if isinstance(after, ast.FormattedValue) and isinstance(before, ast.Constant):
+                    is_setting = before is node.values[0] and before.value == "resume="  # names what was typed
+                    if HINT.search(str(before.value)) and not is_setting:
+                        assert ast.unparse(after.value).startswith((*QUOTED, "quoted(", "run_folder.quoted("))

@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lockstep import run_folder
 from lockstep.run_folder import (
@@ -400,3 +402,20 @@ def test_readers_of_the_lock_do_not_keep_a_trainer_out(folder: RunFolder) -> Non
         while not looks.done():
             with folder.lock():
                 pass
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "two words", "it's", 'say "no"', "$HOME", "a;b", "-x", "17", "a=b,c", "back\\", "ü"]
+)
+def test_a_hint_names_the_same_folder_to_the_shell_and_to_hydra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name, tmp_path / "outputs" / name):
+        command, word = shlex.split(f"eval {run_folder.quoted(path)}")
+        assert (command, Path(word).absolute()) == ("eval", path)
+        assert not word.startswith("-")
+        python, script, resume = shlex.split(run_folder.resume_command(path))
+        assert (python, script) == ("python", "train.py")
+        override = OverridesParser.create().parse_override(resume)
+        assert Path(str(override.value())).absolute() == path

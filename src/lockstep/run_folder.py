@@ -12,6 +12,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import stat
@@ -509,3 +510,23 @@ def find(name: str) -> RunFolder:
 def shown(path: Path) -> str:
     """A path as a person types it: relative to the current folder where it lies below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def quoted(path: Path) -> str:
+    """A path as a word of a command that a person copies into a shell, whatever characters its name has."""
+    text = shown(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
+def resuming(path: Path) -> str:
+    """The word that goes on with the run in `path`, for the shell and, within, for Hydra: resume=outputs/latest."""
+    text = shown(path)
+    if "/" not in text or re.search(r"[^a-zA-Z0-9_/.+-]", text):
+        # Hydra's quotes, in which a backslash counts only in front of one
+        text = '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
+    return shlex.quote(f"resume={text}")
+
+
+def resume_command(path: Path) -> str:
+    """What goes on with the run in `path`, typed in the current folder."""
+    return f"python train.py {resuming(path)}"

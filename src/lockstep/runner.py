@@ -6,7 +6,6 @@
 import argparse
 import contextlib
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -21,7 +20,7 @@ from lockstep import checkpoints, launch, notification, overrides, project, run_
 from lockstep import config as configuration
 from lockstep.config import ConfigError
 from lockstep.environment import leave, outer_world, without_secrets
-from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, shown
+from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, resume_command, resuming, shown
 from lockstep.schema import Config
 from lockstep.signals import STOP_SIGNALS, SignalList
 
@@ -46,7 +45,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test
             folder = RunFolder(chosen.resolve())
         held.enter_context(locked(folder))
         if folder.config.exists():
-            raise ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
+            raise ConfigError([f"{chosen} holds a run already: go on with it by {resuming(folder.path)}"])
         save(folder, scaled, typed)
         return folder
 
@@ -161,7 +160,7 @@ def _train(
         if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
         run = shown(folder.path)
-        options = {"command": f"python train.py resume={shlex.quote(run)}", "has_test": has_test}
+        options = {"command": resume_command(folder.path), "has_test": has_test}
         job = launch.Job("train", str(folder.path), options)
         if has_workers:
             if not config.silent:

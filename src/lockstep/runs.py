@@ -7,8 +7,6 @@ import csv
 import hashlib
 import json
 import os
-import re
-import shlex
 import threading
 import time
 from collections import Counter
@@ -17,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep import run_folder
 from lockstep.run_folder import CODE, ENDED_STATES, LIVE_STATES, SWEEP, RunFolder, shown
 
 DEPTH = 6  # folders below the root that are searched
@@ -191,12 +190,7 @@ def resume_command(found: Found) -> str | None:
     folder = found.folder
     if look(found)["state"] not in ("stopped", "failed", "no signal") or not folder.last_checkpoint.is_file():
         return None
-    path = folder.path.relative_to(Path.cwd()) if folder.path.is_relative_to(Path.cwd()) else folder.path
-    text = str(path)
-    if "/" not in text or re.search(r"[^a-zA-Z0-9_/.+-]", text):
-        # Hydra's quotes, in which a backslash counts only in front of one
-        text = '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
-    return f"python train.py {shlex.quote(f'resume={text}')}"
+    return run_folder.resume_command(folder.path)
 
 
 def _overrides(folder: RunFolder) -> list[str]:

@@ -21,7 +21,7 @@ from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.data.module import ImageData
 from lockstep.environment import World
 from lockstep.models.classifier import Classifier
-from lockstep.run_folder import EXIT_STOPPED, RunFolder, shown, write_atomically
+from lockstep.run_folder import EXIT_STOPPED, RunFolder, quoted, shown, write_atomically
 from lockstep.session import Session
 from lockstep.signals import SignalFlag
 from lockstep.terminal import duration, show_table
@@ -255,7 +255,7 @@ def _show_header(here: Session, data: ImageData, module: Classifier, *, is_resum
 
 
 def _show_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
-    run = shown(folder.path)
+    run = quoted(folder.path)
     rows: list[tuple[str, str]] = []
     if summary["test_accuracy"] is not None:
         rows.append(("test accuracy", f"{summary['test_accuracy']:.4f} on {summary['test_images']:,} images"))

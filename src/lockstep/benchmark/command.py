@@ -121,7 +121,7 @@ class Benchmark:
         def left(then_s: float) -> Callable[[float], float]:
             return lambda used_s: max(0.0, then_s - used_s) + left_s
 
-        command = f"python train.py resume={shown(folder.path)}"
+        command = run_folder.resume_command(folder.path)
         train = Job("train", str(folder.path), {"command": command, "has_test": True})
         probe_s = self._settings.probe_s + START_S
         code = self._do(train, place, head, left(self._settings.budget_s + START_S + probe_s))
@@ -184,7 +184,7 @@ class Benchmark:
             "environment": best["name"],
             "checkpoint": BEST,
             "val_accuracy": best["val_accuracy"],
-            "command": f"lockstep eval {shlex.quote(shown(folder.path))}",
+            "command": f"lockstep eval {run_folder.quoted(folder.path)}",
         }
         if self._flag.received:
             return kept

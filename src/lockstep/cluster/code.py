@@ -10,7 +10,7 @@ from pathlib import Path
 from lockstep import environment
 from lockstep.config import ConfigError, targets, to_tree
 from lockstep.environment import ROOT
-from lockstep.run_folder import shown
+from lockstep.run_folder import quoted, shown
 from lockstep.schema import Config
 from lockstep.watching.cells import size
 
@@ -53,7 +53,9 @@ def needed(config: Config, root: Path = ROOT) -> list[Path]:
         left_out = {package, f"{package}.py"} & {entry.name for entry in root.iterdir()}
         if left_out and not left_out & there:
             key, what = ".".join(path), f"{package} beside train.py is not copied for a job, because git ignores it"
-            faults.append(f"{key}._target_={section['_target_']}: {what}: see git check-ignore -v {root / package}")
+            faults.append(
+                f"{key}._target_={section['_target_']}: {what}: see git check-ignore -v {quoted(root / package)}"
+            )
     if faults:
         raise ConfigError(faults)
     return found

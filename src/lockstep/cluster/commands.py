@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -16,7 +15,7 @@ from rich.text import Text
 from lockstep import output
 from lockstep.cluster import jobs, record, scheduler
 from lockstep.cluster.jobs import Job
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder, shown, to_json
+from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder, quoted, resuming, shown, to_json
 from lockstep.runs import Found
 from lockstep.terminal import duration, printable, show_table, terminal
 from lockstep.watching import cells, pruning
@@ -154,7 +153,7 @@ def _show(found: list[Job], arguments: argparse.Namespace) -> int:
 
 def _show_one(job: Job) -> None:
     read, scheduled, facts = job.record, job.scheduled, job.facts
-    run = shlex.quote(shown(job.folder.path))
+    run = quoted(job.folder.path)
     set_ = {key: value for key, value in read.cluster.items() if value not in (None, [], "") and key != "name"}
     rows: list[tuple[str, str | Text]] = [
         ("state", Text(job.state, style=_style(job.state))),
@@ -325,7 +324,7 @@ def _requeue(found: list[Job], arguments: argparse.Namespace) -> int:
         if job.is_live:
             raise ValueError(f"job {job.id} is {job.state}: only one that has ended can be requeued.")
         if job.exit_code == 0:
-            raise ValueError(f"job {job.id} is through: train longer with resume={shown(job.folder.path)}.")
+            raise ValueError(f"job {job.id} is through: train longer with {resuming(job.folder.path)}.")
     for job in found:
         print(f"Job {job.id} {_put_back(job)}.", flush=True)
     return 0

@@ -19,7 +19,7 @@ from lockstep import supervision
 from lockstep.cluster import record, scheduler
 from lockstep.environment import leave, num_visible_gpus, outer_world
 from lockstep.launch import GRACE_S
-from lockstep.run_folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder, shown
+from lockstep.run_folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder, quoted
 from lockstep.signals import STOP_SIGNALS
 
 HELD = (*STOP_SIGNALS, signal.SIGUSR2)
@@ -103,6 +103,7 @@ def take_signals() -> None:
     """
     for number in STOP_SIGNALS:
         signal.signal(number, _pass)
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # SLURM sends it when it ends a job; submitit warns of it, twice
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 
@@ -151,7 +152,7 @@ def _refusal(folder: RunFolder, settings: Settings, restarts: int) -> str:
 def _over_limit(folder: RunFolder, settings: Settings, restarts: int) -> str:
     return (
         f"the job was requeued {restarts} times, and cluster.max_requeues={settings.max_requeues} allows no more: "
-        f"go on with lockstep jobs requeue {shown(folder.path)}"
+        f"go on with lockstep jobs requeue {quoted(folder.path)}"
     )
 
 
@@ -203,7 +204,7 @@ def _requeue(folder: RunFolder, job: str, restarts: int) -> None:
         return
     except (OSError, ValueError) as error:
         failure = error
-    reason, code = f"not requeued: {failure}; go on with lockstep jobs requeue {shown(folder.path)}", EXIT_STOPPED
+    reason, code = f"not requeued: {failure}; go on with lockstep jobs requeue {quoted(folder.path)}", EXIT_STOPPED
     if scheduler.is_told_here():
         try:
             if _has_restarted(job, restarts):

@@ -1,7 +1,6 @@
 """Runs are prepared, their code is frozen, and they are handed to a scheduler, which has them from then on."""
 
 import contextlib
-import shlex
 import shutil
 import socket
 import time
@@ -15,7 +14,7 @@ from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.job import Settings
 from lockstep.cluster.record import Record
 from lockstep.config import ConfigError
-from lockstep.run_folder import RunFolder, shown
+from lockstep.run_folder import RunFolder, quoted, resuming, shown
 from lockstep.schema import Config
 from lockstep.terminal import show_table
 from lockstep.workers import Workers
@@ -136,7 +135,7 @@ def submit_all(
 def again(folder: RunFolder, job: Record) -> Record:
     """Submit the rest of a run as it was submitted before, with the code of that time. Raises ConfigError."""
     if not Path(job.code).is_dir():
-        raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: use resume={shown(folder.path)}"])
+        raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: use {resuming(folder.path)}"])
     tree = configuration.to_tree(configuration.load(folder.config)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(tree)
     faults = [*workers.faults(config), *allocation.faults(config)]  # the rest was checked, and is that code's business
@@ -179,7 +178,7 @@ def refuse_live(folder: RunFolder) -> None:
 def _need_empty(chosen: Path) -> None:
     """Raise ConfigError for a folder with files of somebody else: a run has all of its folder, and goes with it."""
     if RunFolder(chosen).config.exists():
-        raise ConfigError([f"{chosen} holds a run already: go on with it by resume={chosen}"])
+        raise ConfigError([f"{chosen} holds a run already: go on with it by {resuming(chosen)}"])
     if chosen.is_dir() and any(chosen.iterdir()):
         raise ConfigError([f"hydra.run.dir={chosen} is not empty: choose a new folder, {chosen}/run for example"])
 
@@ -259,7 +258,7 @@ def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1) -> 
 def _show(folder: RunFolder, job: Record, config: Config) -> None:
     if config.silent:
         return
-    run = shlex.quote(shown(folder.path))
+    run = quoted(folder.path)
     rows = [
         ("job", job.id),
         ("workers", _described(workers.found(config))),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lockstep.cluster import jobs, submission
 from lockstep.config import ConfigError
-from lockstep.run_folder import LIVE_STATES, RunFolder, shown
+from lockstep.run_folder import LIVE_STATES, RunFolder, quoted, shown
 from lockstep.schema import Config
 from lockstep.sweeps import views
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
@@ -64,7 +64,7 @@ def _name(config: Config) -> str:
 
 def _next(ledger: Ledger, num_submitted: int, num_live: int, array: str) -> str:
     """What was submitted, and what there is to be typed now."""
-    where = shown(ledger.path)
+    where = quoted(ledger.path)
     if num_submitted:
         plural = "s" if num_submitted > 1 else ""
         text = f"Submitted {num_submitted} trial{plural} as job {array}. The same command shows how far they are."

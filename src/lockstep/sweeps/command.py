@@ -9,7 +9,7 @@ from lockstep import config as configuration
 from lockstep import environment, project
 from lockstep.cluster import jobs, submission
 from lockstep.config import ConfigError, leaves
-from lockstep.run_folder import LIVE_STATES, RunFolder, shown, write_atomically
+from lockstep.run_folder import LIVE_STATES, RunFolder, quoted, shown, write_atomically
 from lockstep.schema import Config
 from lockstep.sweeps import devices, views
 from lockstep.sweeps.course import Course, Source
@@ -211,9 +211,10 @@ def _refuse_live(ledger: Ledger) -> None:
     on_their_way = {job.folder.path for job in found if job.is_live}
     for trial in ledger.trials:
         if trial.folder.path.resolve() in on_their_way:
-            where = shown(ledger.path)
+            what = f"trial {trial.number} of {shown(ledger.path)} is a job that waits or runs"
+            where = quoted(ledger.path)
             cure = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
-            raise ConfigError([f"trial {trial.number} of {where} is a job that waits or runs: {cure}"])
+            raise ConfigError([f"{what}: {cure}"])
         if trial.state in LIVE_STATES:
             raise ConfigError(
                 [f"{shown(trial.folder.path)} is being trained by another process: stop it first, or wait for its end"]

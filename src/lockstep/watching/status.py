@@ -1,12 +1,11 @@
 """`lockstep status`: one run, with what can be done next."""
 
-import shlex
 import time
 from typing import Any
 
 from rich.text import Text
 
-from lockstep.run_folder import LIVE_STATES, RunFolder, shown, to_json
+from lockstep.run_folder import LIVE_STATES, RunFolder, quoted, resume_command, shown, to_json
 from lockstep.runs import look_at
 from lockstep.terminal import duration, printable, show_table, terminal
 from lockstep.watching import cells
@@ -84,8 +83,7 @@ def _place(facts: dict[str, Any], folder: RunFolder) -> list[tuple[str, str | Te
 
 def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
     """What a person does next, and the command for it."""
-    run, state = shlex.quote(shown(folder.path)), facts["state"]
-    resume = f"python train.py resume={run}"
+    run, state, resume = quoted(folder.path), facts["state"], resume_command(folder.path)
     if state == "stopping":
         return "then go on", resume
     if state in LIVE_STATES:
@@ -95,5 +93,5 @@ def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
     if state == "not started":
         return ("look", f"lockstep jobs show {run}") if folder.job_file.is_file() else ("start", resume)
     if state == "broken":
-        return "look", f"cat {run}/status.json"
+        return "look", f"cat {quoted(folder.status_file)}"
     return ("go on" if folder.last_checkpoint.exists() else "try again"), resume
