@@ -414,6 +414,11 @@ def test_hostile_names_do_nothing_anywhere(tmp_path: Path) -> None:
     assert not any("\x1b" in note for note in results.notes(records))
 
 
+@pytest.mark.parametrize(("value", "text"), [(0.0043, "0.0043"), (0.21, "0.21"), (1.5, "1.50"), (1234.5, "1,234")])
+def test_seconds_have_three_digits(value: float, text: str) -> None:
+    assert results.seconds(value) == text
+
+
 def test_a_narrow_terminal_gets_the_table_below_each_other() -> None:
     records = [record("cpu", ONE, 10), record("two", TWO, 5)]
     wide, narrow = results.table(records, 200), results.table(records, 60)

@@ -60,7 +60,7 @@ def test_the_terminal_shows_one_voice_without_noise(trained: RunFolder) -> None:
     start, title, *_ = text.splitlines()
     assert start.startswith("Starting 2 workers for outputs/")
     assert title == "Lockstep: ResNet18 on digits"
-    assert len(re.findall(r"^ +\d/2 ", text, re.MULTILINE)) == 2
+    assert len(re.findall(r"^ +\d/2 +\d", text, re.MULTILINE)) == 2
     assert "\x1b" not in text
     assert "\r" not in text
     for noise in ("Warning", "warn", "GPU available", "Tip", "`Trainer"):

@@ -200,6 +200,23 @@ def test_the_status_of_the_latest_run_says_it_all(tmp_path: Path, lockstep: Any)
     assert json.loads(lockstep("status", "--json").out)["path"] == str(folder.path)
 
 
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_a_status_on_a_narrow_terminal_breaks_no_word_and_no_bar(tmp_path: Path, columns: int) -> None:
+    run(
+        tmp_path / "it",
+        state="training",
+        host="node07",
+        percent=100.0,
+        reason="a reason of more than a few words, as long as this",
+    )
+    lines, _ = seen(columns, "status", "it")
+    assert max(map(len, lines)) <= columns
+    text = " ".join("\n".join(lines).split())
+    assert "a reason of more than a few words, as long as this" in text
+    assert re.search(r"━+ 100.0 %", text)
+    assert "lockstep stop it" in text
+
+
 def test_a_long_epoch_has_a_time_left_of_its_own(tmp_path: Path, lockstep: Any) -> None:
     run(tmp_path / "it", state="training", host="node07", epoch=1, epoch_s=None, epoch_remaining_s=400.0)
     rows = rows_of(lockstep("status", "it").out)

@@ -193,6 +193,8 @@ def _cells(r: Record, times: float | None) -> list[str]:
 
 def seconds(value: float) -> str:
     """Seconds to three digits, without their unit."""
+    if value < 1:
+        return f"{value:.3g}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

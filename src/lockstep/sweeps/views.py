@@ -167,6 +167,9 @@ def _lines(found: Table, rows: Sequence[Row], width: int | None, *, is_live: boo
             wide.pop(name, None)
     while is_too_wide() and max((wide[key] for key in found.keys), default=0) > LEAST:
         wide[max(found.keys, key=lambda key: wide[key])] -= 1
+    for key in reversed(found.keys):
+        if is_too_wide():
+            del wide[key]
     lines = [[Text(cut(heads[name], wide[name]), style="bold") for name in wide]]
     for number, row in enumerate(rows):
         style = STYLES.get(row.state, "")

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from rich.console import Console as Terminal
 from rich.text import Text
 
 from lockstep.run_folder import LIVE_STATES, RunFolder, quoted, resume_command, shown, to_json
@@ -10,7 +11,8 @@ from lockstep.runs import look_at
 from lockstep.terminal import duration, printable, show_table, terminal
 from lockstep.watching import cells
 
-BAR = 32
+BAR = (4, 32)  # least and most letters
+BESIDE_BAR = 26  # letters of the name before it and the number behind it
 
 
 def show(folder: RunFolder, *, is_json: bool) -> int:
@@ -20,12 +22,12 @@ def show(folder: RunFolder, *, is_json: bool) -> int:
         del facts["id"]
         print(to_json(facts | {"path": str(folder.path)}))
         return 0
-    rows = _progress(facts, has_bar=terminal().is_terminal) + _place(facts, folder) + [_next(facts, folder)]
+    rows = _progress(facts, terminal()) + _place(facts, folder) + [_next(facts, folder)]
     show_table(printable(facts.get("name", folder.path.name)), [row for row in rows if row[1]])
     return 0
 
 
-def _progress(facts: dict[str, Any], *, has_bar: bool) -> list[tuple[str, str | Text]]:
+def _progress(facts: dict[str, Any], out: Terminal) -> list[tuple[str, str | Text]]:
     state, is_live = facts["state"], facts["state"] in LIVE_STATES
     steps = f", step {facts['step']:,}" if "step" in facts else ""
     steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
@@ -38,7 +40,7 @@ def _progress(facts: dict[str, Any], *, has_bar: bool) -> list[tuple[str, str | 
     rows: list[tuple[str, str | Text]] = [
         ("state", Text(state, style=cells.STYLES[state])),
         ("reason", printable(facts.get("reason", "")) or _silence(facts)),
-        ("progress", _bar(facts["percent"], has_bar=has_bar) if "percent" in facts else ""),
+        ("progress", _bar(facts["percent"], out) if "percent" in facts else ""),
         ("epoch", f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}{inside}" if "epoch" in facts else ""),
         ("time", used + left),
         ("speed", ", ".join(speed)),
@@ -48,12 +50,14 @@ def _progress(facts: dict[str, Any], *, has_bar: bool) -> list[tuple[str, str | 
     return rows + [(printable(name), cells.number(value)) for name, value in facts["metrics"].items()]
 
 
-def _bar(percent: float, *, has_bar: bool) -> Text:
+def _bar(percent: float, out: Terminal) -> Text:
     """How far it is; only the number in a log."""
-    if not has_bar:
+    if not out.is_terminal:
         return Text(f"{percent:.1f} %")
-    done = round(BAR * min(max(percent, 0), 100) / 100)
-    return Text.assemble(("━" * done, "cyan"), ("─" * (BAR - done), "dim"), f"  {percent:.1f} %")
+    least, most = BAR
+    size = max(least, min(most, out.width - BESIDE_BAR))
+    done = round(size * min(max(percent, 0), 100) / 100)
+    return Text.assemble(("━" * done, "cyan"), ("─" * (size - done), "dim"), f"  {percent:.1f} %")
 
 
 def _silence(facts: dict[str, Any]) -> str:
