@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from lockstep import config as configuration
 from lockstep import environment, overrides
 from lockstep.config import DEFAULT, ConfigError, Source, checked, composed
-from lockstep.schema import KNOWN, Config, OpenPartial, fields
+from lockstep.schema import KNOWN, Config, OpenPartial, Strategy, Trainer, fields
 from tests.harness import ROOT, command, environ
 
 GROUPS = overrides.groups(configuration.CONF)
@@ -440,11 +440,92 @@ def test_a_resume_refuses_another_run_with_every_fault() -> None:
     with pytest.raises(ConfigError) as caught:
         resumed(saved, "resume=x", *texts)
     found = caught.value.faults
-    starts = ["data._target_=", "optimizer.lr=0.2 cannot change on resume, this run has 0.1: leave it out", "seed=1 "]
+    starts = ["seed=1 ", "data._target_=", "optimizer.lr=0.2 cannot change on resume, this run has 0.1: leave it out"]
     starts += ["trainer.limit_train_batches=3 ", "trainer.loads=[1,1] has 2 entries for 1 worker"]
     assert len(found) == len(starts)
     for fault, start in zip(found, starts, strict=True):
         assert fault.startswith(start)
+
+
+FREE_SECTIONS = ("cluster", "launcher", "logger", "notify", "sweep")
+FREE_KEYS = {
+    *("compile", "dry_run", "eval_batch_size", "flip_test", "name", "resume", "search", "silent"),
+    *(f"data.{key}" for key in ("cache", "copy_remove", "copy_to", "download", "memory", "num_workers")),
+    *(f"strategy.{key}" for key in ("bucket_size_mib", "interface", "name", "process_group_backend", "timeout_s")),
+    "strategy.variables",
+    *(
+        f"trainer.{key}"
+        for key in ("check_val_every_n_epoch", "deterministic", "devices", "loads", "log_every_n_steps")
+    ),
+    *(f"trainer.{key}" for key in ("max_epochs", "max_time_s", "memory_format", "num_nodes", "profiler")),
+}
+
+
+def keys_of(config: Config) -> dict[str, Any]:
+    return dict(configuration.leaves(configuration.to_tree(config), ""))
+
+
+def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
+    """A new key is frozen until it is listed; the configurations together have every key there is."""
+    free, seen = set(), set()
+    data = ("digits", "fashion_mnist", "image_folder", "synthetic")
+    for option, scheduler in zip(data, ("one_cycle_linear", "cosine", "constant", "cosine"), strict=True):
+        optimizer = "adamw" if option == "digits" else "sgd"
+        texts = [f"data={option}", f"scheduler={scheduler}", f"optimizer={optimizer}"]
+        config = config_of(*texts, *(["data.root=x"] if option == "image_folder" else []))
+        tree = configuration.to_tree(config)
+        found = {key for key in keys_of(config) if not key.startswith("callbacks.")}
+        free |= {key for key in found if overrides.is_free_on_resume(key, tree)}
+        seen |= found
+    known = {name for part in (*KNOWN.values(), Trainer, Strategy) for name in fields(part)}
+    assert known <= {key.rpartition(".")[2] for key in seen}
+    assert {key for key in free if key.partition(".")[0] not in FREE_SECTIONS} == FREE_KEYS
+    assert {key for key in seen if key.partition(".")[0] in FREE_SECTIONS} <= free
+
+
+@pytest.mark.parametrize(
+    ("texts", "fault"),
+    [
+        (
+            ["trainer.gradient_clip_norm=1"],
+            "trainer.gradient_clip_norm=1 cannot change on resume, this run has null:",
+        ),
+        (["trainer.precision=float32"], "trainer.precision=float32 cannot change on resume, this run has auto:"),
+        (["trainer.limit_val_batches=2"], "trainer.limit_val_batches=2 cannot"),
+        (
+            ["strategy.gradient_dtype=bfloat16"],
+            "strategy.gradient_dtype=bfloat16 cannot change on resume, this run has",
+        ),
+        (["callbacks=ema"], "callbacks.ema._target_=lockstep.callbacks.average.AveragedWeights cannot"),
+        (
+            ["callbacks=early_stopping"],
+            "callbacks.early_stopping._target_=lightning.pytorch.callbacks.EarlyStopping cannot",
+        ),
+        (
+            ["callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"],
+            "callbacks.checkpoint.monitor=val/loss",
+        ),
+        (
+            ["callbacks.checkpoint=null"],
+            "callbacks.checkpoint._target_=null cannot change on resume, this run has light",
+        ),
+        (["+callbacks.last.monitor=val/loss", "+callbacks.last.mode=min"], "callbacks.last.monitor=val/loss cannot"),
+    ],
+)
+def test_a_resume_refuses_what_changes_weights_or_the_choice_of_the_best(texts: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resumed(config_of(), "resume=x", *texts)
+    assert caught.value.faults[0].startswith(fault)
+    assert caught.value.faults[0].endswith("leave it out, or start a new run")
+
+
+def test_a_key_of_ones_own_data_is_frozen_though_ours_of_that_name_is_free() -> None:
+    tree = {"data": {"_target_": "mine.images", "memory": "auto", "num_workers": 2, "cache": "x"}}
+    assert [overrides.is_free_on_resume(f"data.{key}", tree) for key in ("memory", "num_workers", "cache")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_resume_takes_the_whole_command_again() -> None:

@@ -26,7 +26,9 @@ def test_the_images_of_an_epoch_count_when_the_gpu_has_computed_them(
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     record = Record(RunFolder(tmp_path), facts={}, monitor=None)
-    trainer: Any = SimpleNamespace(is_last_batch=is_last_batch, is_global_zero=False, num_training_batches=2)
+    trainer: Any = SimpleNamespace(
+        is_last_batch=is_last_batch, is_global_zero=False, num_training_batches=2, current_epoch=0
+    )
     module: Any = SimpleNamespace(device=torch.device("cuda", 1))
     record.on_train_epoch_start(trainer, module)
     share = SimpleNamespace(size=100, micro_step=0)

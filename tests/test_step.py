@@ -160,7 +160,7 @@ def test_the_cures_of_a_bad_loss_are_none_the_run_has_and_stand_before_the_sampl
 ) -> None:
     """A resume cannot take them, and a table shows no more than the beginning."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(9, 4))
-    nn.init.constant_(net[1].weight, float("nan"))
+    nn.init.constant_(next(net.parameters()), float("nan"))
     with pytest.raises(NonFiniteLoss) as caught:
         fitted(L.Callback(), clip_norm=clip_norm, net=net, uses_bfloat16=uses_bfloat16)
     before, _, after = str(caught.value).partition(f"In a new run {cures} may help; nothing of this step was applied. ")

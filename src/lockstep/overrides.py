@@ -3,7 +3,7 @@
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,23 +33,59 @@ from lockstep.config import (
     to_tree,
     unknown_key,
 )
-from lockstep.schema import Config
+from lockstep.schema import FALLBACK, Config, fields, section
 
-# a resumed run must go on with the same mathematics
-FROZEN_ON_RESUME = (
-    "data",
-    "model",
-    "optimizer",
-    "scheduler",
-    "augment",
-    "seed",
-    "label_smoothing",
-    "global_batch_size",
-    "scale_with_workers",
-    "trainer.accumulate_grad_batches",
-    "trainer.limit_train_batches",
-    "trainer.overfit_batches",
+# what a resume may change, sections with all below them; everything else is the mathematics of the run, and frozen
+FREE_ON_RESUME = (
+    # where it is computed, and how fast
+    "compile",
+    "eval_batch_size",
+    "data.cache",
+    "data.copy_remove",
+    "data.copy_to",
+    "data.download",
+    "data.memory",
+    "data.num_workers",
+    "strategy.bucket_size_mib",
+    "strategy.interface",
+    "strategy.name",
+    "strategy.process_group_backend",
+    "strategy.timeout_s",
+    "strategy.variables",
+    "trainer.deterministic",
+    "trainer.devices",
+    "trainer.loads",
+    "trainer.memory_format",
+    "trainer.num_nodes",
+    # how long
+    "trainer.max_epochs",
+    "trainer.max_time_s",
+    # what is watched and told
+    "flip_test",
+    "logger",
+    "name",
+    "notify",
+    "silent",
+    "trainer.check_val_every_n_epoch",
+    "trainer.log_every_n_steps",
+    "trainer.profiler",
+    # of the command
+    "cluster",
+    "dry_run",
+    "launcher",
+    "resume",
+    "search",
+    "sweep",
 )
+# callbacks that may come, go and change on a resume: they only look on, or end a training
+FREE_CALLBACKS = (
+    "lightning.pytorch.callbacks.DeviceStatsMonitor",
+    "lightning.pytorch.callbacks.LearningRateMonitor",
+    "lightning.pytorch.callbacks.Timer",
+    "lockstep.callbacks.curves.Curves",
+    "lockstep.callbacks.pictures.Pictures",
+)
+CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"  # free where it does not choose the best weights
 # where a run is trained is a matter of the command, not of the run
 OF_THE_COMMAND = ("cluster", "dry_run")
 # each environment of a benchmark says these
@@ -62,8 +98,6 @@ SET_BY_ENVIRONMENTS = (
     "trainer.loads",
     "trainer.max_time_s",
 )
-# where files are read, not what is in them
-FREE_ON_RESUME = ("data.copy_to", "data.copy_remove")
 EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
 OF_THE_WHOLE = (
     "launcher",
@@ -464,17 +498,36 @@ def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -
 
 def _changes(saved: dict[str, Any], tree: dict[str, Any]) -> list[str]:
     """A fault for every frozen key that has another value than in the saved run."""
-    faults = []
-    for name in FROZEN_ON_RESUME:
-        path = name.split(".")
-        before, after = dict(leaves(at(saved, path), name)), dict(leaves(at(tree, path), name))
-        changed = [
-            key for key in {**before, **after} if before.get(key) != after.get(key) and key not in FREE_ON_RESUME
-        ]
-        other_target = [key for key in changed if key.endswith("_target_")]
-        for key in other_target or changed:
-            faults.append(
-                f"{key}={shown(after.get(key))} cannot change on resume, this run has {shown(before.get(key))}: "
-                "leave it out, or start a new run"
-            )
-    return faults
+    before, after = (dict(_said(part)) for part in (saved, tree))
+    changed = [
+        key
+        for key in {**before, **after}
+        if before.get(key) != after.get(key) and not (is_free_on_resume(key, saved) and is_free_on_resume(key, tree))
+    ]
+    # of a section with another target no other key is told
+    replaced = tuple(key.removesuffix("_target_") for key in changed if key.endswith("._target_"))
+    return [
+        f"{key}={shown(after.get(key))} cannot change on resume, this run has {shown(before.get(key))}: "
+        "leave it out, or start a new run"
+        for key in changed
+        if not key.startswith(replaced) or key.removesuffix("_target_") in replaced
+    ]
+
+
+def _said(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What a configuration says: an empty section says nothing, nor does `_partial_: false`, which is so without it."""
+    for key, value in leaves(tree, ""):
+        if value != {} and not (key.endswith("._partial_") and value is False):
+            yield key, value
+
+
+def is_free_on_resume(key: str, tree: dict[str, Any]) -> bool:
+    """Whether a resume may change the value at `key` of a configuration."""
+    path = key.split(".")
+    if path[0] == "callbacks":
+        callback = at(tree, path[:2])
+        target = callback.get("_target_") if isinstance(callback, dict) else None
+        return target in (None, *FREE_CALLBACKS) or (target == CHECKPOINT and callback.get("monitor") is None)
+    if path[0] in FALLBACK and path[-1] not in fields(section(tree, path[:1]) or Config):
+        return False  # a key of the user's own that has the name of one of ours
+    return any(".".join(path[:depth]) in FREE_ON_RESUME for depth in range(1, len(path) + 1))
