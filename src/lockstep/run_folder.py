@@ -35,6 +35,7 @@ MAX_BYTES = 16 * 2**20  # of a file of plain values
 BENCHMARK = "results.json"  # beside the run folders of a benchmark
 CODE = "code"  # what a job runs: its config.yaml files are of no run
 SWEEP = "sweep.json"  # beside the run folders of a sweep
+NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 
 
 @contextlib.contextmanager
@@ -471,7 +472,8 @@ def quoted(path: Path) -> str:
 def resuming(path: Path) -> str:
     """The word that goes on with the run in `path`, for the shell and, within, for Hydra: resume=outputs/latest."""
     text = shown(path)
-    if "/" not in text or re.search(r"[^a-zA-Z0-9_/.+-]", text):
+    is_word = "/" in text or (text[0].isalpha() and text.lower() not in NO_TEXTS)
+    if not is_word or re.search(r"[^a-zA-Z0-9_/.+-]", text):
         # Hydra's quotes, in which a backslash counts only in front of one
         text = '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
     return shlex.quote(f"resume={text}")
