@@ -405,7 +405,23 @@ def test_readers_of_the_lock_do_not_keep_a_trainer_out(folder: RunFolder) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "two words", "it's", 'say "no"', "$HOME", "a;b", "-x", "17", "a=b,c", "back\\", "ü"]
+    "name",
+    [
+        "plain",
+        "two words",
+        "it's",
+        'say "no"',
+        "$HOME",
+        "a;b",
+        "-x",
+        "17",
+        "True",
+        "null",
+        "1e3",
+        "a=b,c",
+        "back\\",
+        "ü",
+    ],
 )
 def test_a_hint_names_the_same_folder_to_the_shell_and_to_hydra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

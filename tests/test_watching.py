@@ -234,9 +234,10 @@ def test_the_next_command_fits_the_state(tmp_path: Path, lockstep: Any, state: s
         folder.checkpoints.mkdir()
         folder.last_checkpoint.touch()
     *_, last, _ = lockstep("status", "my run").out.splitlines()
-    go_on = f"{'go on' if has_checkpoint else 'try again'} +python train.py resume='my run'"
+    resume = """python train.py 'resume="my run"'"""
+    go_on = f"{'go on' if has_checkpoint else 'try again'} +{resume}"
     expected = dict.fromkeys(LIVE_STATES, "stop +lockstep stop 'my run'")
-    expected |= {"stopping": "then go on +python train.py resume='my run'", "stopped": go_on, "failed": go_on}
+    expected |= {"stopping": f"then go on +{resume}", "stopped": go_on, "failed": go_on, "pruned": go_on}
     expected |= {"no signal": go_on, "finished": "evaluate +lockstep eval 'my run'"}
     assert re.fullmatch(expected[state], last)
 
@@ -569,7 +570,7 @@ def test_prune_removes_what_was_asked_for(every_state: Path, lockstep: Any, word
 def test_prune_refuses_live_and_broken_states(every_state: Path, lockstep: Any, state: str) -> None:
     said = lockstep("runs", "--prune", "--yes", "--state", f"failed,{state}")
     assert said.code == 2
-    assert f"--prune does not remove runs that are {state}: choose from stopped, finished, failed" in said.err
+    assert f"--prune does not remove runs that are {state}: choose from stopped, pruned, finished, failed" in said.err
     assert left(every_state) == EVERY
 
 

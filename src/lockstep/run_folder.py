@@ -38,6 +38,7 @@ CURVES = {"train": "", "val": "validation", "test": "test"}
 CODE = "code"  # what a job runs: its config.yaml files are of no run
 SWEEP = "sweep.json"  # beside the run folders of a sweep
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `atomic_file` calls a file before it is whole
+NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 
 
 @contextlib.contextmanager
@@ -521,7 +522,8 @@ def quoted(path: Path) -> str:
 def resuming(path: Path) -> str:
     """The word that goes on with the run in `path`, for the shell and, within, for Hydra: resume=outputs/latest."""
     text = shown(path)
-    if "/" not in text or re.search(r"[^a-zA-Z0-9_/.+-]", text):
+    is_word = "/" in text or (text[0].isalpha() and text.lower() not in NO_TEXTS)
+    if not is_word or re.search(r"[^a-zA-Z0-9_/.+-]", text):
         # Hydra's quotes, in which a backslash counts only in front of one
         text = '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
     return shlex.quote(f"resume={text}")

@@ -204,7 +204,10 @@ def _reading(folder: RunFolder, frozen: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        folder.write_project(before)
+        if before:
+            folder.write_project(before)
+        else:
+            folder.project.unlink()
         raise
 
 
