@@ -33,7 +33,7 @@ from lockstep.config import (
     to_tree,
     unknown_key,
 )
-from lockstep.schema import Config
+from lockstep.schema import Config, Data
 
 # a resumed run must go on with the same mathematics
 FROZEN_ON_RESUME = (
@@ -81,10 +81,11 @@ REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # by
 
 
 class Plan(NamedTuple):
-    """What a command line asks for: how many jobs, and the configuration of the first."""
+    """What a command line asks for: how many jobs, the configuration of the first, and all data they read."""
 
     num_jobs: int
     config: Config
+    data: list[Data]
 
 
 class Interval(NamedTuple):
@@ -162,7 +163,11 @@ def check(
             faults += _sweep_faults(config, configs[0], is_multirun=is_multirun)
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
-    return Plan(math.prod(map(len, values)), configs[0])
+    data: list[Data] = []
+    for config in configs:
+        if config.data not in data:
+            data.append(config.data)
+    return Plan(math.prod(map(len, values)), configs[0], data)
 
 
 def _sweep_faults(config: Config, first: Config, *, is_multirun: bool) -> list[str]:
