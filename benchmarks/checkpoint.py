@@ -14,7 +14,7 @@ from lockstep.checkpoint_io import AtomicCheckpointIO
 
 
 def checkpoint(num_rounds: int = 7) -> list[Row]:
-    """Milliseconds: torch.save alone; the whole, synced to the disk and renamed; a second name for the same state."""
+    """Milliseconds: torch.save alone; the whole, synced to the disk and renamed."""
     tree = configuration.to_tree(configuration.checked(configuration.composed([])))
     net: Any = configuration.build(
         configuration.check_tree({**tree, "model": RESNET18}).model, in_channels=1, num_classes=10
@@ -40,16 +40,8 @@ def checkpoint(num_rounds: int = 7) -> list[Row]:
             io.save_checkpoint(saved, path / "last.ckpt")
             return time.perf_counter() - started
 
-        def link() -> float:
-            saved = {**state, "global_step": next(steps)}
-            io.save_checkpoint(saved, path / "last.ckpt")
-            started = time.perf_counter()
-            io.save_checkpoint(saved, path / "best.ckpt")
-            return time.perf_counter() - started
-
-        found = alternate(num_rounds, plain=plain, atomic=atomic, link=link)
+        found = alternate(num_rounds, plain=plain, atomic=atomic)
     return [
         row(f"torch.save of {size_mib:.0f} MiB", [1e3 * v for v in found["plain"]], "{:.0f} ms"),
         row("last.ckpt, synced to the disk and renamed", [1e3 * v for v in found["atomic"]], "{:.0f} ms"),
-        row("best.ckpt of the same state", [1e3 * v for v in found["link"]], "{:.2f} ms"),
     ]

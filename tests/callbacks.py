@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -147,6 +148,19 @@ class Killed(L.Callback):
             for logger in trainer.loggers if self._flushes else ():
                 logger.save()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Removes(L.Callback):
+    """Removes the run folder after a step: somebody tidies up."""
+
+    def __init__(self, *, step: int) -> None:
+        self._step = step
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._step and trainer.is_global_zero:
+            shutil.rmtree(trainer.default_root_dir)
 
 
 class SlowAtFirst(L.Callback):

@@ -22,5 +22,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write `checkpoint` to `path`, replacing what is there. Called on rank 0."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(target) as file:
-            torch.save(checkpoint, file)
+        try:
+            with atomic_file(target) as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:  # torch reports the position of a file that could not be written
+            refused = error if isinstance(error, OSError) else error.__context__
+            if isinstance(refused, OSError):
+                refused.filename = str(target)
+                refused.add_note(f"{_num_bytes(checkpoint) / 2**20:,.1f} MiB")
+            raise
+
+
+def _num_bytes(value: Any) -> int:
+    """Bytes of all tensors in a checkpoint, nearly all of the file."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_num_bytes, parts))

@@ -62,6 +62,7 @@ def _num_jobs() -> int | None:
     from omegaconf import OmegaConf
 
     from lockstep import config, overrides
+    from lockstep.data import presence
 
     arguments = get_args_parser().parse_args()
     source = config.Source(
@@ -88,13 +89,28 @@ def _num_jobs() -> int | None:
                 is_multirun=arguments.multirun,
             )
             if arguments.multirun:
+                if plan.config.cluster.name == "none":  # else the data may be where the jobs run alone
+                    for data in plan.data:
+                        presence.check(data)
                 sweep_folder = str(_sweep_folder(plan.config.sweep.name, arguments.overrides))
+            _check_folder("hydra.sweep.dir" if arguments.multirun else "hydra.run.dir", sweep_folder, arguments)
             return plan.num_jobs
     except config.ConfigError as error:
         config.exit_with(error)
     finally:
         OmegaConf.register_new_resolver("sweep_folder", lambda: sweep_folder, replace=True)
     return 1
+
+
+def _check_folder(key: str, default: str, arguments: argparse.Namespace) -> None:
+    """Raise ConfigError where the folder of a run or sweep cannot be made: Hydra would show a traceback."""
+    from lockstep import config, disk
+
+    chosen = [text.partition("=")[2] for text in arguments.overrides if text.startswith(f"{key}=")]
+    path = chosen[-1].strip("'\"") if chosen else default
+    fault = disk.unwritable(Path(path)) if "${" not in path else None
+    if fault is not None and not any(text.startswith("resume=") for text in arguments.overrides):
+        raise config.ConfigError([f"{key}={path}: {fault}" if chosen else fault])
 
 
 def _sweep_folder(name: str | None, overrides: Sequence[str]) -> Path:
@@ -381,6 +397,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
+    from lockstep import disk
+
     source = arguments.source
     if source not in ("val", "test"):
         source = str(Path(source).resolve())
@@ -388,7 +406,10 @@ def _predict(arguments: argparse.Namespace) -> int:
             raise FileNotFoundError(
                 f"{arguments.source} is not there: give a folder or file of images, or val or test."
             )
-    return _use(arguments, "predict", {"source": source, "output": str(Path(arguments.output).resolve())})
+    output = Path(arguments.output).resolve()
+    if (fault := disk.unwritable(output.parent)) is not None:
+        raise ValueError(f"--output {arguments.output}: {fault}.")
+    return _use(arguments, "predict", {"source": source, "output": str(output)})
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
@@ -406,6 +427,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
     from lockstep import checkpoints, environment, launch, project, supervision, workers
     from lockstep import config as configuration
+    from lockstep.data import presence
 
     folder = run_folder.find(arguments.run)
     checkpoint = folder.best_checkpoint if arguments.checkpoint == "best" else folder.last_checkpoint
@@ -429,6 +451,8 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
         tree["trainer"]["precision"] = "float32"  # a CPU computes in full what TF32 rounds
     try:
         config = configuration.check_tree(tree)
+        if task == "evaluate" or options["source"] in ("val", "test"):
+            presence.check(config.data)
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     options |= {"config": configuration.to_tree(config), "checkpoint": str(checkpoint)}

@@ -534,6 +534,13 @@ def load(path: Path) -> Config:
         raise ConfigError([f"{path}: {fault}" for fault in faults.values()]) from error
 
 
+def imported(target: str) -> Any:
+    """What a dotted name stands for."""
+    from hydra.utils import get_object
+
+    return get_object(target)
+
+
 def build(found: Target | Open, **supplied: Any) -> Any:
     """Call the target of a section, or bind it where it is partial. What the target raises comes out as it is."""
     from hydra.errors import InstantiationException

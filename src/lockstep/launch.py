@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from lockstep import output, vitals
 from lockstep.config import ConfigError
+from lockstep.disk import DiskFault, refusal
 from lockstep.environment import World, no_garbage_collection, num_cores, outer_world
 from lockstep.memory import OutOfMemory
 from lockstep.run_folder import (
@@ -229,11 +230,17 @@ def show_failure(job: Job) -> None:
     """Print the first failure of a job; the status of a run says so too."""
     folder = RunFolder(Path(job.folder))
     text = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else "a worker failed without a word"
+    lines = text.splitlines()
+    try:
+        if job.task == "train":
+            # a traceback ends with what happened, everything else begins with it
+            what = lines[-1 if "Traceback (most recent call last):" in lines else 0]
+            folder.update_status(state="failed", reason=what)
+    except OSError as error:
+        refused = refusal(error, folder.path)
+        text = text if folder.failure.exists() or refused is None else refused
     print(text, file=sys.stderr)
     if job.task == "train":
-        lines = text.splitlines()
-        # a traceback ends with what happened, everything else begins with it
-        folder.update_status(state="failed", reason=lines[-1 if "Traceback (most recent call last):" in lines else 0])
         print(f"The run failed: {folder.path}", file=sys.stderr, flush=True)
 
 
@@ -264,11 +271,15 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
         if isinstance(error, FailedElsewhere):
             folder.await_failure(GRACE_S)
         lost = _lost(error, folder, world_size)
-        if lost:
-            folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
-        folder.record_failure(f"{error}\n" if isinstance(error, OutOfMemory) else text)
-        with open(folder.rank_log(rank), "ab") as log:
-            log.write(text.encode(errors="backslashreplace"))
+        try:
+            if lost:
+                folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
+            folder.record_failure(f"{error}\n" if isinstance(error, OutOfMemory | DiskFault) else text)
+            with open(folder.rank_log(rank), "ab") as log:
+                log.write(text.encode(errors="backslashreplace"))
+        except OSError:  # which `show_failure` meets, too
+            if not isinstance(error, DiskFault):
+                print(text, file=sys.stderr, flush=True)
         return EXIT_FAILED
 
 

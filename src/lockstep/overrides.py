@@ -33,7 +33,7 @@ from lockstep.config import (
     to_tree,
     unknown_key,
 )
-from lockstep.schema import FALLBACK, Config, fields, section
+from lockstep.schema import FALLBACK, Config, Data, fields, section
 
 # what a resume may change, sections with all below them; everything else is the mathematics of the run, and frozen
 FREE_ON_RESUME = (
@@ -57,6 +57,7 @@ FREE_ON_RESUME = (
     "trainer.loads",
     "trainer.memory_format",
     "trainer.num_nodes",
+    "trainer.process_limit",
     # how long
     "trainer.max_epochs",
     "trainer.max_time_s",
@@ -115,10 +116,11 @@ REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # by
 
 
 class Plan(NamedTuple):
-    """What a command line asks for: how many jobs, and the configuration of the first."""
+    """What a command line asks for: how many jobs, the configuration of the first, and all data they read."""
 
     num_jobs: int
     config: Config
+    data: list[Data]
 
 
 class Interval(NamedTuple):
@@ -196,7 +198,11 @@ def check(
             faults += _sweep_faults(config, configs[0], is_multirun=is_multirun)
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
-    return Plan(math.prod(map(len, values)), configs[0])
+    data: list[Data] = []
+    for config in configs:
+        if config.data not in data:
+            data.append(config.data)
+    return Plan(math.prod(map(len, values)), configs[0], data)
 
 
 def _sweep_faults(config: Config, first: Config, *, is_multirun: bool) -> list[str]:

@@ -16,7 +16,7 @@ from lockstep.data.sources import Images
 from lockstep.environment import World
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.parallel.reduce import gather_objects
-from lockstep.run_folder import RunFolder, write_atomically
+from lockstep.run_folder import RunFolder, atomic_file
 from lockstep.session import Session
 from lockstep.signals import SignalFlag
 from lockstep.staging import readable
@@ -97,4 +97,5 @@ def _write(path: Path, images: Images, rows: list[tuple[int, int, float]], image
     for index, number, probability in rows:
         writer.writerow([names[index], image_format.class_names[number], f"{probability:.6f}"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue())
+    with atomic_file(path) as file:
+        file.write(text.getvalue().encode(errors="surrogateescape"))  # a file name need not be UTF-8

@@ -54,6 +54,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)
+    except OSError as error:
+        if error.filename in (None, str(temporary)):  # a full disk does not say which file
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -372,8 +376,12 @@ class RunFolder:
 
     def record_failure(self, text: str) -> None:
         """Keep the first failure; later ones, mostly its consequences, change nothing."""
-        with contextlib.suppress(FileExistsError), open(self.failure, "xb") as file:
-            file.write(text.encode(errors="backslashreplace"))
+        with contextlib.suppress(FileExistsError), open(self.failure, "xb", buffering=0) as file:
+            try:
+                file.write(text.encode(errors="backslashreplace"))
+            except OSError:
+                self.failure.unlink()  # an empty one would hide what comes next
+                raise
 
     def await_failure(self, timeout_s: float) -> None:
         """Return when a failure is on record, or after `timeout_s`: the rank that knew of it may have died."""

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from lockstep import checkpoints, launch, notification, overrides, project, run_folder, supervision, workers
 from lockstep import config as configuration
 from lockstep.config import ConfigError
+from lockstep.data import presence
 from lockstep.environment import leave, outer_world, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, resume_command, resuming, shown
 from lockstep.schema import Config
@@ -38,6 +39,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test
         )
 
     def make(held: contextlib.ExitStack) -> RunFolder:
+        presence.check(config.data)
         if chosen is None:
             folder = run_folder.create(Path("outputs").resolve(), config.run_name, datetime.now())
         else:
@@ -64,6 +66,7 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     """Go on with a run in its own folder. Returns the folder and the exit code."""
 
     def make(held: contextlib.ExitStack) -> RunFolder:
+        presence.check(config.data)
         held.enter_context(locked(folder))
         _begin_again(folder)
         configuration.save(config, folder.config)
@@ -108,6 +111,7 @@ def go_on(folder: RunFolder, *, has_test: bool) -> int:
         time.sleep(LOCKED_EVERY_S)
 
     def make(held: contextlib.ExitStack) -> RunFolder:
+        presence.check(config.data)
         while True:
             try:
                 held.enter_context(folder.lock())
@@ -153,10 +157,10 @@ def _train(
 
             join(config, world, known)  # until then a signal ends this process, which may wait for others
             held.enter_context(flag.installed())
-            folder = shared_folder(lambda: make(held), config, world, known)
+            folder = shared_folder(lambda: _made(make, held), config, world, known)
         else:
             held.enter_context((listed if has_workers else flag).installed())
-            folder = make(held)
+            folder = _made(make, held)
         if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
         run = shown(folder.path)
@@ -173,6 +177,16 @@ def _train(
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
         notification.send(config, folder, code)
     return folder, code
+
+
+def _made(make: Callable[[contextlib.ExitStack], RunFolder], held: contextlib.ExitStack) -> RunFolder:
+    """The run folder that `make` prepares. Raises ConfigError where the disk refuses that."""
+    try:
+        return make(held)
+    except OSError as error:
+        where = shown(Path(error.filename)) if isinstance(error.filename, str) else "the run folder"
+        fault = f"{where} cannot be written ({error.strerror or error}): "
+        raise ConfigError([fault + "start in another folder, choose one by hydra.run.dir=..., or mend it"]) from error
 
 
 @contextlib.contextmanager
@@ -207,8 +221,9 @@ def do(path: Path, task: str) -> int:
         return go_on(folder, has_test=task == "train")
     except ConfigError as error:
         text = "".join(f"config error: {fault}\n" for fault in error.faults)
-        folder.record_failure(text)
-        folder.update_status(state="failed", reason=error.faults[0])
+        with contextlib.suppress(OSError):  # what cannot be kept is printed all the same
+            folder.record_failure(text)
+            folder.update_status(state="failed", reason=error.faults[0])
         print(text, end="", file=sys.stderr, flush=True)
         return EXIT_CONFIG
 

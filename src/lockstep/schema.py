@@ -222,6 +222,13 @@ class OpenData(Data):
     """A source of the user's own."""
 
     model_config = ConfigDict(extra="allow")
+    check: Dotted | None = Field(
+        default=None, alias="_check_", description="called before torch is imported, raises where data is missing"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """What the source gets, and the function that checks for it."""
+        return {key: value for key, value in super().arguments().items() if key != "check"}
 
 
 class Split(Data):

@@ -26,13 +26,14 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lockstep import checkpoints, workers
+from lockstep import checkpoints, disk, workers
 from lockstep import config as configuration
 from lockstep.checkpoint_io import AtomicCheckpointIO
 from lockstep.checkpoints import Chosen
 from lockstep.data.decode import ImageFault
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources import Splits
+from lockstep.disk import DiskFault
 from lockstep.environment import World, num_cores
 from lockstep.memory import OutOfMemory, explained, out_of_memory
 from lockstep.models import layout
@@ -88,8 +89,8 @@ class Session:
 def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[Session]:
     """Join the workers of a job, agree with them on what it is, and leave them at the end.
 
-    Raises ConfigError before any work when ranks differ in configuration or in their number, and OutOfMemory in place
-    of what an allocator raises.
+    Raises ConfigError before any work when ranks differ in configuration or in their number, OutOfMemory in place of
+    what an allocator raises, and DiskFault in place of what a disk refuses.
     """
     _quiet()
     asked = workers.found(config)
@@ -121,9 +122,12 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
             raise configuration.ConfigError(error.faults) from error
         except Exception as error:
             refusal = out_of_memory(error)
-            if refusal is None:
-                raise
-            raise OutOfMemory(_explained(refusal, session)) from error
+            if refusal is not None:
+                raise OutOfMemory(_explained(refusal, session)) from error
+            refused = disk.refusal(error, folder.path)
+            if refused is not None:
+                raise DiskFault(refused) from error
+            raise
         # after a failure the group stays until the process ends: the failure must be on record before others notice it
         if dist.is_initialized():
             gather_objects(None)  # nobody leaves while another still talks

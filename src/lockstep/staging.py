@@ -12,7 +12,7 @@ from lockstep.config import ConfigError
 from lockstep.data import copying, remote
 from lockstep.data.copying import Copy, Source
 from lockstep.data.listing import IMAGE_SUFFIXES, list_classes
-from lockstep.data.sources import FOLDERS
+from lockstep.data.presence import FOLDERS
 from lockstep.parallel.reduce import gather_objects
 from lockstep.schema import Data, Files, ImageFolder
 

@@ -127,6 +127,15 @@ def list_classes(root: str) -> Listing:
     return Listing(folder, tuple(counts["train"]), labels, names, parts, states, digest, origin)
 
 
+def check_folders(root: str) -> None:
+    """Raise what `list_classes` raises of folders; no image is looked at."""
+    folder = existing(root, f"data.root={root}")
+    split_folders = _split_folders(root, folder)
+    counts = {name: {path.name: 1 for path in _subfolders(part)} for name, part in split_folders.items()}
+    _check_counts(root, split_folders, counts)
+    _check_classes(root, counts)
+
+
 def list_images(folder: Path) -> Names:
     """Every image below `folder`, in sorted order."""
     files = _Files(folder)
@@ -187,6 +196,11 @@ def _state(folder: str, name: str, opened: int) -> os.stat_result:
         raise ValueError(f"image {folder}/{name} is a link to nothing: mend or delete it.") from error
 
 
+def _is_text(name: str) -> bool:
+    """Whether a file name is UTF-8 on disk; Python has put surrogates for bytes that are not."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def _subfolders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
@@ -227,6 +241,12 @@ def _check_counts(root: str, folders: dict[str, Path], counts: dict[str, dict[st
 
 def _check_classes(root: str, counts: dict[str, dict[str, int]]) -> None:
     train = counts["train"]
+    odd = sorted({os.fsencode(name) for names in counts.values() for name in names if not _is_text(name)})
+    if odd:
+        raise ValueError(
+            f"data.root={root} has class folders whose names are no UTF-8: {', '.join(map(repr, odd))}. Rename them: "
+            "tables, pictures and predictions name the classes."
+        )
     if len(train) < 2:
         raise ValueError(
             f"data.root={root} has one class only, {', '.join(train)}: add the other classes, or give the folder that "

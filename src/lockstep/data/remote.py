@@ -112,6 +112,13 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
     return Source(states, fetch, digest_of(states))
 
 
+def check(url: str, key: str) -> None:
+    """Raise ValueError where nothing answers at a URL, the value of `key`. Asks once; nothing is walked through."""
+    with _Told(f"{key}={shown(url)} cannot be listed", "correct the URL, or give the driver access"):
+        system, path = _opened(url)
+        system.ls(path, detail=False)
+
+
 class _Told:
     """Turns whatever a driver raises into a ValueError that tells no secret; a full disk stays what it is."""
 

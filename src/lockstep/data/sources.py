@@ -18,15 +18,11 @@ from torchvision.datasets import CIFAR10, FashionMNIST
 from torchvision.transforms.v2 import functional as F
 
 from lockstep.data.pixels import Pixels
+from lockstep.data.presence import FOLDERS
 from lockstep.data.statistics import Statistics
 from lockstep.parallel.randomness import generator
 
 T = TypeVar("T", FashionMNIST, CIFAR10)
-# where below data.root the files of a data set lie: nothing else there is theirs
-FOLDERS = {
-    f"{__name__}.fashion_mnist": "FashionMNIST/raw",
-    f"{__name__}.cifar10": CIFAR10.base_folder,
-}
 
 
 @dataclass(frozen=True, eq=False)
