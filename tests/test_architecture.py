@@ -15,12 +15,12 @@ import lockstep
 PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
-    ("output", "signals"),
+    ("output", "signals", "annotations"),
     ("run_folder", "parallel", "schema", "signatures", "environment", "terminal", "drawing", "entry"),
-    ("data", "models", "checkpoint_io", "allocation", "runs", "memory", "vitals"),
+    ("data", "models", "checkpoint_io", "allocation", "runs", "memory", "vitals", "disk"),
     ("workers",),
     ("callbacks", "config", "watching", "notification", "board"),
-    ("staging", "overrides", "project"),
+    ("staging", "overrides", "project", "checkpoints", "presence"),
     ("session",),
     ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
     ("launch",),

@@ -1,3 +1,4 @@
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,11 @@ def test_a_crash_while_writing_keeps_the_old_checkpoint(
 
     def broken(checkpoint: Any, file: Any) -> None:
         file.write(b"half a checkpoint")
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", broken)
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(OSError, match="No space left"):
             io.save_checkpoint(state_after(3), tmp_path / "last.ckpt")
     assert names(tmp_path) == {"last.ckpt"}
     assert step_in(tmp_path / "last.ckpt") == first_step

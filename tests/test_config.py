@@ -248,7 +248,6 @@ FAULTS = {
     "callbacks.pictures.num_images=abc": ["callbacks.pictures.num_images=abc must be int", "Pictures"],
     "callbacks.pictures.every_n_epochs=0.5": ["callbacks.pictures.every_n_epochs=0.5 must be int | None"],
     "callbacks.last.filename=3": ["callbacks.last.filename=3 must be"],
-    "logger.tensorboard.default_hp_metric=maybe": ["logger.tensorboard.default_hp_metric=maybe must be bool"],
     "+optimizer.maximize=2": ["optimizer.maximize=2 must be bool", "SGD"],
     # one setting against another
     "trainer.accumulate_grad_batches=7": ["does not divide global_batch_size="],
@@ -457,7 +456,10 @@ FREE_KEYS = {
         f"trainer.{key}"
         for key in ("check_val_every_n_epoch", "deterministic", "devices", "loads", "log_every_n_steps")
     ),
-    *(f"trainer.{key}" for key in ("max_epochs", "max_time_s", "memory_format", "num_nodes", "profiler")),
+    *(
+        f"trainer.{key}"
+        for key in ("max_epochs", "max_time_s", "memory_format", "num_nodes", "process_limit", "profiler")
+    ),
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lockstep import config as configuration
+from lockstep import presence
 from lockstep.config import ConfigError
-from lockstep.data import presence
 from lockstep.run_folder import EXIT_CONFIG, RunFolder
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 from tests.image_files import write_folder

@@ -61,8 +61,7 @@ def _num_jobs() -> int | None:
     from hydra._internal.utils import get_args_parser
     from omegaconf import OmegaConf
 
-    from lockstep import config, overrides
-    from lockstep.data import presence
+    from lockstep import config, overrides, presence
 
     arguments = get_args_parser().parse_args()
     source = config.Source(
@@ -425,9 +424,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
-    from lockstep import checkpoints, environment, launch, project, supervision, workers
+    from lockstep import checkpoints, environment, launch, presence, project, supervision, workers
     from lockstep import config as configuration
-    from lockstep.data import presence
 
     folder = run_folder.find(arguments.run)
     checkpoint = folder.best_checkpoint if arguments.checkpoint == "best" else folder.last_checkpoint

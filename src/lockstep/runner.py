@@ -16,10 +16,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from lockstep import checkpoints, launch, notification, overrides, project, run_folder, supervision, workers
+from lockstep import checkpoints, launch, notification, overrides, presence, project, run_folder, supervision, workers
 from lockstep import config as configuration
 from lockstep.config import ConfigError
-from lockstep.data import presence
 from lockstep.environment import leave, outer_world, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, resume_command, resuming, shown
 from lockstep.schema import Config

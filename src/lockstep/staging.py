@@ -11,8 +11,7 @@ from typing import TypeVar
 from lockstep.config import ConfigError
 from lockstep.data import copying, remote
 from lockstep.data.copying import Copy, Source
-from lockstep.data.listing import IMAGE_SUFFIXES, list_classes
-from lockstep.data.presence import FOLDERS
+from lockstep.data.listing import FOLDERS, IMAGE_SUFFIXES, list_classes
 from lockstep.parallel.reduce import gather_objects
 from lockstep.schema import Data, Files, ImageFolder
 

@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 
 from lockstep.data import copying
 
+# where below data.root the files of a data set lie: nothing else there is theirs
+FOLDERS = {
+    "lockstep.data.sources.fashion_mnist": "FashionMNIST/raw",
+    "lockstep.data.sources.cifar10": "cifar-10-batches-py",
+}
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 SPLIT_FOLDERS = ("train", "val", "test")
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10, FashionMNIST
 from torchvision.transforms.v2 import functional as F
 
+from lockstep.data.listing import FOLDERS
 from lockstep.data.pixels import Pixels
-from lockstep.data.presence import FOLDERS
 from lockstep.data.statistics import Statistics
 from lockstep.parallel.randomness import generator
 

@@ -7,14 +7,8 @@ from pathlib import Path
 
 from lockstep.config import ConfigError, imported
 from lockstep.data import remote
-from lockstep.data.listing import check_folders, existing
+from lockstep.data.listing import FOLDERS, check_folders, existing
 from lockstep.schema import Data, Downloaded, Files, ImageFolder, OpenData
-
-# where below data.root the files of a data set lie: nothing else there is theirs
-FOLDERS = {
-    "lockstep.data.sources.fashion_mnist": "FashionMNIST/raw",
-    "lockstep.data.sources.cifar10": "cifar-10-batches-py",
-}
 
 
 def check(section: Data) -> None:
