@@ -14,6 +14,7 @@ import torch
 
 from lockstep import disk
 from lockstep.checkpoint_io import AtomicCheckpointIO
+from lockstep.memory import out_of_memory
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, environ
 from tests.image_files import write_folder
@@ -60,6 +61,13 @@ def test_a_full_disk_is_told_with_the_file_and_what_is_free(tmp_path: Path, numb
 def test_an_error_that_is_of_no_disk_is_left_as_it_is(tmp_path: Path) -> None:
     for error in (ValueError("no"), RuntimeError("no"), FileNotFoundError(errno.ENOENT, "no", "/elsewhere"), OSError()):
         assert disk.refusal(error, tmp_path) is None
+
+
+def test_an_error_that_follows_itself_is_looked_at_once(tmp_path: Path) -> None:
+    error, other = RuntimeError("one"), RuntimeError("other")
+    error.__context__, other.__context__ = other, error
+    assert disk.refusal(error, tmp_path) is None
+    assert out_of_memory(error) is None
 
 
 def test_torch_tells_of_shared_memory_in_words_that_are_known(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
+from lockstep.memory import causes
 from lockstep.run_folder import shown
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -29,7 +29,7 @@ def refusal(error: BaseException, folder: Path) -> str | None:
 
     An error of the system that names a file elsewhere is none of these, unless its disk is full.
     """
-    for cause in _chain(error):
+    for cause in causes(error):
         if isinstance(cause, RuntimeError) and any(saying in str(cause) for saying in SAYINGS):
             return (
                 f"no room in shared memory for images that are decoded ahead, {_free(SHARED_MEMORY)}: give it more "
@@ -62,13 +62,6 @@ def unwritable(path: Path) -> str | None:
             return None
     except OSError as error:
         return f"{shown(there)} cannot be written to ({error.strerror}): name another place, or mend that"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those it follows from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _needed(error: OSError) -> str:

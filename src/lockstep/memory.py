@@ -26,14 +26,21 @@ def out_of_memory(error: BaseException) -> BaseException | None:
     """The refusal of an allocator that `error` is or follows from; None where memory is not the reason."""
     import torch
 
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         if isinstance(cause, torch.OutOfMemoryError | MemoryError):
             return cause
         if isinstance(cause, RuntimeError) and any(saying in str(cause) for saying in SAYINGS):
             return cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those it follows from, each once: one that is raised again and again can follow itself."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def explained(

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -232,6 +233,13 @@ def _quiet() -> None:
         r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 on torch 2.15, 2026-11-21
     ):
         warnings.filterwarnings("ignore", message=message)
+    threading.excepthook = _show_thread_failure
+
+
+def _show_thread_failure(failed: threading.ExceptHookArgs) -> None:
+    """Leave out what TensorBoard's writing thread raises: its writer raises the same in the training."""
+    if type(failed.thread).__name__ != "_AsyncWriterThread":
+        threading.__excepthook__(failed)
 
 
 class JoinedEnvironment(ClusterEnvironment):
