@@ -17,8 +17,8 @@ PACKAGE = Path(lockstep.__file__).parent
 LAYERS = (
     ("output", "signals", "annotations"),
     ("run_folder", "parallel", "schema", "signatures", "environment", "terminal", "drawing", "entry"),
-    ("data", "models", "checkpoint_io", "allocation", "runs", "memory", "vitals", "disk"),
-    ("workers",),
+    ("data", "models", "checkpoint_io", "allocation", "runs", "memory", "vitals"),
+    ("workers", "disk"),
     ("callbacks", "config", "watching", "notification", "board"),
     ("staging", "overrides", "project", "checkpoints", "presence"),
     ("session",),

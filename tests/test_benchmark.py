@@ -520,7 +520,10 @@ def test_two_processes_are_measured_and_their_network_is_kept(tmp_path: Path) ->
     expected = two["flops_per_image"] * two["images_per_s"]["median"] / two["peak_flops_per_s"]["float64"]["high"]
     assert two["mfu"] == pytest.approx(expected)
     assert {"bfloat16", "float32", "float64"} == set(two["peak_flops_per_s"])
-    assert [p["num_workers"] for p in two["predictions"]] == [2, 8, 64, 1024]
+    terms = results.terms_of(two)
+    assert terms is not None
+    is_steady = not terms.is_unsteady  # of a busy machine nothing is predicted
+    assert [p["num_workers"] for p in two["predictions"]] == ([2, 8, 64, 1024] if is_steady else [])
     assert told["environment"]["packages"]["torch"]
     assert (path / "report.pdf").exists()
     best = torch.load(path / "best.ckpt", weights_only=True)

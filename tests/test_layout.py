@@ -199,9 +199,9 @@ def test_every_width_trains_in_float32_with_any_instructions(
     for width, folder in folders.items():
         assert all(math.isfinite(float(row["train/loss"])) for row in folder.read_metrics())
         expected = state(float64[width])
-        # 3e-6 by rounding; wrong gradients: 0.02 and more
+        # 1e-6 by rounding, 4e-4 where a value rounds to the other side of a ReLU; wrong gradients: 0.02 and more
         worst = max((value.double() - expected[key]).abs().max().item() for key, value in state(folder).items())
-        assert worst < 1e-4, f"model.width={width}"
+        assert worst < 2e-3, f"model.width={width}"
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,7 @@ def test_the_numbers_of_the_confusion_matrix_are_those_of_the_test(runs: dict[in
 
 def test_precision_recall_counts_every_test_sample_once(runs: dict[int, RunFolder]) -> None:
     for folder in runs.values():
-        found = events(folder)
+        found = events(folder, "test")
         for name in ("class 0", "class 1", "class 2", "class 3"):
             counts = tensors(found, f"test/{name}")[:4]  # true and false positives, true and false negatives
             assert (counts.sum(0) == 31).all()

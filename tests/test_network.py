@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
@@ -150,7 +151,7 @@ def test_an_evaluation_elsewhere_needs_no_network_of_the_training(
     monkeypatch.setattr(launch, "run_workers", run_workers)
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "strategy.interface=ib0"])
     folder.checkpoints.mkdir()
-    folder.best_checkpoint.touch()
+    torch.save({}, folder.best_checkpoint)
     monkeypatch.setattr(sys, "argv", ["lockstep", "eval", str(folder.path)])
     assert cli._command() == 0
     assert jobs[0].options["config"]["strategy"]["interface"] is None

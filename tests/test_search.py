@@ -352,7 +352,7 @@ def test_several_objectives_have_the_front_that_optuna_has_and_no_trial_is_teste
     assert table["objectives"] == {"val/loss": "min", "parameters": "min"}
     study = optuna.load_study(study_name="study", storage=journal(tree_of(tmp_path)))
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
-    assert len(complete) == 4
+    assert len({trial.user_attrs["trial"] for trial in complete}) == 4  # others are draws that came again
     by_number = {trial["trial"]: trial for trial in table["trials"]}
     for trial in complete:
         row = by_number[trial.user_attrs["trial"]]

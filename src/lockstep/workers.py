@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lockstep import allocation, environment
 from lockstep.schema import Config, ImageFolder
 
-# a worker holds 0.46 GiB of its own after its first step (smaps_rollup, one thread, torch 2.11, 2026-11-22)
+# a worker holds less than that of its own (private pages of smaps_rollup, one thread, torch 2.15)
 WORKER_BYTES = 2**29
 # more processes than that on a core do nothing but wait; a few show what many workers compute
 PROCESSES_PER_CORE = 16
