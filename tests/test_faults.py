@@ -55,6 +55,7 @@ def test_each_broken_promise_is_said(case: Case, outcome: Outcome, words: str) -
         Case("KILL", "last rank", "checkpoint", 3),
         Case("KILL", "rank 0", "step", 1),
         Case("STOP", "parent", "step", 2),
+        Case("STOP", "last rank", "first second", 2),
     ],
     ids=lambda case: "-".join(map(str, case)).replace(" ", "-"),
 )

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TARGETS = ("parent", "rank 0", "last rank")
 MOMENTS = ("first second", "step", "validation", "checkpoint", "test")
 SIGNALS = ("TERM", "INT", "USR1", "HUP", "KILL", "STOP")
-FIRST_MOMENT_S = 0.5  # the command is importing Hydra; it has no run folder yet
+FIRST_MOMENT_S = 0.5  # the command is importing Hydra, or composing; on a busy machine Python may still be starting
 TIMEOUT_S = 30.0  # of the collectives: a frozen worker is noticed after it
 PATIENCE_S = 300.0  # for what must come
 STEPS_PER_EPOCH = 6
@@ -120,10 +120,17 @@ def _await_moment(case: Case, folder: Path, process: subprocess.Popen[bytes]) ->
         return process.pid if case.target == "parent" else int((folder / f"pid-{rank}").read_text())
     if case.target == "parent":
         time.sleep(FIRST_MOMENT_S)
+        _wait(lambda: _is_heard(process.pid), PATIENCE_S, process)
         return process.pid
     found: list[int] = []
     _wait(lambda: bool(found.extend(_of_rank(process.pid, rank, case.num_processes)) or found), PATIENCE_S, process)
     return found[0]
+
+
+def _is_heard(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM; the first moments of Python itself end by any signal."""
+    caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def _of_rank(session: int, rank: int, num_processes: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from benchmarks.faults.case import MOMENTS, TIMEOUT_S, Case, Outcome
+from benchmarks.faults.case import MOMENTS, TIMEOUT_S, Case, Outcome, all_cases
 from benchmarks.faults.promises import broken
 from benchmarks.gpu.page import table
 from benchmarks.table import conditions
@@ -13,12 +13,13 @@ HEAD = f"""\
 `python -m benchmarks.faults`: {{conditions}}.
 
 Every case is a real training of its own on CPU processes: one of its processes gets a signal at a moment, and all
-processes are watched until the last one is gone. n=1 for each case, two cases at a time; the seconds run from the
-signal to the end of the last process and belong to this machine.
+processes are watched until the last one is gone. n=1 for each case; the seconds run from the signal to the end of the
+last process, on this machine with other cases beside.
 
 - **Who:** the parent is the command that was typed; it starts the ranks, watches them, and trains nothing itself.
-- **When:** the first second (parent: half a second after its start, before there is a run folder; ranks: as soon as
-  they exist), after a step, in the validation, in a checkpoint whose file is open and empty, and in the test.
+- **When:** the first second (parent: half a second after its start, once Python itself has started and before there
+  is a run folder; ranks: as soon as they exist), after a step, in the validation, in a checkpoint whose file is open
+  and empty, and in the test.
 - **What is kept:** the optimizer step of the newest checkpoint, from which `resume=` goes on exactly; 6 steps make an
   epoch, the step, validation and checkpoint are those of the second one, three are trained.
 
@@ -65,6 +66,9 @@ def _cell(case: Case, outcome: Outcome | None) -> str:
 def _verdict(outcomes: Mapping[Case, Outcome]) -> str:
     wrong = {case: words for case, outcome in outcomes.items() if (words := broken(case, outcome))}
     lines = [f"## Promises\n\n{len(outcomes) - len(wrong)} of {len(outcomes)} cases ended as promised.\n"]
+    num_untried = len(set(all_cases()) - outcomes.keys())
+    if num_untried:
+        lines.append(f"{num_untried} cases have not been tried; their cells are empty.\n")
     for case, words in wrong.items():
         lines.append(f"- {describe(case)}: {'; '.join(words)}")
     return "\n".join(lines) + ("\n" if wrong else "")

@@ -251,12 +251,17 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
     """Run the task; keep the traceback of a failure where the parent, or a person, finds it."""
     folder = RunFolder(Path(job.folder))
     rank, world_size = (place.rank, place.world_size) if place else (0, 1)
+    lost = ""
     try:
         flag.install()
         with vitals.shown(folder, rank):
             with no_garbage_collection():
                 task = task_function(job.task)
-            return task(folder, place, flag, **job.options)
+            try:
+                return task(folder, place, flag, **job.options)
+            except Exception as error:
+                lost = _lost(error, folder, world_size)  # while this rank still shows its own life to the others
+                raise
     except Ended as ended:
         return 128 + ended.number
     except ConfigError as error:
@@ -270,7 +275,6 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
         text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
         if isinstance(error, FailedElsewhere):
             folder.await_failure(GRACE_S)
-        lost = _lost(error, folder, world_size)
         try:
             if lost:
                 folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
@@ -287,9 +291,11 @@ def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
     """The ranks that this one has waited for in vain, as a person needs it; empty where the error is another one."""
     if world_size == 1:
         return ""
-    from lockstep.parallel.reduce import is_lost_rank  # torch is there: it has raised
+    from lockstep.parallel.reduce import is_lost_rank, is_missing_rank  # torch is there: it has raised
 
     ranks = vitals.silent(folder) if is_lost_rank(error) else {}
+    if not ranks and is_missing_rank(error) and not folder.failure.exists():
+        return vitals.told_absent(vitals.absent(folder, world_size), world_size)
     return vitals.told(ranks, world_size)
 
 

@@ -103,6 +103,21 @@ def told(ranks: dict[int, Beat], world_size: int) -> str:
     return "\n".join([*lines, *([f"and {more} more"] if more else [])])
 
 
+def absent(folder: RunFolder, world_size: int) -> list[int]:
+    """Ranks that have shown nothing of their life: while ranks meet for the first time, those that never came."""
+    there = _beats(folder)
+    return [rank for rank in range(world_size) if rank not in there]
+
+
+def told_absent(ranks: list[int], world_size: int) -> str:
+    """Which ranks never came, in a line; empty where all did."""
+    if not ranks:
+        return ""
+    named, num_more = ", ".join(map(str, ranks[:MOST_TOLD])), len(ranks[MOST_TOLD:])
+    more = f" and {num_more} more" if num_more else ""
+    return f"rank {named}{more} of {world_size} never came: not started, stopped before its imports, or killed"
+
+
 def _beats(folder: RunFolder) -> dict[int, Beat]:
     found = {}
     for path in folder.ranks.glob("*.beat"):

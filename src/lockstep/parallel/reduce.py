@@ -23,6 +23,11 @@ def is_lost_rank(error: BaseException) -> bool:
     )
 
 
+def is_missing_rank(error: BaseException) -> bool:
+    """Whether the ranks could not meet: one of them did not write where it can be reached in time."""
+    return isinstance(error, dist.DistStoreError)
+
+
 def sum_over_ranks(counts: Tensor) -> Tensor:
     """A new tensor: the sum of `counts` over all ranks, the same bits on each. Every rank must call it."""
     total = counts.clone()
