@@ -134,6 +134,8 @@ def remove_copy(job: Job) -> None:
     from lockstep import config as configuration
 
     tree = job.options.get("config")
+    if not tree and not RunFolder(Path(job.folder)).config.exists():
+        return  # the run folder is gone: nothing says whether there is a copy
     config = configuration.check_tree(tree) if tree else configuration.load(RunFolder(Path(job.folder)).config)
     if getattr(config.data, "copy_remove", False):
         from lockstep.staging import remove_unused
