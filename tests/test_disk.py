@@ -145,8 +145,6 @@ def test_a_run_whose_folder_is_removed_ends_with_one_line(tmp_path: Path, num_wo
     assert end.startswith("The run failed: ")
 
 
-# 2026-11-22: in a real run of one decoding process with 64 KiB of shared memory the training waits for ever
-@pytest.mark.xfail(run=False, reason="a decoding process that cannot get shared memory is not noticed yet")
 @pytest.mark.processes
 def test_decoding_processes_without_shared_memory_end_the_run_with_one_line(tmp_path: Path) -> None:
     images = write_folder(tmp_path / "images", count=40)

@@ -33,7 +33,7 @@ def refusal(error: BaseException, folder: Path) -> str | None:
         if isinstance(cause, RuntimeError) and any(saying in str(cause) for saying in SAYINGS):
             return (
                 f"no room in shared memory for images that are decoded ahead, {_free(SHARED_MEMORY)}: give it more "
-                "(docker run --shm-size=8g), or set data.num_workers=1 or data.memory=host"
+                "(docker run --shm-size=8g), or set a smaller data.num_workers, or data.memory=host"
             )
         if not isinstance(cause, OSError):
             continue

@@ -56,7 +56,11 @@ class TensorImages(Dataset[Batch]):
 
 
 class StreamedImages(Dataset["Batch | Fault"]):
-    """Images for worker processes: what is wrong with an image comes back as a value."""
+    """Images for worker processes: what is wrong comes back as a value.
+
+    Batches are in shared memory already when they are handed over: a queue that finds no room for one prints that and
+    drops the batch, for which the training would wait for ever (`multiprocessing.Queue`, Python 3.11).
+    """
 
     def __init__(self, images: TensorImages) -> None:
         self.images = images
@@ -67,9 +71,16 @@ class StreamedImages(Dataset["Batch | Fault"]):
     def __getitems__(self, wanted: ShareIndices) -> Batch | Fault:
         """Takes the whole share at once."""
         try:
-            return self.images.__getitems__(wanted)
+            batch = self.images.__getitems__(wanted)
         except ImageFault as error:
-            return Fault(tuple(error.faults))
+            return Fault(images=tuple(error.faults))
+        try:
+            for value in batch:
+                if isinstance(value, Tensor):
+                    value.share_memory_()
+        except RuntimeError as error:
+            return Fault(shared_memory=str(error))
+        return batch
 
 
 def _unchanged(batch: Batch) -> Batch:
@@ -78,7 +89,7 @@ def _unchanged(batch: Batch) -> Batch:
 
 def _whole(batch: Batch | Fault) -> Batch:
     if isinstance(batch, Fault):
-        raise ImageFault(batch.faults)
+        raise RuntimeError(batch.shared_memory) if batch.shared_memory else ImageFault(batch.images)
     return batch
 
 

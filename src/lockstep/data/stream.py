@@ -14,9 +14,11 @@ PREFETCH_FACTOR = 2  # batches each process is ahead
 
 
 class Fault(NamedTuple):
-    """What a worker process hands back instead of a batch: a line for each image that cannot be used."""
+    """What a worker process hands back instead of a batch: a line for each image that cannot be used, or torch's words
+    for shared memory that it did not get."""
 
-    faults: tuple[str, ...]
+    images: tuple[str, ...] = ()
+    shared_memory: str = ""
 
 
 def worker_settings(num_workers: int) -> dict[str, Any]:
