@@ -34,18 +34,18 @@ import sys
 from pathlib import Path
 from lockstep.run_folder import RunFolder
 with RunFolder(Path(sys.argv[1])).lock():
-    print("locked", flush=True)
+    print("begun", flush=True)
     sys.stdin.read()
 """
 
 
 @contextmanager
-def held_by_another_process(folder: RunFolder) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-c", HOLD, str(folder.path)]
+def begun_by_another_process(script: str, path: Path) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-c", script, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "locked\n"
+            assert process.stdout.readline() == "begun\n"
             yield process
         finally:
             process.kill()
@@ -163,27 +163,15 @@ from lockstep.run_folder import atomic_file
 with atomic_file(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()
-    print("writing", flush=True)
+    print("begun", flush=True)
     sys.stdin.read()
 """
-
-
-@contextmanager
-def written_by_another_process(path: Path) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-c", WRITE, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "writing\n"
-            yield process
-        finally:
-            process.kill()
 
 
 def test_what_killed_writers_left_is_removed_and_nothing_else(folder: RunFolder) -> None:
     for path in (folder.last_checkpoint, folder.pictures / "test_mistakes.png", folder.status_file):
         path.parent.mkdir(exist_ok=True)
-        with written_by_another_process(path) as process:
+        with begun_by_another_process(WRITE, path) as process:
             process.kill()
             process.wait()
     others = {".lock", ".job", ".notes.12", ".last.ckpt.1.0a1b2c3d.txt", "last.ckpt.1.0a1b2c3d"}
@@ -198,7 +186,7 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(folder: RunFolder)
 
 def test_what_a_live_process_writes_is_no_leftover(folder: RunFolder) -> None:
     folder.checkpoints.mkdir()
-    with written_by_another_process(folder.last_checkpoint) as process:
+    with begun_by_another_process(WRITE, folder.last_checkpoint) as process:
         folder.remove_leftovers()
         assert process.stdin is not None
         process.stdin.close()
@@ -279,7 +267,7 @@ def test_a_status_that_is_no_object_is_named(folder: RunFolder) -> None:
 @pytest.mark.parametrize("state", ["training", "validating"])
 def test_a_live_run_that_was_asked_to_stop_is_stopping(folder: RunFolder, state: str) -> None:
     folder.write_status(state=state, host=socket.gethostname())
-    with held_by_another_process(folder):
+    with begun_by_another_process(HOLD, folder.path):
         folder.request_stop("enough")
         assert folder.read_status()["state"] == "stopping"
         folder.write_status(state="stopped", host=socket.gethostname())
@@ -372,14 +360,14 @@ def test_the_first_failure_stays(folder: RunFolder) -> None:
 
 
 def test_a_run_that_is_held_refuses_a_second_process(folder: RunFolder) -> None:
-    with held_by_another_process(folder):
+    with begun_by_another_process(HOLD, folder.path):
         assert folder.is_locked()
         with pytest.raises(BlockingIOError), folder.lock():
             pytest.fail("two trainers in one folder")
 
 
 def test_kill_9_frees_the_run(folder: RunFolder) -> None:
-    with held_by_another_process(folder) as process:
+    with begun_by_another_process(HOLD, folder.path) as process:
         process.kill()
         assert process.wait() == -signal.SIGKILL
     assert not folder.is_locked()

@@ -39,16 +39,8 @@ class Moment(L.Callback):
             self._hold(trainer, "step")
 
     @override
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if trainer.current_epoch == EPOCH and batch_idx == 0:
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.current_epoch == EPOCH:  # at its first batch: a moment is reached once
             self._hold(trainer, "validation")
 
     @override
@@ -57,17 +49,8 @@ class Moment(L.Callback):
             checkpoint["moment"] = _Hold(lambda: self._hold(trainer, "checkpoint"))
 
     @override
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if batch_idx == 0:
-            self._hold(trainer, "test")
+    def on_test_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        self._hold(trainer, "test")
 
     def _hold(self, trainer: L.Trainer, moment: str) -> None:
         reached = self._folder / "reached"
