@@ -41,7 +41,14 @@ def signalled(
     (cwd / "site" / "sitecustomize.py").write_text(ON_IMPORT)
     variables = {"PYTHONPATH": str(cwd / "site"), "SIGNAL_AT": module, "SIGNAL": str(int(number))}
     done = subprocess.run(
-        words, cwd=cwd, env={**environ(), **variables}, capture_output=True, text=True, timeout=PATIENCE_S
+        words,
+        cwd=cwd,
+        env={**environ(), **variables},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        # as in a terminal, also where the tests run under nohup
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL) and None,
     )
     return done, (done.stdout + done.stderr).splitlines()
 

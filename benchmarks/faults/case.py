@@ -96,7 +96,8 @@ def _training(case: Case, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with open(folder / "terminal.log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "train.py"), *overrides],
+            # a hangup as in a terminal, also where the table is made under nohup
+            ["env", "--default-signal=HUP", sys.executable, str(ROOT / "train.py"), *overrides],
             cwd=folder,
             env=environ,
             stdin=subprocess.DEVNULL,
