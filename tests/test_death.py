@@ -1,5 +1,6 @@
 """A process that dies by a signal: which rank, which signal, where, in failure.txt, in the status and on the screen."""
 
+import errno
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import vitals
+from lockstep import launch, vitals
 from lockstep.run_folder import RunFolder
 from tests import callbacks
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
@@ -119,6 +120,48 @@ def test_an_evaluation_that_dies_says_so(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"rank 0 of 1 was ended by SIGSEGV on {HOST}, in ")
     assert not list(tmp_path.glob("lockstep-*"))
     assert latest(tmp_path).read_status()["state"] == "finished"
+
+
+def test_a_death_that_the_disk_does_not_take_is_told_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = launch.Job("train", str(tmp_path / "gone"), {})
+    launch.record_death(job, 1, 2, -signal.SIGBUS)
+    assert capsys.readouterr().err == f"rank 1 of 2 was ended by SIGBUS on {HOST}\n"
+
+
+def test_a_failure_that_nobody_could_write_down_is_still_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunFolder(tmp_path).failure.touch()  # by a version that wrote in place, and was killed
+    launch.show_failure(launch.Job("train", str(tmp_path), {}))
+    assert capsys.readouterr().err.splitlines()[0] == "a worker failed without a word"
+
+
+def test_the_first_failure_is_kept_whole_and_later_ones_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.record_failure("first")
+    folder.record_failure("second")
+    assert folder.failure.read_text() == "first"
+
+    def links_nothing(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", links_nothing)
+    folder.record_failure("third")
+    assert folder.failure.read_text() == "first"
+    folder.failure.unlink()
+    folder.record_failure("fourth")
+    assert folder.failure.read_text() == "fourth"
+    assert [path.name for path in tmp_path.iterdir()] == ["failure.txt"]
+
+
+def test_signs_of_life_that_cannot_be_removed_hide_no_failure(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.ranks.touch()  # no folder: nothing in it can be removed
+    vitals.forget(folder, 0)
 
 
 STACK = """Fatal Python error: Segmentation fault

@@ -58,9 +58,36 @@ def test_a_full_disk_is_told_with_the_file_and_what_is_free(tmp_path: Path, numb
     assert "\n" not in text
 
 
-def test_an_error_that_is_of_no_disk_is_left_as_it_is(tmp_path: Path) -> None:
-    for error in (ValueError("no"), RuntimeError("no"), FileNotFoundError(errno.ENOENT, "no", "/elsewhere"), OSError()):
-        assert disk.refusal(error, tmp_path) is None
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no"),
+        RuntimeError("no"),
+        FileNotFoundError(errno.ENOENT, "no", "/elsewhere"),
+        OSError(),
+        *(OSError(number, os.strerror(number)) for number in (errno.ECONNREFUSED, errno.EPIPE, errno.EMFILE)),
+        TimeoutError(errno.ETIMEDOUT, "no"),
+    ],
+    ids=repr,
+)
+def test_an_error_that_is_of_no_disk_is_left_as_it_is(tmp_path: Path, error: Exception) -> None:
+    assert disk.refusal(error, tmp_path) is None
+    follows = ValueError("a fault of the user's own code, while it handles the other")
+    follows.__context__ = error
+    assert disk.refusal(follows, tmp_path) is None
+
+
+def test_a_file_that_is_looked_for_in_vain_is_no_fault_of_the_disk(tmp_path: Path) -> None:
+    error = FileNotFoundError(errno.ENOENT, "no", str(tmp_path / "status.json"))
+    assert disk.refusal(error, tmp_path) is None
+    gone = FileNotFoundError(errno.ENOENT, "no", str(tmp_path / "run" / "status.json"))
+    assert "is gone" in (disk.refusal(gone, tmp_path / "run") or "")
+
+
+def test_a_full_disk_that_names_no_file_is_not_given_one(tmp_path: Path) -> None:
+    text = disk.refusal(OSError(errno.ENOSPC, "no space"), tmp_path)
+    assert text is not None
+    assert text.startswith(f"the disk is full: something cannot be written, {tmp_path} has ")
 
 
 def test_an_error_that_follows_itself_is_looked_at_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -219,6 +220,24 @@ def test_two_devices_in_a_one_task_allocation_are_refused(tmp_path: Path) -> Non
     assert done.returncode == 2
     assert "trainer.devices=2 asks for 2 workers, but srun started 1 process" in done.stderr
     assert "srun --nodes=1 --ntasks-per-node=2 python train.py" in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_waits_for_others_in_vain_says_so_in_place_of_a_traceback(tmp_path: Path, rank: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = run(tmp_path, *SMALL, "strategy.timeout_s=5", **place)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("rank ")]
+    assert lines == [
+        line for line in lines if line.startswith(f"rank {rank} of 2 on {socket.gethostname()} has waited")
+    ]
+    assert len(lines) == 1
+    assert "strategy.timeout_s=5" in lines[0]
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "outputs").exists()
 
 

@@ -142,6 +142,17 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
         assert run.folder.read_status()["reason"] == "left at once, by a second Ctrl-C"
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_sigquit_leaves_at_once_and_says_so(tmp_path: Path, num_workers: int) -> None:
+    with training(tmp_path, *LONG, f"trainer.devices={num_workers}") as run:
+        run.wait_for_step(2)
+        workers = run.workers()
+        run.process.send_signal(signal.SIGQUIT)
+        assert run.exit_code() == 130
+        assert_nothing_alive(workers)
+        assert run.folder.read_status()["reason"] == "left at once, by SIGQUIT"
+
+
 def test_a_signal_in_the_first_moments_is_neither_lost_nor_deadly(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, "trainer.devices=2") as run:
         wait_until(lambda: len(run.workers()) == 2, "workers started")

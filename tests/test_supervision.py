@@ -97,6 +97,59 @@ def test_nothing_is_left_when_the_waiting_process_is_killed() -> None:
     wait_until(lambda: not is_alive(pid), "the other one gone")
 
 
+@pytest.mark.parametrize("is_to_both", [True, False])
+def test_sigquit_leaves_at_once_and_is_not_silent(is_to_both: bool) -> None:
+    watched = Watched(WORKS)
+    pid = int(watched.line())
+    if is_to_both:
+        os.killpg(watched.process.pid, signal.SIGQUIT)  # as a terminal does by Ctrl-\\
+    else:
+        watched.process.send_signal(signal.SIGQUIT)
+    assert watched.code() == 130
+    assert not is_alive(pid)
+
+
+# a run of a task that ends well, or by a signal; then the process itself ends by one
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from lockstep import launch, supervision
+from lockstep.run_folder import RunFolder
+
+def work(folder, place, flag):
+    if sys.argv[2] == "within":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    folder.update_status(state="finished", reason="")
+    return 0
+
+supervision.begin()
+launch.task_function = lambda task: work
+supervision.run(launch.Job("train", sys.argv[1], {}), None, supervision.flag())
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def ends(program: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-c", program, *words]
+    return subprocess.run(line, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_a_finished_run_stays_finished_whatever_becomes_of_its_process(tmp_path: Path) -> None:
+    done = ends(DIES, str(tmp_path), "after")
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert done.stderr == "lockstep: ended by SIGSEGV\n"
+    folder = RunFolder(tmp_path)
+    assert folder.read_status()["state"] == "finished"
+    assert not folder.failure.exists()
+
+
+def test_the_folder_of_a_training_that_died_is_kept_also_without_its_configuration(tmp_path: Path) -> None:
+    done = ends(DIES, str(tmp_path), "within")
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert "was ended by SIGSEGV" in RunFolder(tmp_path).failure.read_text()
+    assert "was ended by SIGSEGV" in done.stderr
+
+
 def test_a_process_that_a_debugger_follows_stays_one() -> None:
     watched = Watched("import sys; sys.settrace(lambda *_: None)\n" + WORKS)
     assert int(watched.line()) == watched.process.pid
@@ -114,3 +167,43 @@ def test_a_part_that_calls_sys_exit_is_a_failure_and_no_ctrl_c(tmp_path: Path, m
     assert text.startswith("rank 0 of 1 failed:\nTraceback")
     assert text.endswith("SystemExit: 3\n")
     assert RunFolder(tmp_path).read_status()["reason"] == "SystemExit: 3"
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("taken", "code", "said"),
+    [
+        ("flag = SignalFlag(); flag.install(); print(flag.numbers)", 0, "[15]\n"),
+        ("as_usual()", -signal.SIGTERM, ""),
+    ],
+)
+def test_a_signal_in_the_moment_before_somebody_takes_it_over_is_not_lost(taken: str, code: int, said: str) -> None:
+    done = ends(
+        "import signal, sys\n"
+        "from lockstep.signals import SignalFlag, as_usual, end_at_once\n"
+        "end_at_once()\n"
+        "sys.setswitchinterval(1000)\n"  # the thread that listens does not come to it
+        f"signal.raise_signal(signal.SIGTERM); {taken}\n"
+    )
+    assert (done.returncode, done.stdout) == (code, said), done.stderr
+
+
+def test_a_task_that_did_not_hear_its_first_signal_ends_by_the_second() -> None:
+    done = ends(
+        "import signal, time\n"
+        "from lockstep.signals import TWICE_S, SignalEnd\n"
+        "class Deaf:\n"
+        "    def __del__(self):\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "SignalEnd().install()\n"
+        "deaf = Deaf()\n"
+        "del deaf\n"
+        "signal.raise_signal(signal.SIGTERM)\n"  # the same one, by another way
+        "time.sleep(2 * TWICE_S)\n"
+        "print('works', flush=True)\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+    )
+    assert (done.returncode, done.stdout) == (130, "works\n")
+    assert done.stderr.endswith("lockstep: ended by SIGINT\n")

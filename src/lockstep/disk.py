@@ -10,6 +10,7 @@ from lockstep.memory import causes
 from lockstep.run_folder import shown
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTDIR, errno.EISDIR)
 SHARED_MEMORY = Path("/dev/shm")
 # torch's errors of shared memory: allocated, resized or written to in vain; and by the kernel, when it is touched
 SAYINGS = (
@@ -27,7 +28,7 @@ class DiskFault(Exception):
 def refusal(error: BaseException, folder: Path) -> str | None:
     """What the disk of a run `folder` refused, of which `error` is or follows from; None where that is not the reason.
 
-    An error of the system that names a file elsewhere is none of these, unless its disk is full.
+    An error of the system that names no file, or one elsewhere, is none of these, unless a disk is full.
     """
     for cause in causes(error):
         if isinstance(cause, RuntimeError) and any(saying in str(cause) for saying in SAYINGS):
@@ -37,15 +38,18 @@ def refusal(error: BaseException, folder: Path) -> str | None:
             )
         if not isinstance(cause, OSError):
             continue
-        place = Path(os.fsdecode(cause.filename)) if isinstance(cause.filename, str | bytes) else folder
+        place = Path(os.fsdecode(cause.filename)) if isinstance(cause.filename, str | bytes) else None
         if cause.errno in FULL:
-            what = f"the disk is full: {shown(place)} cannot be written{_needed(cause)}, {_free(place.parent)}"
+            where = "something" if place is None else shown(place)
+            what = f"the disk is full: {where} cannot be written{_needed(cause)}, {_free(place or folder)}"
             return f"{what}. Make room, then go on: what was saved before is whole"
+        if place is None:
+            continue
         if cause.errno == errno.EFBIG:
             return f"{shown(place)} cannot be written{_needed(cause)}: files are limited to a smaller size (ulimit -f)"
-        if not folder.is_dir():
+        if place.is_relative_to(folder) and not folder.is_dir():
             return f"the run folder {shown(folder)} is gone: it was removed or moved while the run wrote into it"
-        if place.is_relative_to(folder) and cause.errno is not None:
+        if place.is_relative_to(folder) and cause.errno in REFUSED:
             return f"{shown(place)} cannot be written ({cause.strerror}): mend that, then go on"
     return None
 

@@ -37,7 +37,7 @@ from lockstep.signals import STOP_SIGNALS, Ended, SignalEnd, SignalFlag, SignalL
 
 GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
 POLL_S = 0.05
-LEFT = "left at once, by a second Ctrl-C"
+LEFT = "left at once, by {}"
 UNSAVED = ("evaluate", "predict")  # tasks that end by the first signal: there is nothing to go on with
 
 
@@ -221,17 +221,24 @@ def _outcome(job: Job, codes: list[int], first_failed: int | None) -> int:
 
 
 def record_death(job: Job, rank: int, world_size: int, code: int) -> None:
-    """Keep how a signal ended a rank of this machine, in place of what others wrote, which is a consequence."""
+    """Keep how a signal ended a rank of this machine, in place of what others wrote, which is a consequence.
+
+    Where the disk refuses that, it is printed.
+    """
     folder = RunFolder(Path(job.folder))
     text = vitals.end_of(folder, rank, f"rank {rank} of {world_size}", code)
-    write_atomically(folder.failure, text)
+    try:
+        write_atomically(folder.failure, text)
+    except OSError:
+        print(text, end="", file=sys.stderr, flush=True)
     vitals.forget(folder, rank)
 
 
 def show_failure(job: Job) -> None:
     """Print the first failure of a job; the status of a run says so too."""
     folder = RunFolder(Path(job.folder))
-    text = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else "a worker failed without a word"
+    said = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else ""
+    text = said or "a worker failed without a word"
     lines = text.splitlines()
     try:
         if job.task == "train":
@@ -240,7 +247,7 @@ def show_failure(job: Job) -> None:
             folder.update_status(state="failed", reason=what)
     except OSError as error:
         refused = refusal(error, folder.path)
-        text = text if folder.failure.exists() or refused is None else refused
+        text = said or refused or text
     print(text, file=sys.stderr)
     if job.task == "train":
         print(f"The run failed: {folder.path}", file=sys.stderr, flush=True)
@@ -270,9 +277,9 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
         folder.record_failure("".join(f"config error: {fault}\n" for fault in error.faults))
         return EXIT_CONFIG
     except BaseException as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
-        if flag.is_left:  # Lightning turns KeyboardInterrupt into sys.exit(1)
+        if flag.left_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
             if job.task == "train" and rank == 0:
-                folder.update_status(state="failed", reason=LEFT)
+                folder.update_status(state="failed", reason=LEFT.format(flag.left_by))
             return EXIT_INTERRUPTED
         text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
         if isinstance(error, FailedElsewhere):

@@ -47,13 +47,19 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     A reader sees the old content or the new one, also after a power cut.
     """
+    with _left_nothing(path) as temporary, _opened_and_held(temporary) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _left_nothing(path: Path) -> Iterator[Path]:
+    """The name of a new file beside `path`, which is gone when the block ends; errors of it name `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with _opened_and_held(temporary) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(temporary, path)
+        yield temporary
     except OSError as error:
         if error.filename in (None, str(temporary)):  # a full disk does not say which file
             error.filename = str(path)
@@ -375,13 +381,17 @@ class RunFolder:
     # -- failures ----------------------------------------------------------------------------------------------------
 
     def record_failure(self, text: str) -> None:
-        """Keep the first failure; later ones, mostly its consequences, change nothing."""
-        with contextlib.suppress(FileExistsError), open(self.failure, "xb", buffering=0) as file:
-            try:
+        """Keep the first failure, whole; later ones, mostly its consequences, change nothing."""
+        with _left_nothing(self.failure) as temporary:
+            with _opened_and_held(temporary) as file:
                 file.write(text.encode(errors="backslashreplace"))
-            except OSError:
-                self.failure.unlink()  # an empty one would hide what comes next
-                raise
+            try:
+                os.link(temporary, self.failure)
+            except FileExistsError:
+                return
+            except OSError:  # a file system without links
+                if not self.failure.exists():
+                    os.replace(temporary, self.failure)
 
     def await_failure(self, timeout_s: float) -> None:
         """Return when a failure is on record, or after `timeout_s`: the rank that knew of it may have died."""

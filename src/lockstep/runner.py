@@ -19,8 +19,17 @@ from omegaconf import DictConfig
 from lockstep import checkpoints, launch, notification, overrides, presence, project, run_folder, supervision, workers
 from lockstep import config as configuration
 from lockstep.config import ConfigError
-from lockstep.environment import leave, outer_world, without_secrets
-from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, resume_command, resuming, shown
+from lockstep.environment import World, leave, outer_world, without_secrets
+from lockstep.run_folder import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    RunFolder,
+    resume_command,
+    resuming,
+    shown,
+)
 from lockstep.schema import Config
 from lockstep.signals import STOP_SIGNALS, SignalList
 
@@ -152,9 +161,9 @@ def _train(
     listed, flag = SignalList(), supervision.flag()
     with contextlib.ExitStack() as held:
         if world is not None:
-            from lockstep.session import join, shared_folder
+            from lockstep.session import shared_folder
 
-            join(config, world, known)  # until then a signal ends this process, which may wait for others
+            _meet(config, world, known)  # until then a signal ends this process, which may wait for others
             held.enter_context(flag.installed())
             folder = shared_folder(lambda: _made(make, held), config, world, known)
         else:
@@ -176,6 +185,27 @@ def _train(
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
         notification.send(config, folder, code)
     return folder, code
+
+
+def _meet(config: Config, world: World, known: RunFolder | None) -> None:
+    """Enter the process group of an outer launcher. Where not all come in time, this process leaves with a line."""
+    from lockstep.parallel.reduce import is_lost_rank, is_missing_rank
+    from lockstep.session import join
+
+    try:
+        join(config, world, known)
+    except RuntimeError as error:
+        if not is_lost_rank(error) and not is_missing_rank(error):
+            raise
+        text = (
+            f"rank {world.rank} of {world.world_size} on {socket.gethostname()} has waited for the others in vain "
+            f"(strategy.timeout_s={config.strategy.timeout_s}): not all of them started, or they cannot reach each "
+            f"other. Look at what they said.\n{error}"
+        )
+        if known is not None:
+            known.record_failure(text + "\n")
+        print(text, file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_FAILED) from error
 
 
 def _made(make: Callable[[contextlib.ExitStack], RunFolder], held: contextlib.ExitStack) -> RunFolder:

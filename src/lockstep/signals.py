@@ -5,13 +5,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
 # a hangup that was ignored when this process began, as under nohup, stays so
 _HANGUP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
-LEAVE = signal.SIGQUIT  # from the process that watches this one: a second Ctrl-C came
+LEAVE = signal.SIGQUIT  # Ctrl-\; also from the process that watches this one: a second Ctrl-C came
+TWICE_S = 0.5  # a stop signal that comes again sooner is the same one, from the terminal and from whoever watches
 
 
 class Ended(BaseException):
@@ -31,7 +33,7 @@ class SignalFlag:
 
     def __init__(self, *, is_watched: bool = False) -> None:
         self.numbers: list[int] = []
-        self.is_left = False  # by a second Ctrl-C
+        self.left_by = ""  # what made it leave at once
         self._is_watched = is_watched
 
     @property
@@ -41,11 +43,13 @@ class SignalFlag:
 
     def install(self) -> None:
         """Take over the stop signals, also from whoever took them since the last call; deliver what was held back."""
+        before = early()
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
-        if self._is_watched:
-            signal.signal(LEAVE, self._leave)
+        signal.signal(LEAVE, self._handle_leave)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        if before is not None:
+            before.hand_over()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -58,35 +62,48 @@ class SignalFlag:
         is_second = number == signal.SIGINT and self.received == signal.SIGINT
         self.numbers.append(number)
         if is_second and not self._is_watched:
-            self._leave(number, frame)
+            self._handle_leave(number, frame)
 
-    def _leave(self, number: int, frame: FrameType | None) -> None:
-        self.is_left = True
+    def _handle_leave(self, number: int, frame: FrameType | None) -> None:
+        self.left_by = "a second Ctrl-C" if signal.SIGINT in self.numbers else LEAVE.name
         raise KeyboardInterrupt
 
 
 class SignalList(SignalFlag):
     """Remembers all stop signals, for a process that passes them on; none of them ends it."""
 
-    def _leave(self, number: int, frame: FrameType | None) -> None:
-        """Go on: the others leave."""
+    def _handle_leave(self, number: int, frame: FrameType | None) -> None:
+        if number == LEAVE:  # a second Ctrl-C is counted by those it is passed on to
+            self.numbers.append(number)
 
 
 class SignalEnd(SignalFlag):
-    """Ends a task that has nothing to save by its first stop signal, with `Ended`."""
+    """Ends a task that has nothing to save by its first stop signal, with `Ended`.
+
+    A later signal ends the process itself: Python drops an exception that is raised inside of `__del__`.
+    """
+
+    _first_at_s = 0.0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.numbers:  # what is under way ends once
+        if not self.numbers:
             self.numbers.append(number)
+            self._first_at_s = time.monotonic()
             raise Ended(number)
+        if time.monotonic() - self._first_at_s > TWICE_S:
+            say_ended(number)
+            os._exit(128 + number)
 
 
 class Early:
     """Ends this process by the first stop signal, with one line and code 128 + number, while nothing is under way.
 
     In force for the signals that nobody has taken over since. A thread hears them: the main thread may wait for other
-    processes where no handler of Python's runs.
+    processes where no handler of Python's runs. Who takes over in the moment before the thread runs gets them.
     """
+
+    def __init__(self) -> None:
+        self._heard: list[int] = []
 
     def begin(self) -> None:
         """Take the stop signals."""
@@ -106,7 +123,13 @@ class Early:
         os.close(self._read)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        """Do nothing: Python has told the thread already."""
+        """Keep it for whoever takes over; Python has told the thread already."""
+        self._heard.append(number)
+
+    def hand_over(self) -> None:
+        """Give the signals that the thread came too late for to who has taken over."""
+        while self._heard:
+            signal.raise_signal(self._heard.pop(0))
 
     def _listen(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # what is held back from the main thread is not for this
@@ -136,6 +159,7 @@ def as_usual() -> None:
         for number in STOP_SIGNALS:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         found.end()
+        found.hand_over()
 
 
 def say_ended(number: int, what: str = "") -> None:
@@ -146,7 +170,7 @@ def say_ended(number: int, what: str = "") -> None:
 @contextlib.contextmanager
 def given_back() -> Iterator[None]:
     """Give the stop signals back, after the block, to whoever had them before."""
-    before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
+    before = [(number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE)]
     try:
         yield
     finally:

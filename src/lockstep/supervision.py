@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
@@ -70,51 +71,60 @@ def flag() -> SignalFlag:
 
 def run(job: Job, place: World | None, flag: SignalFlag) -> int:
     """`launch.run_here`, known to the process that waits for this one. Returns the exit code."""
-    if _known is not None:
-        rank, world_size = (place.rank, place.world_size) if place is not None else (0, 1)
-        text = json.dumps(Known(job.task, job.folder, rank, world_size)) + "\n"
-        _known[: len(text)] = text.encode()
-    return launch.run_here(job, place, flag)
+    if _known is None:
+        return launch.run_here(job, place, flag)
+    rank, world_size = (place.rank, place.world_size) if place is not None else (0, 1)
+    text = json.dumps(Known(job.task, job.folder, rank, world_size)) + "\n"
+    _known[: len(text)] = text.encode()
+    try:
+        return launch.run_here(job, place, flag)
+    finally:
+        _known[: len(text)] = bytes(len(text))  # the work is done, and how it ended is on record
 
 
 # -- in the process that waits -----------------------------------------------------------------------------------------
 
 
 def _wait(child: int, memory: mmap.mmap) -> NoReturn:
-    """Pass signals on until the other process ends, and end as it does. A second Ctrl-C has `GRACE_S` to be heard."""
-    num_interrupts = 0
+    """Pass signals on until the other process ends, and end as it does. To leave at once it has `GRACE_S`."""
+    num_interrupts, left_by = 0, ""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        nonlocal num_interrupts
+        nonlocal num_interrupts, left_by
         num_interrupts += number == signal.SIGINT
-        if number == signal.SIGINT and num_interrupts > 1:
+        if number == LEAVE or (number == signal.SIGINT and num_interrupts > 1):
+            left_by = left_by or ("a second Ctrl-C" if number == signal.SIGINT else LEAVE.name)
             number = LEAVE
             signal.alarm(round(GRACE_S))
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(child, signal.SIGKILL if number == signal.SIGALRM else number)
 
-    for number in (*STOP_SIGNALS, signal.SIGALRM):
+    for number in (*STOP_SIGNALS, LEAVE, signal.SIGALRM):
         signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     signal.alarm(0)
-    for number in STOP_SIGNALS:
+    for number in (*STOP_SIGNALS, LEAVE):
         signal.signal(number, signal.SIG_IGN)  # what is left to do takes a moment
     if code < 0:
         line = memory[:].partition(b"\n")[0].rstrip(b"\0")
-        code = _tell(Known(*json.loads(line)) if line else None, code, is_left=num_interrupts > 1)
+        try:
+            code = _tell(Known(*json.loads(line)) if line else None, code, left_by)
+        except Exception:  # the border of a process: its exit code stays true
+            traceback.print_exc()
+            code = 128 - code
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _tell(known: Known | None, code: int, *, is_left: bool) -> int:
+def _tell(known: Known | None, code: int, left_by: str) -> int:
     """Tell of a process that a signal ended, where people look for it. Returns the exit code."""
-    if is_left:
+    if left_by and (known is not None or left_by != LEAVE.name):
         if known is not None:
             vitals.forget(RunFolder(Path(known.folder)), known.rank)
         if known is not None and known.task == "train":
-            RunFolder(Path(known.folder)).update_status(state="failed", reason=launch.LEFT)
+            RunFolder(Path(known.folder)).update_status(state="failed", reason=launch.LEFT.format(left_by))
         return EXIT_INTERRUPTED
     if known is None:
         signals.say_ended(-code)
@@ -124,7 +134,7 @@ def _tell(known: Known | None, code: int, *, is_left: bool) -> int:
     if known.rank > 0:
         _await_end(folder)  # which rank 0 notices, and tells
     launch.show_failure(job)
-    if not folder.config.exists():  # the folder of an evaluation is of no use to anybody
+    if job.task in launch.UNSAVED:  # their folder is of no use to anybody
         shutil.rmtree(folder.path, ignore_errors=True)
         return 128 - code
     launch.remove_copy(job)

@@ -30,9 +30,8 @@ FRAME = re.compile(r'^ +File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>
 @contextlib.contextmanager
 def shown(folder: RunFolder, rank: int) -> Iterator[None]:
     """Show that this rank lives, and where it dies; nothing is left of either when the block ends, however it does."""
-    folder.ranks.mkdir(exist_ok=True)
     beat, fault = folder.rank_beat(rank), folder.rank_fault(rank)
-    beat.write_text(f"{socket.gethostname()} {os.getpid()}\n")
+    _begin(beat)
     is_over = threading.Event()
     thread = threading.Thread(target=_beat, args=(beat, is_over), daemon=True)
     thread.start()
@@ -55,9 +54,18 @@ def shown(folder: RunFolder, rank: int) -> Iterator[None]:
 def forget(folder: RunFolder, rank: int) -> None:
     """Remove what a rank that has ended showed of itself: nobody waits for it any more."""
     for path in (folder.rank_beat(rank), folder.rank_fault(rank)):
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # others are still there, or it has gone already
+        with contextlib.suppress(OSError):  # it has gone already, or the disk, whose fault is told elsewhere
+            path.unlink()
+    with contextlib.suppress(OSError):  # others are still there
         folder.ranks.rmdir()
+
+
+def _begin(beat: Path) -> None:
+    while True:
+        beat.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another rank has just left, and the folder with it
+            beat.write_text(f"{socket.gethostname()} {os.getpid()}\n")
+            return
 
 
 def _beat(path: Path, is_over: threading.Event) -> None:

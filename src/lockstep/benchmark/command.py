@@ -54,7 +54,7 @@ def run(texts: Sequence[str]) -> int:
     try:
         return Benchmark(path, config, found, texts).run()
     except KeyboardInterrupt:
-        print(f"Left at once, by a second Ctrl-C; what was measured before is in {shown(path)}", file=sys.stderr)
+        print(f"Left at once; what was measured before is in {shown(path)}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
