@@ -32,8 +32,9 @@ class Task(NamedTuple):
     batch_size: int
     num_steps: int  # of an epoch
     num_epochs: int  # the last one counts: a process takes some dozens of steps to find its memory
-    uses_bfloat16: bool
+    precision: str  # float32, or bfloat16 for autocast
     log_every_n_steps: int
+    is_compiled: bool = False
 
     @property
     def num_images(self) -> int:
@@ -64,6 +65,7 @@ def raw(task: Task) -> float:
     pixels, labels = _data(task)
     torch.manual_seed(0)
     net = _network(task).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    forward = torch.compile(net) if task.is_compiled else net
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)
     num_steps = task.num_epochs * task.num_steps
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_steps)
@@ -76,8 +78,8 @@ def raw(task: Task) -> float:
             chosen = order[step * task.batch_size : (step + 1) * task.batch_size]
             images = (pixels[chosen].float() - 127.5) / 63.75
             images = images.contiguous(memory_format=torch.channels_last)
-            with torch.autocast("cpu", torch.bfloat16) if task.uses_bfloat16 else contextlib.nullcontext():
-                logits = net(images)
+            with torch.autocast("cpu", torch.bfloat16, enabled=task.precision == "bfloat16"):
+                logits = forward(images)
             logits = logits.float()
             loss = F.cross_entropy(logits, labels[chosen], label_smoothing=0.1)
             optimizer.zero_grad()
@@ -103,7 +105,8 @@ def lockstep_tree(task: Task) -> dict[str, Any]:
         f"global_batch_size={task.batch_size}",
         "eval_batch_size=10",
         f"trainer.max_epochs={task.num_epochs}",
-        f"trainer.precision={'bfloat16' if task.uses_bfloat16 else 'float32'}",
+        f"trainer.precision={task.precision}",
+        f"compile={task.is_compiled}",
         f"trainer.log_every_n_steps={task.log_every_n_steps}",
         "strategy=cpu",
         "trainer.devices=1",

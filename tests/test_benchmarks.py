@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from benchmarks import loops, step, sweep
 from benchmarks.table import Row, alternate, markdown, ratios, row
 from tests.harness import ROOT, environ
+from tests.test_compile import needs_compiler
 
 SHORT = step.TINY._replace(num_steps=3, log_every_n_steps=1)
 
@@ -42,6 +43,13 @@ def test_a_row_has_median_spread_and_count() -> None:
 @pytest.mark.parametrize("loop", [loops.raw, loops.lockstep, loops.template])
 def test_every_loop_trains_the_task(loop: Callable[[loops.Task], float]) -> None:
     assert 0 < loop(SHORT) < 10
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own imports
+@pytest.mark.parametrize("loop", [loops.raw, loops.lockstep])
+def test_a_compiled_loop_trains_the_task(loop: Callable[[loops.Task], float]) -> None:
+    assert loop(SHORT._replace(is_compiled=True)) > 0
 
 
 def test_both_averages_are_the_same() -> None:

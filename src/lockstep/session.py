@@ -142,7 +142,7 @@ def _explained(refusal: BaseException, session: Session) -> str:
         session.config,
         session.device,
         precision=session.precision,
-        has_bfloat16=_bfloat16_unit(session.device) is not None,
+        has_bfloat16=bfloat16_unit(session.device) is not None,
         rank=session.rank,
         loads=session.loads,
         log=shown(log) if is_kept else None,
@@ -388,13 +388,13 @@ def _precision(config: Config, device: torch.device) -> tuple[str, str]:
         return asked, "as asked, without TF32"
     if asked != "auto":
         return asked, "as asked"
-    unit = _bfloat16_unit(device)
+    unit = bfloat16_unit(device)
     if name:
         return ("bfloat16", f"{name} computes it natively") if unit else ("float32", f"{name} lacks bfloat16")
     return ("bfloat16", f"this CPU has {unit}") if unit else ("float32", "this CPU has no bfloat16 arithmetic")
 
 
-def _bfloat16_unit(device: torch.device) -> str | None:
+def bfloat16_unit(device: torch.device) -> str | None:
     """What of a device computes bfloat16; None where nothing does."""
     if device.type == "cuda":
         return "tensor cores" if torch.cuda.get_device_capability(device) >= AMPERE else None
