@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.parallel.reduce import add_up, all_gather, is_distributed
@@ -29,10 +28,15 @@ def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
 
 
-def _merged(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance (C,) of all ranks, and their count (), from rows (mean, variance, count), (world_size, 2 C + 1).
+def _normalized(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """What F.batch_norm computes in an evaluation, which asks more than it computes for a small x."""
+    return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
 
-    A count of zero comes with zeros.
+
+def _merged(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance (C,) of all ranks together, and their count (), from rows (mean, variance, count) of each.
+
+    `rows` is (world_size, 2 C + 1); a count of zero comes with zeros.
     """
     num_channels = rows.shape[1] // 2
     means, variances, counts = rows.split([num_channels, num_channels, 1], dim=1)
@@ -54,12 +58,12 @@ def _input_gradient(
     bias, weight = (expected * -factor).unbind()
     factor = factor.view([1, -1] + [1] * (x.dim() - 2))
     if x.device.type != "cpu" or x.numel() <= _BLOCK_ELEMENTS:
-        shift = F.batch_norm(x.to(mean.dtype), mean, var, weight, bias, False, 0.0, eps)
+        shift = _normalized(x.to(mean.dtype), mean, var, weight, bias, eps)
         return shift.addcmul_(dy.to(mean.dtype), factor).to(x.dtype)
     size = max(1, _BLOCK_ELEMENTS * len(x) // x.numel())
     dx = torch.empty_like(x)
     for part, part_x, part_dy in zip(dx.split(size), x.split(size), dy.split(size), strict=True):
-        shift = F.batch_norm(part_x.to(mean.dtype), mean, var, weight, bias, False, 0.0, eps)
+        shift = _normalized(part_x.to(mean.dtype), mean, var, weight, bias, eps)
         torch.addcmul(shift, part_dy.to(mean.dtype), factor, out=part if part.dtype == shift.dtype else shift)
         if part.dtype != shift.dtype:
             part.copy_(shift)
@@ -85,7 +89,7 @@ class _Normalize(torch.autograd.Function):
         ctx.save_for_backward(x, weight, mean, var, total)
         ctx.eps = eps
         ctx.mark_non_differentiable(mean, var, total)
-        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps), mean, var, total
+        return _normalized(x, mean, var, weight, bias, eps), mean, var, total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -117,6 +121,14 @@ class _Normalize(torch.autograd.Function):
         )
 
 
+def _move(running: Tensor, value: Tensor, factor: float | Tensor) -> None:
+    """Move a running statistic by `factor` of the way to `value`, which may be wider."""
+    if running.dtype == value.dtype:
+        running.lerp_(value, factor)
+    else:
+        running.add_((value - running) * factor)
+
+
 class SyncBatchNorm(_BatchNorm):
     """Batch norm of any dimension whose training statistics are those of all ranks together.
 
@@ -143,8 +155,8 @@ class SyncBatchNorm(_BatchNorm):
                 self.num_batches_tracked.add_(1)
                 factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(mean.dtype)
                 unbiased = var * (total / (total - 1))
-                self.running_mean.add_((mean - self.running_mean) * factor)
-                self.running_var.add_((unbiased - self.running_var) * factor)
+                _move(self.running_mean, mean, factor)
+                _move(self.running_var, unbiased, factor)
         return y
 
 

@@ -1,7 +1,5 @@
 """How DDP averages gradients over the ranks where its own way is not the one: in shared memory, or in fewer bits."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -14,12 +12,15 @@ from lockstep.parallel import reduce
 def choose(model: DistributedDataParallel, *, is_bfloat16: bool) -> None:
     """Register what averages the gradients of `model`; DDPStrategy's own `ddp_comm_hook` is passed over on a CPU."""
     if next(model.parameters()).device.type == "cpu" and reduce.shares_memory():
-        model.register_comm_hook(torch.bfloat16 if is_bfloat16 else None, _averaged)  # pyright: ignore[reportArgumentType]
+        model.register_comm_hook(torch.bfloat16 if is_bfloat16 else None, _averaged)
     elif is_bfloat16:
         model.register_comm_hook(None, bf16_compress_hook)
 
 
-def _averaged(dtype: torch.dtype | None, bucket: Any) -> torch.futures.Future[Tensor]:
+def _averaged(
+    dtype: torch.dtype | None,
+    bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
+) -> torch.futures.Future[Tensor]:
     """The mean over the ranks of a bucket of gradients, which may travel in another `dtype`.
 
     At once, not beside the backward pass: the processes share the cores, so that nobody has one to spare.
