@@ -36,7 +36,7 @@ ROW_BYTES = 1 << 20  # at most, of a rank; a longer tensor goes in parts
 MOST_BYTES = 1 << 25  # of all rows together
 SMALL_BYTES = 1 << 14  # every rank adds up all of so much; of more, each adds up a part
 FLAG_BYTES = LINE
-SPIN_S = 2e-3  # a rank asks so long before it sleeps, where each has a core of its own; waking takes longer than asking
+SPIN_S = 2e-4  # a rank asks so long before it sleeps, where each has a core of its own: about what waking costs
 SLICE_S = 0.1  # a rank that sleeps looks so often whether the others live
 
 
@@ -267,7 +267,6 @@ class Channel:
         has_taken = self._semaphores.has_taken
         started = time.monotonic()
         while time.monotonic() - started < self._spin_s:
-            os.sched_yield()
             if has_taken(address):
                 return
         limit_s = self._timeout.total_seconds()
