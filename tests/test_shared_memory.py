@@ -15,10 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.parallel import reduce, shared_memory
+from lockstep.models.resnet import ResNet18
+from lockstep.parallel import gradients, reduce, shared_memory
+from lockstep.parallel.batch_norm import ExactBatchNorm
 from lockstep.parallel.reduce import FlagChannel, add_up, all_gather, gather_objects, is_lost_rank
 from lockstep.parallel.shared_memory import Channel, Neighbours, RankLost, Segment
 from tests.harness import PATIENCE_S, ROOT, environ, wait_until
@@ -149,6 +152,72 @@ def test_machines_share_memory_within_and_talk_by_gloo_between_with_one_result(r
         for value, first, exact in zip(found, results[0][1][0], expected, strict=True):
             assert torch.equal(value, first), "every rank has the same bits"
             torch.testing.assert_close(value, exact, rtol=1e-12, atol=1e-9)
+
+
+# -- a step of a training ----------------------------------------------------------------------------------------------
+
+
+def messages_of_a_step(dtype: str) -> tuple[int, int, list[Tensor]]:
+    """Messages through sockets and exchanges in memory of the last of some steps, and the gradients it ends with."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    net = resnet18(3)
+    model = DistributedDataParallel(net, broadcast_buffers=False, gradient_as_bucket_view=True)
+    gradients.choose(model, is_bfloat16=dtype == "bfloat16")
+    group: Any = dist.group.WORLD
+    num_exchanges, num_before = 0, 0
+    plain = Neighbours._exchange
+
+    def counted(self: Neighbours) -> None:
+        nonlocal num_exchanges
+        num_exchanges += 1
+        plain(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Neighbours, "_exchange", counted)
+        for _ in range(3):  # the first one makes the buckets of DDP
+            net.zero_grad()
+            num_exchanges, num_before = 0, group._get_sequence_number_for_group()
+            source = torch.Generator().manual_seed(rank)
+            model(torch.randn(2, 3, 16, 16, generator=source)).square().mean().backward()
+    num_messages = group._get_sequence_number_for_group() - num_before
+    return num_messages, num_exchanges, [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+
+def resnet18(in_channels: int) -> nn.Module:
+    net = ResNet18(
+        in_channels=in_channels,
+        num_classes=10,
+        width=4,
+        stem="small",
+        shortcut_norm=True,
+        bias=False,
+        dropout=0.0,
+        init="kaiming",
+    )
+    return ExactBatchNorm().apply(net)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dtype", ["same", "bfloat16"])
+def test_nothing_of_a_step_goes_through_a_socket_and_gradients_have_the_same_bits_on_every_rank(
+    ranks: Ranks, dtype: str
+) -> None:
+    results = ranks.run(3, messages_of_a_step, dtype)
+    for num_messages, num_exchanges, found in results:
+        assert num_messages == 0
+        # 20 batch norms forward, 20 backward, and one bucket of gradients, whose sum is one of parts: 2
+        assert num_exchanges == 20 + 20 + 2
+        assert all(torch.equal(a, b) for a, b in zip(found, results[0][2], strict=True))
+    ranks.has_memory = False
+    try:
+        ((num_messages, num_exchanges, by_gloo), *_) = ranks.run(3, messages_of_a_step, dtype)
+    finally:
+        ranks.has_memory = True
+    assert (num_messages, num_exchanges) == (41, 0)
+    rounding = 2**-7 if dtype == "bfloat16" else 1e-5
+    for a, b in zip(by_gloo, results[0][2], strict=True):
+        torch.testing.assert_close(a, b, rtol=rounding, atol=rounding * b.abs().max().item())
 
 
 # -- where there is none -----------------------------------------------------------------------------------------------

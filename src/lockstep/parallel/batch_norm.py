@@ -1,10 +1,10 @@
 """Batch norm over the global batch: the statistics of one process, for any split of the batch, on CPU and GPU.
 
-Forward: one all-gather of (mean, M2, count), merged by the pairwise formula of Chan, Golub & LeVeque (1979), "Updating
-formulae and a pairwise algorithm for computing sample variances". Backward: one all-reduce of (sum dy, sum dy * xhat),
-Ioffe & Szegedy (2015), section 3. A rank with no samples weighs nothing and takes part in both. The host waits for
-nothing, but where a share has at most one value per channel: then it asks whether that is all there is, which has no
-variance. torch.nn.SyncBatchNorm refuses CPU tensors.
+Forward: one all-gather of (mean, variance, count), merged by the pairwise formula of Chan, Golub & LeVeque (1979),
+"Updating formulae and a pairwise algorithm for computing sample variances". Backward: one all-reduce of (sum dy, sum
+dy * xhat), Ioffe & Szegedy (2015), section 3. A rank with no samples weighs nothing and takes part in both. The host of
+a GPU waits for nothing, but where a share has at most one value per channel: then it asks whether that is all there
+is, which has no variance. torch.nn.SyncBatchNorm refuses CPU tensors.
 """
 
 from typing import Any, cast
