@@ -53,20 +53,19 @@ def _input_gradient(
     """The gradient factor * (dy - E[dy] - xhat * E[dy * xhat]), rounded once to the dtype of x.
 
     `expected` is E[dy] and E[dy * xhat], (2, C).
-    On a CPU a few samples at a time: new memory for a wide copy of all of x costs more than the arithmetic.
+    Where x is narrower, on a CPU a few samples at a time: new memory for a wide copy of all of x costs more than the
+    arithmetic.
     """
     bias, weight = (expected * -factor).unbind()
     factor = factor.view([1, -1] + [1] * (x.dim() - 2))
-    if x.device.type != "cpu" or x.numel() <= _BLOCK_ELEMENTS:
+    if x.dtype == mean.dtype or x.device.type != "cpu" or x.numel() <= _BLOCK_ELEMENTS:
         shift = _normalized(x.to(mean.dtype), mean, var, weight, bias, eps)
         return shift.addcmul_(dy.to(mean.dtype), factor).to(x.dtype)
     size = max(1, _BLOCK_ELEMENTS * len(x) // x.numel())
     dx = torch.empty_like(x)
     for part, part_x, part_dy in zip(dx.split(size), x.split(size), dy.split(size), strict=True):
         shift = _normalized(part_x.to(mean.dtype), mean, var, weight, bias, eps)
-        torch.addcmul(shift, part_dy.to(mean.dtype), factor, out=part if part.dtype == shift.dtype else shift)
-        if part.dtype != shift.dtype:
-            part.copy_(shift)
+        part.copy_(shift.addcmul_(part_dy.to(mean.dtype), factor))
     return dx
 
 
