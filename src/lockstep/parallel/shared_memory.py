@@ -267,6 +267,7 @@ class Channel:
         has_taken = self._semaphores.has_taken
         started = time.monotonic()
         while time.monotonic() - started < self._spin_s:
+            os.sched_yield()  # the one that is waited for may stand behind this process, on the same core
             if has_taken(address):
                 return
         limit_s = self._timeout.total_seconds()
