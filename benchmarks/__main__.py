@@ -1,8 +1,12 @@
-"""Measure everything that needs no GPU and write docs/benchmarks.md; about 20 minutes on two quiet cores."""
+"""Measure everything that needs no GPU and write docs/benchmarks.md; about 40 minutes on two quiet cores.
 
+With titles of sections, e.g. `python -m benchmarks Messages "Small workers"`, only these are measured, and printed.
+"""
+
+import sys
 from pathlib import Path
 
-from benchmarks import checkpoint, input, processes, step, sweep
+from benchmarks import checkpoint, input, processes, step, sweep, talk
 from benchmarks.table import conditions, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -12,11 +16,25 @@ SECTIONS = (
     ("Watching", step.watching),
     ("Averaged weights", step.averaging),
     ("Input", input.generated),
+    ("Messages", talk.messages),
+    ("Batch norm", talk.norms),
     ("Workers", processes.workers),
+    ("Small workers", processes.small_workers),
     ("Start", processes.start_up),
     ("Sweeps", sweep.sweeps),
     ("Checkpoints", checkpoint.checkpoint),
 )
+
+
+def chosen(titles: list[str]) -> None:
+    """Measure the sections of these titles and print them, with the machine they count for."""
+    sections = dict(SECTIONS)
+    unknown = [title for title in titles if title not in sections]
+    if unknown:
+        sys.exit(f"{', '.join(unknown)}: no such section; there are {', '.join(sections)}")
+    print(f"{conditions()}\n")
+    for title in titles:
+        print(markdown(title, sections[title]()), flush=True)
 
 
 def main() -> None:
@@ -38,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    chosen(sys.argv[1:]) if sys.argv[1:] else main()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from lockstep.parallel import reduce
 from lockstep.sweeps.nursery import PRELOADED
 
 TIMEOUT = timedelta(seconds=300)
@@ -25,6 +26,7 @@ class Ranks:
         self._pool = pool
         self._folder = folder
         self._num_calls = 0
+        self.has_memory = True  # whether the ranks share memory, as those of a run do
 
     def run(self, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What `function(*args)` returns on every rank, in rank order. The first exception of any rank is raised."""
@@ -33,7 +35,9 @@ class Ranks:
         # plain pickle: torch's own would hand over tensors as open files of a process that ends
         work = pickle.dumps((function, args))
         # a rank that waits for the others keeps its process busy: no process gets two of them
-        futures = [self._pool.submit(_call, store, rank, world_size, work) for rank in range(world_size)]
+        futures = [
+            self._pool.submit(_call, store, rank, world_size, self.has_memory, work) for rank in range(world_size)
+        ]
         for future in as_completed(futures):
             future.result()
         return [pickle.loads(future.result()) for future in futures]
@@ -51,13 +55,15 @@ def started(num_processes: int) -> Iterator[Ranks]:
         yield Ranks(pool, Path(folder))
 
 
-def _call(store: str, rank: int, world_size: int, work: bytes) -> bytes:
+def _call(store: str, rank: int, world_size: int, has_memory: bool, work: bytes) -> bytes:
     torch.set_num_threads(1)
     function, args = pickle.loads(work)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=TIMEOUT)
     try:
+        if has_memory:
+            reduce.connect(TIMEOUT)
         result = function(*args)
         dist.barrier()  # nobody leaves while another still talks
         return pickle.dumps(result)
     finally:
-        dist.destroy_process_group()
+        reduce.leave()

@@ -20,7 +20,7 @@ from lockstep.environment import World
 from lockstep.memory import peak_memory
 from lockstep.models.classifier import Classifier
 from lockstep.parallel.batch_norm import SyncBatchNorm
-from lockstep.parallel.reduce import FlagChannel, gather_objects
+from lockstep.parallel.reduce import FlagChannel, add_up, gather_objects
 from lockstep.run_folder import EXIT_STOPPED, RunFolder, write_json
 from lockstep.session import Session
 from lockstep.signals import SignalFlag
@@ -216,8 +216,8 @@ def _all_reduces(device: torch.device, num_bytes: int) -> dict[str, list[float]]
     small = torch.zeros(1, device=device)
     large = torch.zeros(max(1, num_bytes // small.element_size()), device=device)
     times = {
-        "message": _times(lambda: dist.all_reduce(small), NUM_SMALL, device),
-        "gradient": _times(lambda: dist.all_reduce(large), NUM_LARGE, device),
+        "message": _times(lambda: add_up(small), NUM_SMALL, device),
+        "gradient": _times(lambda: add_up(large), NUM_LARGE, device),
     }
     return slowest(times)
 

@@ -40,6 +40,7 @@ from lockstep.memory import OutOfMemory, explained, out_of_memory
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.layout import Layout
+from lockstep.parallel import gradients, reduce
 from lockstep.parallel.batch_norm import ExactBatchNorm
 from lockstep.parallel.randomness import seed_of
 from lockstep.parallel.reduce import gather_objects
@@ -132,7 +133,7 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
         # after a failure the group stays until the process ends: the failure must be on record before others notice it
         if dist.is_initialized():
             gather_objects(None)  # nobody leaves while another still talks
-            dist.destroy_process_group()
+            reduce.leave()
 
 
 def _explained(refusal: BaseException, session: Session) -> str:
@@ -173,8 +174,7 @@ def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
             timeout=timeout,
             device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns that it does
         )
-        if store is not None:
-            gather_objects(None)  # all are in: the place to meet is needed no more
+        reduce.connect(timeout)  # all are in: the place to meet is needed no more
 
 
 def shared_folder(
@@ -550,6 +550,7 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
     strategy: Any = "auto"
     if session.is_distributed:
         strategy = _OneStream(
+            gradient_dtype=config.strategy.gradient_dtype,
             # said here, because `devices` below refuses a GPU that two workers call by one number, each its own
             parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
             timeout=session.timeout,
@@ -577,15 +578,22 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
 
 
 class _OneStream(DDPStrategy):
-    """Wraps the model on the stream on which it is trained.
+    """Wraps the model on the stream on which it is trained, and has its gradients averaged as gradients.py knows.
 
     Lightning 2.6 does so on a stream of its own, for CUDA graphs. Then every gradient waits for an event of another
     stream before it is added up, in each backward pass, and torch warns of it.
     """
 
+    def __init__(self, *, gradient_dtype: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._gradient_dtype = gradient_dtype
+
     @override
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        return DistributedDataParallel(module=model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+        ids = self.determine_ddp_device_ids()
+        wrapped = DistributedDataParallel(module=model, device_ids=ids, **self._ddp_kwargs)
+        gradients.choose(wrapped, is_bfloat16=self._gradient_dtype == "bfloat16")
+        return wrapped
 
 
 def _skip_idle_hooks(callback: Callback) -> None:

@@ -14,7 +14,6 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfi
 
 from lockstep import config as configuration
 from lockstep import environment, session
-from lockstep.callbacks.compress import CompressGradients
 from lockstep.callbacks.console import Console
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped, StopTogether
@@ -52,8 +51,6 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
             if not config.silent:
                 _show_header(here, data, module, is_resumed=resumed_from.path is not None)
         callbacks = [configuration.build(section) for section in config.callbacks.values() if section is not None]
-        if config.strategy.gradient_dtype == "bfloat16":
-            callbacks.append(CompressGradients())
         checkpoint = _prepared_checkpoint(callbacks, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(

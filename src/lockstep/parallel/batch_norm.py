@@ -1,10 +1,10 @@
 """Batch norm over the global batch: the statistics of one process, for any split of the batch, on CPU and GPU.
 
-Forward: one all-gather of (mean, M2, count), merged by the pairwise formula of Chan, Golub & LeVeque (1979), "Updating
-formulae and a pairwise algorithm for computing sample variances". Backward: one all-reduce of (sum dy, sum dy * xhat),
-Ioffe & Szegedy (2015), section 3. A rank with no samples weighs nothing and takes part in both. The host waits for
-nothing, but where a share has at most one value per channel: then it asks whether that is all there is, which has no
-variance. torch.nn.SyncBatchNorm refuses CPU tensors.
+Forward: one all-gather of (mean, variance, count), merged by the pairwise formula of Chan, Golub & LeVeque (1979),
+"Updating formulae and a pairwise algorithm for computing sample variances". Backward: one all-reduce of (sum dy, sum
+dy * xhat), Ioffe & Szegedy (2015), section 3. A rank with no samples weighs nothing and takes part in both. The host of
+a GPU waits for nothing, but where a share has at most one value per channel: then it asks whether that is all there
+is, which has no variance. torch.nn.SyncBatchNorm refuses CPU tensors.
 """
 
 from typing import Any, cast
@@ -13,26 +13,38 @@ import torch
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lockstep.parallel.reduce import is_distributed
+from lockstep.parallel.reduce import add_up, all_gather, is_distributed
 
 _BLOCK_ELEMENTS = 1 << 19  # of an input, widened at once: 2 MiB, which stays in the cache
 
 
-def _all_gather(row: Tensor) -> Tensor:
-    """`row` (n,) of every rank as (world_size, n). Gathered flat: gloo refuses any other output shape."""
-    world_size = dist.get_world_size()
-    rows = row.new_empty(world_size * row.numel())
-    dist.all_gather_into_tensor(rows, row)
-    return rows.view(world_size, -1)
-
-
 def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Mean and variance (C,) of x (B, C, ...), in `dtype` as the unused running statistics are: no wide copy of x."""
+    if x.dtype == dtype and x.device.type == "cpu":
+        return torch.batch_norm_update_stats(x, None, None, 0.0)
     unused = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)
     return torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+
+
+def _normalized(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """What F.batch_norm computes in an evaluation, which asks more than it computes for a small x."""
+    return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+
+
+def _merged(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance (C,) of all ranks together, and their count (), from rows (mean, variance, count) of each.
+
+    `rows` is (world_size, 2 C + 1); a count of zero comes with zeros.
+    """
+    num_channels = rows.shape[1] // 2
+    means, variances, counts = rows.split([num_channels, num_channels, 1], dim=1)
+    total = counts.sum()
+    weights = counts / total
+    mean = (means * weights).sum(0)
+    apart = means - mean
+    return mean, torch.addcmul(variances, apart, apart).mul_(weights).sum(0), total
 
 
 def _input_gradient(
@@ -40,18 +52,19 @@ def _input_gradient(
 ) -> Tensor:
     """The gradient factor * (dy - E[dy] - xhat * E[dy * xhat]), rounded once to the dtype of x.
 
-    `expected` is E[dy] and E[dy * xhat], (2 C,).
-    On a CPU a few samples at a time: new memory for a wide copy of all of x costs more than the arithmetic.
+    `expected` is E[dy] and E[dy * xhat], (2, C).
+    Where x is narrower, on a CPU a few samples at a time: new memory for a wide copy of all of x costs more than the
+    arithmetic.
     """
-    mean_dy, mean_dy_xhat = expected.chunk(2)
-    weight, bias = -factor * mean_dy_xhat, -factor * mean_dy
+    bias, weight = (expected * -factor).unbind()
     factor = factor.view([1, -1] + [1] * (x.dim() - 2))
-    size = len(x)
-    if x.device.type == "cpu" and x.numel():
-        size = max(1, _BLOCK_ELEMENTS * len(x) // x.numel())
+    if x.dtype == mean.dtype or x.device.type != "cpu" or x.numel() <= _BLOCK_ELEMENTS:
+        shift = _normalized(x.to(mean.dtype), mean, var, weight, bias, eps)
+        return shift.addcmul_(dy.to(mean.dtype), factor).to(x.dtype)
+    size = max(1, _BLOCK_ELEMENTS * len(x) // x.numel())
     dx = torch.empty_like(x)
     for part, part_x, part_dy in zip(dx.split(size), x.split(size), dy.split(size), strict=True):
-        shift = F.batch_norm(part_x.to(mean.dtype), mean, var, weight, bias, False, 0.0, eps)
+        shift = _normalized(part_x.to(mean.dtype), mean, var, weight, bias, eps)
         part.copy_(shift.addcmul_(part_dy.to(mean.dtype), factor))
     return dx
 
@@ -68,18 +81,14 @@ class _Normalize(torch.autograd.Function):
             mean, var = _statistics(x, dtype)
         else:
             mean = var = torch.zeros(num_channels, dtype=dtype, device=x.device)
-        rows = _all_gather(torch.cat([mean, var * count, mean.new_full((1,), count)]))
-        means, m2s, counts = rows.split([num_channels, num_channels, 1], dim=1)
-        total = counts.sum()
-        mean = (means * counts).sum(0) / total
-        var = (m2s + (means - mean).square() * counts).sum(0) / total
+        mean, var, total = _merged(all_gather(torch.cat([mean, var, mean.new_full((1,), count)])))
         ctx.parameter_dtype = None if weight is None else weight.dtype
-        if weight is not None and weight.dtype == x.dtype:  # the statistics are wider, and these must be as wide
+        if weight is not None and weight.dtype == x.dtype and x.dtype != dtype:  # these must be as wide as statistics
             weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(x, weight, mean, var, total)
         ctx.eps = eps
         ctx.mark_non_differentiable(mean, var, total)
-        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps), mean, var, total
+        return _normalized(x, mean, var, weight, bias, eps), mean, var, total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -89,26 +98,34 @@ class _Normalize(torch.autograd.Function):
         """Thus dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), E over the global batch; dw, db are this rank's."""
         dy = grad_outputs[0]
         x, weight, mean, var, total = ctx.saved_tensors
-        scale = torch.ones_like(mean) if weight is None else weight
         inverse_std = (var + ctx.eps).rsqrt()
         if x.numel():
             # the kernel of CUDA wants the saved statistics also where those of an evaluation are meant, as here
             _, dw, db = torch.ops.aten.native_batch_norm_backward(
-                dy, x, scale, mean, var, mean, inverse_std, False, ctx.eps, [False, True, True]
+                dy, x, weight, mean, var, mean, inverse_std, False, ctx.eps, [False, True, True]
             )
         else:
             dw, db = torch.zeros_like(mean), torch.zeros_like(mean)
         dx = None
         if ctx.needs_input_grad[0]:
             sums = torch.cat([db, dw]).to(mean.dtype)
-            dist.all_reduce(sums)
-            dx = _input_gradient(dy, x, mean, var, scale * inverse_std, sums / total, ctx.eps)
+            add_up(sums)
+            factor = inverse_std if weight is None else inverse_std.mul_(weight)
+            dx = _input_gradient(dy, x, mean, var, factor, sums.div_(total).view(2, -1), ctx.eps)
         return (
             dx,
             dw.to(ctx.parameter_dtype) if ctx.needs_input_grad[1] else None,
             db.to(ctx.parameter_dtype) if ctx.needs_input_grad[2] else None,
             None,
         )
+
+
+def _move(running: Tensor, value: Tensor, factor: float | Tensor) -> None:
+    """Move a running statistic by `factor` of the way to `value`, which may be wider."""
+    if running.dtype == value.dtype:
+        running.lerp_(value, factor)
+    else:
+        running.add_((value - running) * factor)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -137,8 +154,8 @@ class SyncBatchNorm(_BatchNorm):
                 self.num_batches_tracked.add_(1)
                 factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(mean.dtype)
                 unbiased = var * (total / (total - 1))
-                self.running_mean.add_((mean - self.running_mean) * factor)
-                self.running_var.add_((unbiased - self.running_var) * factor)
+                _move(self.running_mean, mean, factor)
+                _move(self.running_var, unbiased, factor)
         return y
 
 
