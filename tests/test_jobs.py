@@ -392,6 +392,31 @@ def test_code_that_is_too_large_is_a_fault_that_names_what_is(tmp_path: Path) ->
         code.files(tmp_path, max_bytes=2**20)
 
 
+def test_packages_that_git_ignores_are_named_for_every_trial_of_an_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path)
+    for name in ("first_own", "second_own"):
+        (tmp_path / f"{name}.py").write_text("def load(): ...\n")
+    (tmp_path / ".gitignore").write_text("*_own.py\n")
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    tree = configuration.to_tree(configuration.checked(configuration.composed([])))
+    plain, *others = (
+        configuration.check_tree({**tree, "data": section})
+        for section in (
+            tree["data"],
+            *({"_target_": f"{name}_own.load", "memory": "auto"} for name in ("first", "second")),
+        )
+    )
+    assert Path("own.py") in code.needed([plain], tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        code.needed([plain, *others, *others], tmp_path)
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == [
+        f"data._target_={name}_own.load" for name in ("first", "second")
+    ]
+
+
 def test_code_of_jobs_is_no_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "outputs" / "day" / "it", SMALL)
     code.freeze(code.files(), folder.code)

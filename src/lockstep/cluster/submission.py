@@ -30,7 +30,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
         folder = RunFolder(chosen.resolve() if chosen else run_folder.free_path(outputs, config.run_name, now))
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    files = code.needed(config)  # a fault leaves nothing behind
+    files = code.needed([config])  # a fault leaves nothing behind
     if chosen is None:
         folder = RunFolder(run_folder.create_path(outputs, config.run_name, now))
     else:
@@ -57,7 +57,7 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     if config.dry_run:
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    files = code.needed(config)
+    files = code.needed([config])
     with runner.locked(folder):
         before = folder.config.read_text()
         configuration.save(for_job(config), folder.config)
@@ -94,7 +94,7 @@ def submit_all(
     cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
     with contextlib.ExitStack() as undone:
         if files is None:
-            files = code.needed(configs[0])
+            files = code.needed(configs)
         frozen = old_code or undone.enter_context(_frozen(files, base))
         for folder, config in zip(folders, configs, strict=True):
             configuration.save(for_job(config), folder.config)
