@@ -398,6 +398,7 @@ def test_packages_that_git_ignores_are_named_for_every_trial_of_an_array(
     project(tmp_path)
     for name in ("first_own", "second_own"):
         (tmp_path / f"{name}.py").write_text("def load(): ...\n")
+    (tmp_path / "own.py").write_text("def load(): ...\n")
     (tmp_path / ".gitignore").write_text("*_own.py\n")
     subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
     monkeypatch.syspath_prepend(tmp_path)
@@ -406,14 +407,16 @@ def test_packages_that_git_ignores_are_named_for_every_trial_of_an_array(
         configuration.check_tree({**tree, "data": section})
         for section in (
             tree["data"],
-            *({"_target_": f"{name}_own.load", "memory": "auto"} for name in ("first", "second")),
+            {"_target_": "first_own.load", "memory": "auto"},
+            {"_target_": "own.load", "_check_": "second_own.load", "memory": "auto"},
         )
     )
     assert Path("own.py") in code.needed([plain], tmp_path)
     with pytest.raises(ConfigError) as caught:
         code.needed([plain, *others, *others], tmp_path)
     assert [fault.partition(":")[0] for fault in caught.value.faults] == [
-        f"data._target_={name}_own.load" for name in ("first", "second")
+        "data._target_=first_own.load",
+        "data._check_=second_own.load",
     ]
 
 

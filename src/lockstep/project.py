@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep import signatures
-from lockstep.config import ConfigError, targets, to_tree
+from lockstep.config import ConfigError, called, to_tree
 from lockstep.run_folder import RunFolder
 from lockstep.schema import Config
 
@@ -79,10 +79,10 @@ def use(folder: RunFolder, config: Config, *, is_own_first: bool = False) -> Non
     if not recorded.folders:
         return  # an earlier version made the run
     faults = []
-    for key, target in ((".".join(path), section["_target_"]) for path, section in targets(to_tree(config))):
+    for key, target in called(to_tree(config)):
         package = target.partition(".")[0]
         if not signatures.is_there(package):
-            fault = f"{key}._target_={target}: there is no package {package!r} in {_told(recorded)}, where the run had"
+            fault = f"{key}={target}: there is no package {package!r} in {_told(recorded)}, where the run had"
             faults.append(f"{fault} its modules: start this command in the folder that holds {package} now")
     if faults:
         raise ConfigError(faults)

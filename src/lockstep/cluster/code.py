@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lockstep import environment
-from lockstep.config import ConfigError, targets, to_tree
+from lockstep.config import ConfigError, called, to_tree
 from lockstep.environment import ROOT
 from lockstep.run_folder import quoted, shown
 from lockstep.schema import Config
@@ -48,14 +48,12 @@ def needed(configs: Iterable[Config], root: Path = ROOT) -> list[Path]:
     found = files(root)
     beside, copied = {entry.name for entry in root.iterdir()}, {path.parts[0] for path in found}
     faults = []
-    for path, section in (target for config in configs for target in targets(to_tree(config))):
-        package = section["_target_"].partition(".")[0]
+    for key, target in (name for config in configs for name in called(to_tree(config))):
+        package = target.partition(".")[0]
         left_out = {package, f"{package}.py"} & beside
         if left_out and not left_out & copied:
-            key, what = ".".join(path), f"{package} beside train.py is not copied for a job, because git ignores it"
-            faults.append(
-                f"{key}._target_={section['_target_']}: {what}: see git check-ignore -v {quoted(root / package)}"
-            )
+            what = f"{package} beside train.py is not copied for a job, because git ignores it"
+            faults.append(f"{key}={target}: {what}: see git check-ignore -v {quoted(root / package)}")
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     return found
