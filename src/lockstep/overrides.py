@@ -67,7 +67,6 @@ FREE_ON_RESUME = (
     "name",
     "notify",
     "silent",
-    "trainer.check_val_every_n_epoch",
     "trainer.log_every_n_steps",
     "trainer.profiler",
     # of the command
