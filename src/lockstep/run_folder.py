@@ -451,7 +451,10 @@ class RunFolder:
             if not is_deep:
                 below.clear()
             for name in filter(LEFTOVER.fullmatch, names):
-                with contextlib.suppress(FileNotFoundError), open(Path(folder, name), "r+b", opener=_no_link) as file:
+                with (
+                    contextlib.suppress(FileNotFoundError, PermissionError),  # gone by itself, or of another user
+                    open(Path(folder, name), "r+b", opener=_no_link) as file,
+                ):
                     try:
                         is_left = _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
