@@ -30,10 +30,15 @@ class Project(NamedTuple):
 def enter(folder: Path) -> None:
     """Have this process find modules in `folder`, that of train.py, and in the current folder what is nowhere else.
 
-    Not where Python itself was told to look in neither (PYTHONSAFEPATH).
+    Not where Python itself was told to look in neither (PYTHONSAFEPATH). Raises ConfigError where there is no current
+    folder.
     """
+    try:
+        started_in = os.getcwd()
+    except OSError as error:
+        raise ConfigError([f"the current folder is gone ({error.strerror}): start this in another one"]) from error
     if not sys.flags.safe_path:
-        _search(Project((str(folder),), (os.getcwd(),)), after=0)
+        _search(Project((str(folder),), (started_in,)), after=0)
 
 
 def here() -> Project:
