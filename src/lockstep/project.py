@@ -61,17 +61,17 @@ def record(folder: RunFolder) -> None:
 def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
     """Write down for a run the folders of this command; for those at or below `root` those of its `copy`."""
 
-    def places(folders: tuple[str, ...]) -> list[str]:
-        return list(dict.fromkeys(place(Path(path)) for path in folders))
+    def all_in_copy(folders: tuple[str, ...]) -> list[str]:
+        return list(dict.fromkeys(in_copy(Path(path)) for path in folders))
 
-    def place(path: Path) -> str:
+    def in_copy(path: Path) -> str:
         copied = copy / path.relative_to(root) if path.is_relative_to(root) else None
         if copied is None or not copied.is_dir():
             return str(path)
         return os.path.relpath(copied, folder.path)  # the two may move together
 
     mine = here()
-    folder.write_project({"modules": places(mine.modules), "started_in": places(mine.started_in)})
+    folder.write_project({"modules": all_in_copy(mine.modules), "started_in": all_in_copy(mine.started_in)})
 
 
 def use(folder: RunFolder, config: Config, *, is_own_first: bool = False) -> None:

@@ -85,11 +85,11 @@ export class RunTable {
   }
 
   markSort() {
-    COLUMNS.forEach((column, place) => {
+    COLUMNS.forEach((column, index) => {
       const isSorted = this.sort.column === column;
-      if (isSorted) this.heads[place].setAttribute('aria-sort', this.sort.isDown ? 'descending' : 'ascending');
-      else this.heads[place].removeAttribute('aria-sort');
-      setText(this.heads[place].querySelector('.mark'), isSorted ? (this.sort.isDown ? '▾' : '▴') : '');
+      if (isSorted) this.heads[index].setAttribute('aria-sort', this.sort.isDown ? 'descending' : 'ascending');
+      else this.heads[index].removeAttribute('aria-sort');
+      setText(this.heads[index].querySelector('.mark'), isSorted ? (this.sort.isDown ? '▾' : '▴') : '');
     });
   }
 
@@ -288,8 +288,8 @@ class Row {
     this.element.classList.toggle('trial', level > 0);
     this.pick.setAttribute('aria-label', `Compare ${run.run}`);
     if (run.trials) this.writeSweep(run);
-    COLUMNS.forEach((column, place) => {
-      const cell = this.cells[place];
+    COLUMNS.forEach((column, index) => {
+      const cell = this.cells[index];
       if (column.text) setText(cell, column.text(run));
       const title = column.title?.(run) ?? '';
       if (cell.title !== title) cell.title = title;
