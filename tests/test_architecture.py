@@ -135,15 +135,64 @@ def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str
 
 
 HINT = re.compile(r"(lockstep (eval|predict|status|stop|board --logdir|jobs \w+)|resume)[ =]$")
-QUOTED = ("run", "where", "job", "record.id", "ids", "live[0].id", "found[0].id")
+QUOTE = ("quoted", "run_folder.quoted")
+IDS = ("job.id", "live[0].id", "found[0].id")  # of jobs, as `record.ID` allows them
+
+
+def is_quote(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in QUOTE
+
+
+def assigned(function: ast.AST, name: str) -> list[ast.expr]:
+    """All that a function assigns to a name, also in `a, b = x, y`."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    for node in ast.walk(function):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            assert isinstance(node, ast.Assign)
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs += zip(target.elts, node.value.elts, strict=True)
+            else:
+                pairs.append((target, node.value))
+    return [value for target, value in pairs if ast.unparse(target) == name]
+
+
+def unquoted(text: str) -> list[str]:
+    """What stands behind the hint of a command and is neither quoted in the same function nor the id of a job."""
+    found = []
+    for function in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)):
+        ids = {*IDS, *(each.arg for each in function.args.args if each.arg == "job")}
+        for node in ast.walk(function):
+            for before, after in itertools.pairwise(node.values) if isinstance(node, ast.JoinedStr) else ():
+                if not (isinstance(after, ast.FormattedValue) and isinstance(before, ast.Constant)):
+                    continue
+                is_setting = before is node.values[0] and before.value == "resume="  # names what was typed
+                if is_setting or not HINT.search(str(before.value)):
+                    continue
+                name = ast.unparse(after.value)
+                values = assigned(function, name)
+                if not (is_quote(after.value) or all(map(is_quote, values) if values else [name in ids])):
+                    found.append(name)
+    return found
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name and name != "run_folder"])
 def test_every_hint_of_a_command_has_its_folder_from_the_function_that_quotes(name: str) -> None:
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
-        if isinstance(node, ast.JoinedStr):
-            for before, after in itertools.pairwise(node.values):
-                if isinstance(after, ast.FormattedValue) and isinstance(before, ast.Constant):
-                    is_setting = before is node.values[0] and before.value == "resume="  # names what was typed
-                    if HINT.search(str(before.value)) and not is_setting:
-                        assert ast.unparse(after.value).startswith((*QUOTED, "quoted(", "run_folder.quoted("))
+    assert unquoted(MODULES[name].read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("return f'lockstep eval {run_folder.shown(path)}'", "run_folder.shown(path)"),
+        ("return f'lockstep jobs show {job.folder.path}'", "job.folder.path"),
+        ("return f'lockstep stop {run}'", "run"),
+        ("run = shown(path); return f'lockstep stop {run}'", "run"),
+        ("run = quoted(path); run = path; return f'lockstep stop {run}'", "run"),
+        ("job, run = 1, shown(path); return f'lockstep jobs cancel {job}, lockstep stop {run}'", "job"),
+        ("where = quoted(path).strip(); return f'lockstep predict {where}'", "where"),
+    ],
+)
+def test_a_hint_that_does_not_quote_is_found(lines: str, name: str) -> None:
+    good = "x, run = 1, quoted(path)\n    return f'lockstep eval {run}; lockstep jobs show {job.id}, {run_folder.x}'"
+    assert unquoted(f"def hint(path, job):\n    {good}\n") == []
+    assert name in unquoted(f"def hint(path, job):\n    {lines}\n")

@@ -25,10 +25,12 @@ from lockstep.benchmark.environments import Place, places
 from lockstep.benchmark.scaling import Result, Spread, Terms, spread
 from lockstep.config import ConfigError
 from lockstep.drawing import style
+from lockstep.launch import Job
 from lockstep.measurement import flops_per_image, gradient_bytes
 from lockstep.run_folder import RunFolder
 from lockstep.schema import BenchmarkConfig
 from tests.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
+from tests.test_run_folder import WRITE
 
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 SMALLER = [text for text in SMALL if not text.startswith("strategy=")]
@@ -231,6 +233,30 @@ def composed(*texts: str) -> BenchmarkConfig:
     config = configuration.checked(configuration.composed(overrides.benchmarked(texts)))
     assert isinstance(config, BenchmarkConfig)
     return config
+
+
+def test_what_a_killed_environment_was_writing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path / "cpu-1")
+    folder.checkpoints.mkdir(parents=True)
+    folder.status_file.touch()
+    config = composed()
+
+    def start(job: Job, place: Place) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-c", WRITE, str(folder.last_checkpoint)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        assert len(list(folder.checkpoints.iterdir())) == 1
+        process.kill()
+        process.communicate()
+        return process
+
+    monkeypatch.setattr(command.child, "start", start)
+    place = Place("cpu-1", "cpu", 1, 1, None, "")
+    benchmark = command.Benchmark(tmp_path, config, [place], [])
+    assert benchmark._do(Job("train", str(folder.path), {}), place, "cpu-1", lambda used_s: 0.0) == -signal.SIGKILL
+    assert list(folder.checkpoints.iterdir()) == []
+    assert folder.status_file.exists()
 
 
 def faults(*texts: str, is_benchmark: bool = True) -> list[str]:

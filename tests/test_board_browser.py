@@ -331,6 +331,44 @@ def test_a_sweep_is_one_row_that_opens_into_its_trials(root: Path, site: str, pa
     assert page.locator("tbody .own").all_inner_texts() == ["sweep", "2_lr"]
 
 
+def test_a_filter_leaves_the_row_of_a_sweep_what_it_is_of_all_its_trials(root: Path, site: str, page: Any) -> None:
+    write_sweep(root / "sweep", states=("finished", "finished", "finished", "failed"))
+    write_sweep(root / "other", states=("stopped", "failed"))
+    page.goto(site)
+    sweep = page.locator("tr[data-sweep]").filter(has_text="sweep")
+    page.get_by_label("State").select_option("finished")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    for words, left in [("", ["sweep"]), ("seed=1", ["sweep", "2_lr"])]:
+        page.get_by_label("Filter runs").fill(words)
+        assert page.locator("tbody .own").all_inner_texts() == left
+        expect(sweep.locator(".state")).to_have_text("failed")
+        expect(sweep.locator(".percent")).to_have_text("87 %")
+        expect(sweep.locator("th")).to_contain_text("3 of 4 trials")
+        expect(sweep.locator(".col-overrides")).to_contain_text("optimizer.lr=0.05,0.1 seed=0,1")
+    sweep.get_by_role("checkbox").check()  # what is seen below it is drawn, and no more
+    page.get_by_label("Filter runs").fill("")
+    page.get_by_label("State").select_option("")
+    expect(page.locator("tr.trial input:checked")).to_have_count(0)
+    sweep.click()
+    expect(page.locator("tr.trial input:checked")).to_have_count(1)
+
+
+@pytest.mark.parametrize(
+    ("states", "state", "percent"),
+    [(("pruned",), "pruned", 100), (("pruned", "finished"), "finished", 100), (("pruned", "stopped"), "stopped", 75)],
+)
+def test_a_pruned_trial_is_done(
+    root: Path, site: str, page: Any, states: tuple[str, ...], state: str, percent: int
+) -> None:
+    write_sweep(root / "sweep", states=states)
+    page.goto(site)
+    sweep = page.locator("tr[data-sweep]")
+    expect(sweep.locator(".state")).to_have_text(state)
+    expect(sweep.locator(".percent")).to_have_text(f"{percent} %")
+    num_done = sum(each != "stopped" for each in states)
+    expect(sweep.locator("th")).to_contain_text(f"{num_done} of {len(states)} trial")
+
+
 def test_the_best_of_a_sweep_is_the_least_where_less_is_better(root: Path, site: str, page: Any) -> None:
     write_sweep(root / "sweep", states=("finished", "failed"), mode="min")
     page.goto(site)

@@ -452,10 +452,7 @@ FREE_KEYS = {
     *(f"data.{key}" for key in ("cache", "copy_remove", "copy_to", "download", "memory", "num_workers")),
     *(f"strategy.{key}" for key in ("bucket_size_mib", "interface", "name", "process_group_backend", "timeout_s")),
     "strategy.variables",
-    *(
-        f"trainer.{key}"
-        for key in ("check_val_every_n_epoch", "deterministic", "devices", "loads", "log_every_n_steps")
-    ),
+    *(f"trainer.{key}" for key in ("deterministic", "devices", "loads", "log_every_n_steps")),
     *(
         f"trainer.{key}"
         for key in ("max_epochs", "max_time_s", "memory_format", "num_nodes", "process_limit", "profiler")
@@ -494,6 +491,7 @@ def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
         ),
         (["trainer.precision=float32"], "trainer.precision=float32 cannot change on resume, this run has auto:"),
         (["trainer.limit_val_batches=2"], "trainer.limit_val_batches=2 cannot"),
+        (["trainer.check_val_every_n_epoch=2"], "trainer.check_val_every_n_epoch=2 cannot"),
         (
             ["strategy.gradient_dtype=bfloat16"],
             "strategy.gradient_dtype=bfloat16 cannot change on resume, this run has",

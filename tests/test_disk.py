@@ -19,6 +19,7 @@ from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, environ
 from tests.image_files import write_folder
 
+TOOL = [str(Path(sys.executable).parent / "lockstep")]
 LIMIT_BYTES = 48 * 2**10  # of a file: every other file of a run is smaller, a checkpoint is not
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=1")
 # a file system of this size, for this command alone, in the place of its first argument
@@ -199,3 +200,36 @@ def test_where_no_run_folder_can_be_made_a_command_says_so_and_leaves_with_code_
     assert ("/proc" if len(more) == 1 else "outputs is no folder") in line
     assert end.startswith("1 fault; nothing was started")
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["hydra.run.dir=file/${now:%Y}"], "hydra.run.dir=file/2"),
+        (["++hydra.run.dir=file/x"], "hydra.run.dir=file/x: file is no folder"),
+        (["hydra.run.dir='file/a b'"], "hydra.run.dir=file/a b: file is no folder"),
+        (["name=it", "hydra.run.dir=file/${name}"], "hydra.run.dir=file/it: file is no folder"),
+        (["-m", "seed=0,1", "++hydra.sweep.dir=file/x"], "hydra.sweep.dir=file/x: file is no folder"),
+        (["hydra.run.dir=file/${hydra.nothing}"], "hydra.run.dir: Interpolation key 'hydra.nothing' not found"),
+    ],
+)
+def test_a_chosen_folder_is_looked_at_as_hydra_will_read_it(tmp_path: Path, more: list[str], told: str) -> None:
+    (tmp_path / "file").touch()
+    done = run(tmp_path, command(*more, *TINY))
+    assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
+    line, end = done.stderr.splitlines()
+    assert line.startswith(f"config error: {told}")
+    assert end.startswith("1 fault; nothing was started")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", [command("--help"), command(), [*TOOL, "benchmark", "--help"], [*TOOL, "train"]])
+def test_a_current_folder_that_is_gone_is_told_in_one_line(tmp_path: Path, words: list[str]) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    done = run(there, ["bash", "-c", 'rmdir "$PWD" && exec "$@"', "-", *words])
+    assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
+    assert "the current folder is gone" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2

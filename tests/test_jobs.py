@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -23,6 +24,7 @@ from lockstep.cluster.scheduler import Scheduled
 from lockstep.config import ConfigError
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.schema import Config
+from lockstep.signals import SignalFlag
 from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
@@ -178,7 +180,7 @@ def test_runs_of_one_array_must_ask_for_the_same(tools: Path, tmp_path: Path) ->
     configs = [configuration.checked(configuration.composed([*SLURM, f"trainer.devices={n}"])) for n in (1, 2)]
     folders = [RunFolder(tmp_path / str(n)) for n in (1, 2)]
     with pytest.raises(ConfigError, match="runs of one job array must have the same"):
-        submission.submit_all(folders, configs, base=RunFolder(tmp_path), name="x")
+        submission.submit_all(folders, configs, SignalFlag(), base=RunFolder(tmp_path), name="x")
     assert list(tmp_path.iterdir()) == [tools]
 
 
@@ -239,7 +241,7 @@ def test_a_cancelled_run_that_is_submitted_anew_is_cancelled_no_more(
     look = f"grep cancelled {folder.job_file} > {tmp_path}/seen"  # what a job reads that starts at once
     tool(tools, "sbatch", f"{look}; {'exit 1' if is_refused else ANSWERS}")
     with contextlib.suppress(ConfigError):
-        submission.submit_all([folder], [config], base=folder, name="it")
+        submission.submit_all([folder], [config], SignalFlag(), base=folder, name="it")
     assert "false" in (tmp_path / "seen").read_text()
     assert record.is_cancelled(folder) == is_refused
 
@@ -298,6 +300,50 @@ def test_a_sweep_does_not_go_on_here_while_a_trial_of_it_waits_as_a_job(
     monkeypatch.setattr(scheduler, "is_here", lambda: False)
     with pytest.raises(ConfigError, match="job 17_0: SLURM cannot be asked from here"):
         sweeps._refuse_live(ledger)
+
+
+def submitting(cwd: Path, tools: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
+    """A submission in a process group of its own, as in a terminal: Ctrl-C reaches sbatch, too."""
+    words = command(*overrides, *SMALL, "strategy=auto", *SLURM)
+    return subprocess.run(
+        words, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S, start_new_session=True
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("more", [(), ("-m", "seed=0,1")])
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_a_signal_before_sbatch_leaves_nothing_of_a_submission(
+    tools: Path, tmp_path: Path, more: tuple[str, ...], name: str
+) -> None:
+    git = shutil.which("git")
+    tool(tools, "git", f"""case "$*" in *diff*) kill -{name} $PPID;; esac; exec {git} "$@" """)
+    tool(tools, "sbatch", f"touch {tmp_path / 'called'}; echo 'Submitted batch job 17'")
+    done = submitting(tmp_path, tools, *more)
+    assert done.returncode == 128 + getattr(signal, f"SIG{name}"), done.stderr
+    assert done.stderr == f"lockstep: ended by SIG{name}, nothing was submitted\n"
+    assert not (tmp_path / "called").exists()
+    left = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
+    if more:  # the same command goes on with the trials
+        kept = {"sweep.json", ".lock", "config.yaml", "overrides.txt", "project.json"}
+        assert {path.name for path in left} - {"multirun.yaml"} == kept
+        assert [path.name for path in (tmp_path / "outputs").rglob("code")] == []
+    else:
+        assert left == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("more", [(), ("-m", "seed=0,1")])
+def test_a_signal_that_comes_when_sbatch_has_accepted_loses_no_job(
+    tools: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    tool(tools, "sbatch", "kill -INT 0; echo 'Submitted batch job 17'")
+    done = submitting(tmp_path, tools, *more)
+    assert done.returncode == 0, done.stderr
+    assert "SIGINT came too late" in done.stderr
+    records = [json.loads(path.read_text())["id"] for path in (tmp_path / "outputs").rglob("job.json")]
+    assert sorted(records) == (["17_0", "17_1"] if more else ["17"])
+    assert len(list((tmp_path / "outputs").rglob("sweep.json"))) == bool(more)
 
 
 def test_what_sbatch_refuses_of_a_sweep_leaves_its_trials_as_they_were(tools: Path, tmp_path: Path) -> None:
@@ -390,6 +436,34 @@ def test_code_that_is_too_large_is_a_fault_that_names_what_is(tmp_path: Path) ->
     (tmp_path / "src" / "weights.bin").write_bytes(bytes(3 * 2**20))
     with pytest.raises(ConfigError, match=r"at most 1\.0 MiB: let \.gitignore .* largest are src/weights\.bin \(3\.0"):
         code.files(tmp_path, max_bytes=2**20)
+
+
+def test_packages_that_git_ignores_are_named_for_every_trial_of_an_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path)
+    for name in ("first_own", "second_own"):
+        (tmp_path / f"{name}.py").write_text("def load(): ...\n")
+    (tmp_path / "own.py").write_text("def load(): ...\n")
+    (tmp_path / ".gitignore").write_text("*_own.py\n")
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    tree = configuration.to_tree(configuration.checked(configuration.composed([])))
+    plain, *others = (
+        configuration.check_tree({**tree, "data": section})
+        for section in (
+            tree["data"],
+            {"_target_": "first_own.load", "memory": "auto"},
+            {"_target_": "own.load", "_check_": "second_own.load", "memory": "auto"},
+        )
+    )
+    assert Path("own.py") in code.needed([plain], tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        code.needed([plain, *others, *others], tmp_path)
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == [
+        "data._target_=first_own.load",
+        "data._check_=second_own.load",
+    ]
 
 
 def test_code_of_jobs_is_no_run(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lockstep import drawing, launch
 from lockstep.callbacks import curves
-from lockstep.callbacks.events import place
+from lockstep.callbacks.events import split_and_tag
 from lockstep.models.classifier import Classifier
 from lockstep.run_folder import RunFolder
 from lockstep.runs import read_confusion
@@ -101,7 +101,7 @@ def test_every_number_has_its_curve_and_the_charts_name_no_other(runs: dict[int,
     ],
 )
 def test_a_quantity_has_one_name_in_all_splits(name: str, split: str, tag: str) -> None:
-    assert place(name) == (split, tag)
+    assert split_and_tag(name) == (split, tag)
 
 
 def test_tensorboard_names_runs_by_their_folders_and_draws_train_and_validation_in_one_chart(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep import config as configuration
-from lockstep import presence
+from lockstep import presence, signatures
 from lockstep.config import ConfigError
 from lockstep.run_folder import EXIT_CONFIG, RunFolder
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
@@ -86,6 +86,65 @@ def test_a_source_of_the_users_own_is_asked_by_its_own_check(tmp_path: Path, mon
     assert checked.data.arguments() == {"place": "here"}
     with pytest.raises(ConfigError, match=r"data\.place=here is empty: fill it\."):
         presence.check(checked.data)
+
+
+SOURCE = """
+def load(*, place): ...
+def check(*, place): ...
+def other(*, far): ...
+NO = 1
+"""
+CHECKS = """
+import no_such_package_anywhere
+
+def check(*, place): ...
+"""
+
+
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, **more: str) -> list[str]:
+    """The faults of a data source of one's own with this `_check_`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "our_source.py").write_text(
+        "def load(*, place): ...\ndef check(*, place): ...\ndef other(*, far): ...\nNO = 1\n"
+    )
+    (tmp_path / "our_checks.py").write_text(CHECKS)
+    signatures.find.cache_clear()
+    section = {"_target_": "our_source.load", "_check_": check, "place": "here", "memory": "auto", **more}
+    tree = configuration.to_tree(configuration.checked(configuration.composed([])))
+    try:
+        presence.check(configuration.check_tree({**tree, "data": section}).data)
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+@pytest.mark.parametrize(
+    ("check", "faults"),
+    [
+        ("our_source.check", []),
+        (
+            "our_source.chek",
+            ["data._check_=our_source.chek: 'our_source' has no 'chek': did you mean our_source.check?"],
+        ),
+        ("our_sauce.check", ["data._check_=our_sauce.check: there is no package 'our_sauce' here: correct the name"]),
+        ("check", ["data._check_"]),
+        ("our_source.NO", ["data._check_=our_source.NO is no function"]),
+        (
+            "our_source.other",
+            [
+                "data.place is no parameter of our_source.other: data._check_ gets the parameters of data._target_",
+                "data._check_=our_source.other needs far",
+            ],
+        ),
+        ("our_checks.check", ["data._check_=our_checks.check cannot be imported (No module named 'no_such_package"]),
+    ],
+)
+def test_a_check_that_cannot_be_called_is_a_fault_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, faults: list[str]
+) -> None:
+    found = own(tmp_path, monkeypatch, check)
+    assert len(found) == len(faults), found
+    assert all(fault.startswith(start) for fault, start in zip(found, faults, strict=True)), found
 
 
 def test_a_class_folder_whose_name_is_no_utf_8_is_refused(tmp_path: Path) -> None:

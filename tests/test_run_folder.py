@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shlex
@@ -192,6 +193,52 @@ def test_what_a_live_process_writes_is_no_leftover(folder: RunFolder) -> None:
         process.stdin.close()
         assert process.wait() == 0
     assert folder.last_checkpoint.read_bytes() == b"half"
+
+
+# the kernel refuses the system call, as file systems without locks do; nothing in this process is replaced
+WITHOUT_LOCKS = """
+import ctypes, fcntl, os, platform, struct, sys
+from pathlib import Path
+from lockstep.run_folder import RunFolder, write_atomically
+
+call = {"x86_64": 73, "aarch64": 32}[platform.machine()]
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (0x06, 0, 0, 0x00050000 | int(sys.argv[2])), (0x06, 0, 0, 0x7FFF0000)]
+program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+class Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("rules", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Filter(len(rules), ctypes.addressof(program)))) == 0, ctypes.get_errno()
+
+folder = RunFolder(Path(sys.argv[1]))
+before = len(os.listdir("/proc/self/fd"))
+write_atomically(folder.path / "file", "whole")
+folder.remove_leftovers()
+folder.lock_file.touch()
+assert not folder.is_locked()
+folder.lock_file.unlink()
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is of Linux")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_where_there_are_no_locks_files_are_written_and_what_others_write_stays(folder: RunFolder, number: int) -> None:
+    others = folder.path / ".status.json.1.0a1b2c3d"
+    others.write_text("half")
+    words = [sys.executable, "-c", WITHOUT_LOCKS, str(folder.path), str(number)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert names(folder.path) == {"file", others.name}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is of Linux")
+def test_a_lock_that_fails_leaves_no_open_file(folder: RunFolder) -> None:
+    words = [sys.executable, "-W", "always", "-c", WITHOUT_LOCKS, str(folder.path), str(errno.EIO)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith(f"OSError: [Errno {errno.EIO}]")
+    assert "ResourceWarning" not in done.stderr
+    assert names(folder.path) == set()
 
 
 def test_files_that_are_written_while_leftovers_are_removed_all_arrive(folder: RunFolder) -> None:

@@ -15,6 +15,7 @@ from lockstep import config as configuration
 from lockstep import launch, runner
 from lockstep.cluster import submission
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.signals import SignalFlag
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, wait_until, write_run
 from tests.slurm import Slurm
 
@@ -116,7 +117,7 @@ def submit_array(shell: Shell, name: str, trees: Sequence[Sequence[str]]) -> lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", shell.slurm.environ["SLURM_CONF"])
         patch.chdir(shell.cwd)
-        submission.submit_all(folders, configs, base=RunFolder(base), name=name, has_test=False)
+        submission.submit_all(folders, configs, SignalFlag(), base=RunFolder(base), name=name, has_test=False)
     return [Submitted(shell, folder, "") for folder in folders]
 
 
@@ -348,7 +349,7 @@ def test_more_workers_than_tasks_are_refused_in_the_job(shell: Shell, slurm: Slu
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
         patch.setattr(submission, "for_job", lambda _: configuration.load(folder.config))
-        record = submission.submit_all([folder], [config], base=folder, name="two")[0]
+        record = submission.submit_all([folder], [config], SignalFlag(), base=folder, name="two")[0]
     run = Submitted(shell, folder, "")
     run.wait(state="FAILED")
     assert slurm.show(record.id)["ExitCode"] == f"{EXIT_CONFIG}:0"

@@ -338,6 +338,35 @@ def test_a_trial_is_what_its_run_folder_says(tmp_path: Path) -> None:
     assert states == ["finished", "failed", "interrupted", "pruned", "queued"]
 
 
+def test_a_trial_that_an_earlier_version_pruned_is_not_trained_again(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "a=0", "a=1", "a=2")
+    for trial, state in zip(ledger.trials, ("stopped", "stopped", "failed"), strict=True):
+        trial.folder.write_status(state=state, host="elsewhere", reason="of that time")
+    file = ledger.path / "sweep.json"
+    kept = json.loads(file.read_text())
+    for entry in kept["trials"]:  # it was said here alone, and the run had stopped
+        entry["is_pruned"] = entry["number"] != 0
+    file.write_text(json.dumps(kept))
+    with opened(ledger.path, None, ()) as found:
+        assert [trial.state for trial in found.trials] == ["stopped", "pruned", "failed"]
+        assert found.trials[1].folder.read_status()["reason"] == "of that time"
+        found.write()
+    assert "is_pruned" not in file.read_text()
+    ledger.trials[1].folder.update_status(state="stopped")  # by a resume of its own: that counts from now on
+    with opened(ledger.path, None, ()) as found:
+        assert found.trials[1].state == "stopped"
+
+
+def test_what_a_killed_command_left_of_the_files_of_a_sweep_goes_when_it_goes_on(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "a=0")
+    left = [ledger.path / ".sweep.json.1.0a1b2c3d", ledger.path / ".table.md.1.0a1b2c3d"]
+    of_a_job = ledger.trials[0].folder.path / ".last.ckpt.1.0a1b2c3d"  # perhaps on another machine, where it is written
+    for path in (*left, of_a_job):
+        path.touch()
+    with opened(ledger.path, None, ()):
+        assert [path for path in (*left, of_a_job) if path.exists()] == [of_a_job]
+
+
 def test_a_sweep_whose_trials_had_no_time_to_end_goes_on_and_is_no_new_one(tmp_path: Path) -> None:
     new = book(tmp_path / "sweep", "a=0", "a=1", "a=2")
     assert command._begins(new, 0, 3, 2) == f"A sweep of 3 trials, 2 at once, in {new.path}"

@@ -26,7 +26,7 @@ from lockstep.runs import STATES
 from lockstep.terminal import duration
 from lockstep.watching import cells
 from tests.harness import PATIENCE_S, environ, wait_until
-from tests.test_run_folder import held_by_another_process
+from tests.test_run_folder import HOLD, begun_by_another_process
 
 HOST = socket.gethostname()
 NOW = 1.7e9  # 2023-11-14
@@ -599,7 +599,7 @@ def test_only_a_yes_removes(every_state: Path, typed: str, code: int) -> None:
 
 
 def test_a_run_that_is_held_stays_whatever_its_status_says(every_state: Path, lockstep: Any) -> None:
-    with held_by_another_process(RunFolder(every_state / "day" / "failed")):
+    with begun_by_another_process(HOLD, every_state / "day" / "failed"):
         said = lockstep("runs", "--prune", "--yes")
     assert "Left alone: day/failed: it is being trained" in said.err
     assert "day/failed " not in said.out  # nor was it offered
@@ -611,7 +611,7 @@ def test_a_run_that_is_gone_on_with_while_the_question_stands_stays(every_state:
         shown.wait_for(r"\[y/N\]")
         folder = RunFolder(every_state / "day" / "failed")
         folder.write_status(**TRAINED | {"state": "stopped"})
-        with held_by_another_process(RunFolder(every_state / "day" / "silent")):
+        with begun_by_another_process(HOLD, every_state / "day" / "silent"):
             shown.type("y\r")
             assert shown.end() == 1
     assert left(every_state) == EVERY - {"unstarted"}

@@ -39,6 +39,8 @@ def _fits(node: ast.expr, value: Any) -> bool:
 def _fits_generic(node: ast.Subscript, value: Any) -> bool:
     name = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
     inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if not inner:  # tuple[()] is the empty one; of another type `[()]` says nothing
+        return value == [] or name not in ("tuple", "Tuple")
     if name == "Optional":
         return value is None or _fits(inner[0], value)
     if name == "Union":

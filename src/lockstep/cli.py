@@ -7,12 +7,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockstep import entry, run_folder, signals
 from lockstep.environment import leave, no_garbage_collection, outer_world, without_secrets
 from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder, shown
 from lockstep.sweeps.serial import Serial
+
+if TYPE_CHECKING:
+    from lockstep.config import Source
 
 TRAIN = Path(__file__).parents[2] / "train.py"
 PRUNING = """\
@@ -32,9 +35,6 @@ def run(main: Callable[[], Any]) -> int:
     """Check the command line, answer --help, and hand over to Hydra's `main`. Returns the exit code."""
     global _serial
     with no_garbage_collection():
-        from lockstep import project
-
-        project.enter(Path(sys.path[0]))
         num_jobs = _num_jobs()
         if num_jobs is None:
             return 0
@@ -61,7 +61,7 @@ def _num_jobs() -> int | None:
     from hydra._internal.utils import get_args_parser
     from omegaconf import OmegaConf
 
-    from lockstep import config, overrides, presence
+    from lockstep import config, overrides, presence, project
 
     arguments = get_args_parser().parse_args()
     source = config.Source(
@@ -70,7 +70,9 @@ def _num_jobs() -> int | None:
         Path(arguments.config_dir) if arguments.config_dir else None,
     )
     sweep_folder = "outputs"
+    OmegaConf.register_new_resolver("sweep_folder", lambda: sweep_folder, replace=True)
     try:
+        project.enter(Path(sys.path[0]))
         if arguments.help:
             from lockstep.help import show
 
@@ -92,24 +94,23 @@ def _num_jobs() -> int | None:
                     for data in plan.data:
                         presence.check(data)
                 sweep_folder = str(_sweep_folder(plan.config.sweep.name, arguments.overrides))
-            _check_folder("hydra.sweep.dir" if arguments.multirun else "hydra.run.dir", sweep_folder, arguments)
+            if plan.config.resume is None:
+                key = "hydra.sweep.dir" if arguments.multirun else "hydra.run.dir"
+                _check_folder(key, sweep_folder, arguments.overrides, source)
             return plan.num_jobs
     except config.ConfigError as error:
         config.exit_with(error)
-    finally:
-        OmegaConf.register_new_resolver("sweep_folder", lambda: sweep_folder, replace=True)
     return 1
 
 
-def _check_folder(key: str, default: str, arguments: argparse.Namespace) -> None:
+def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
     """Raise ConfigError where the folder of a run or sweep cannot be made: Hydra would show a traceback."""
-    from lockstep import config, disk
+    from lockstep import config, disk, overrides
 
-    chosen = [text.partition("=")[2] for text in arguments.overrides if text.startswith(f"{key}=")]
-    path = chosen[-1].strip("'\"") if chosen else default
-    fault = disk.unwritable(Path(path)) if "${" not in path else None
-    if fault is not None and not any(text.startswith("resume=") for text in arguments.overrides):
-        raise config.ConfigError([f"{key}={path}: {fault}" if chosen else fault])
+    path = overrides.hydra_value(key, typed, source) or default
+    fault = disk.unwritable(Path(path))
+    if fault is not None:
+        raise config.ConfigError([fault if path == default else f"{key}={path}: {fault}"])
 
 
 def _sweep_folder(name: str | None, overrides: Sequence[str]) -> Path:

@@ -30,6 +30,7 @@ from lockstep.schema import (
     Config,
     Files,
     Open,
+    OpenData,
     Target,
     fields,
     kind_of,
@@ -107,7 +108,7 @@ def check_tree(
         for key, fault in _schema_faults(tree, error, groups or {}):
             faults.setdefault(key, fault)
         config = None
-    for key, fault in _target_faults(tree, groups or {}):
+    for key, fault in (*_target_faults(tree, groups or {}), *_check_faults(tree)):
         faults.setdefault(key, fault)
     found = [fault for fault in faults.values() if fault]
     if tree.get("resume") is None:  # else these settings meet those of the saved run first
@@ -331,6 +332,14 @@ def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
             yield from targets(child, (*path, str(i)))
 
 
+def called(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, dotted name) of all that a configuration calls: every `_target_`, and the `_check_` of the data."""
+    for path, value in targets(tree):
+        for name in ("_target_", "_check_"):
+            if isinstance(value.get(name), str):
+                yield ".".join([*path, name]), value[name]
+
+
 def _supplied(path: Sequence[str], signature: signatures.Signature) -> tuple[str, ...]:
     """The parameters that the training gives to the target at `path`."""
     if len(path) != (2 if path[0] in NAMED else 1):
@@ -370,6 +379,30 @@ def _target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, 
         refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
         if refused:
             yield f"{key}._target_", f"{key}._target_={target} does not take {' and '.join(refused)} from the training"
+
+
+def _check_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, fault) of a `_check_` that is not there, or cannot be given the parameters of its source."""
+    value, source = tree.get("data"), section(tree, ["data"])
+    check = at(value, ["_check_"])
+    if source is not OpenData or not isinstance(value, dict) or not isinstance(check, str) or "." not in check:
+        return  # the schema has said it all
+    key, asked = "data._check_", f"data._check_={check}"
+    try:
+        signature = signatures.find(check)
+    except signatures.Missing as error:
+        yield key, f"{asked}: {error}" + _cure(check, error)
+        return
+    if signature is None:
+        return
+    given = [k for k in value if not k.startswith("_") and k not in fields(source)]
+    for k in given:
+        if k not in signature.names and not signature.takes_any:
+            reason = "data._check_ gets the parameters of data._target_, add it there"
+            yield f"{key}.{k}", f"data.{k} is no parameter of {check}: {reason}"
+    for k in signature.required:
+        if k not in given:
+            yield f"{key}.{k}", f"{asked} needs {k}, which is not set: add +data.{k}=..., or give it a default"
 
 
 def _cure(target: str, error: signatures.Missing) -> str:

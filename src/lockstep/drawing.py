@@ -91,9 +91,9 @@ def class_accuracy(counts: NDArray[np.int64], names: Sequence[str], title: str) 
     fig = new_figure(1.1 + 0.24 * len(shown))
     ax = fig.subplots()
     ax.barh(range(len(shown)), 100 * values, height=0.7, color=BLUE)
-    for place, (value, total) in enumerate(zip(values, totals, strict=True)):
+    for row, (value, total) in enumerate(zip(values, totals, strict=True)):
         text = f"{100 * value:.1f} %  of {total:,}" if total else "no samples"
-        ax.annotate(text, (100 * value, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
+        ax.annotate(text, (100 * value, row), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
     ax.set_yticks(range(len(shown)), [short(names[number]) for number in shown], fontsize=8)
     ax.set_ylim(len(shown) - 0.4, -0.6)
     ax.set_xlim(0, 118)
@@ -130,8 +130,8 @@ def precision_recall(
     scores = [average_precision(p, n) for p, n in zip(positives, negatives, strict=True)]
     order = sorted(np.flatnonzero(positives.sum(1)).tolist(), key=scores.__getitem__)
     num_named = min(10, len(order))
-    for place, number in enumerate(order[::-1]):
-        rank = len(order) - 1 - place
+    for index, number in enumerate(order[::-1]):
+        rank = len(order) - 1 - index
         precision, recall = curve(positives[number], negatives[number])
         if rank < num_named:
             label = f"{short(names[number])}  {scores[number]:.3f}"
@@ -157,8 +157,8 @@ def precision_recall(
 def curve(positives: NDArray[np.int64], negatives: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Precision and recall of one class at the thresholds that tell samples apart, falling, from counts (T,)."""
     hits, misses = positives[::-1].cumsum(), negatives[::-1].cumsum()
-    places = np.flatnonzero((positives + negatives)[::-1])
-    return hits[places] / (hits + misses)[places], hits[places] / max(positives.sum(), 1)
+    indices = np.flatnonzero((positives + negatives)[::-1])
+    return hits[indices] / (hits + misses)[indices], hits[indices] / max(positives.sum(), 1)
 
 
 def average_precision(positives: NDArray[np.int64], negatives: NDArray[np.int64]) -> float:

@@ -66,6 +66,9 @@ def leave(command: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         signals.say_ended(signal.SIGINT)
         code = 128 + signal.SIGINT
+    except signals.Ended as ended:
+        signals.say_ended(ended.number, "; ".join(getattr(ended, "__notes__", ())))
+        code = 128 + ended.number
     sys.stderr.flush()
     sys.stdout.flush()
     os._exit(code)

@@ -3,9 +3,11 @@
 What only reading can tell, a broken image say, is told by those who read.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.config import ConfigError, imported
+from lockstep import signatures
+from lockstep.config import ConfigError
 from lockstep.data import remote
 from lockstep.data.listing import FOLDERS, check_folders, existing
 from lockstep.schema import Data, Downloaded, Files, ImageFolder, OpenData
@@ -20,11 +22,22 @@ def check(section: Data) -> None:
         if isinstance(section, Files):
             _check_files(section)
         elif isinstance(section, OpenData) and section.check is not None:
-            imported(section.check)(**section.arguments())
+            _imported(section.check)(**section.arguments())
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(str(error).splitlines()) from error
     except OSError as error:
         raise ConfigError([f"data.root={getattr(section, 'root', '')} cannot be read ({error}): mend it"]) from error
+
+
+def _imported(target: str) -> Callable[..., object]:
+    """The user's own check. Raises ConfigError where its module cannot be imported, whose text was read before."""
+    try:
+        found = signatures.load(target)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise ConfigError([f"data._check_={target} cannot be imported ({error}): mend its module"]) from error
+    if not callable(found):
+        raise ConfigError([f"data._check_={target} is no function: name one that raises where data is missing"])
+    return found
 
 
 def _check_files(section: Files) -> None:

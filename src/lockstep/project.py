@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep import signatures
-from lockstep.config import ConfigError, targets, to_tree
+from lockstep.config import ConfigError, called, to_tree
 from lockstep.run_folder import RunFolder
 from lockstep.schema import Config
 
@@ -30,10 +30,15 @@ class Project(NamedTuple):
 def enter(folder: Path) -> None:
     """Have this process find modules in `folder`, that of train.py, and in the current folder what is nowhere else.
 
-    Not where Python itself was told to look in neither (PYTHONSAFEPATH).
+    Not where Python itself was told to look in neither (PYTHONSAFEPATH). Raises ConfigError where there is no current
+    folder.
     """
+    try:
+        started_in = os.getcwd()
+    except OSError as error:
+        raise ConfigError([f"the current folder is gone ({error.strerror}): start this in another one"]) from error
     if not sys.flags.safe_path:
-        _search(Project((str(folder),), (os.getcwd(),)), after=0)
+        _search(Project((str(folder),), (started_in,)), after=0)
 
 
 def here() -> Project:
@@ -56,17 +61,17 @@ def record(folder: RunFolder) -> None:
 def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
     """Write down for a run the folders of this command; for those at or below `root` those of its `copy`."""
 
-    def places(folders: tuple[str, ...]) -> list[str]:
-        return list(dict.fromkeys(place(Path(path)) for path in folders))
+    def all_in_copy(folders: tuple[str, ...]) -> list[str]:
+        return list(dict.fromkeys(in_copy(Path(path)) for path in folders))
 
-    def place(path: Path) -> str:
+    def in_copy(path: Path) -> str:
         copied = copy / path.relative_to(root) if path.is_relative_to(root) else None
         if copied is None or not copied.is_dir():
             return str(path)
         return os.path.relpath(copied, folder.path)  # the two may move together
 
     mine = here()
-    folder.write_project({"modules": places(mine.modules), "started_in": places(mine.started_in)})
+    folder.write_project({"modules": all_in_copy(mine.modules), "started_in": all_in_copy(mine.started_in)})
 
 
 def use(folder: RunFolder, config: Config, *, is_own_first: bool = False) -> None:
@@ -79,10 +84,10 @@ def use(folder: RunFolder, config: Config, *, is_own_first: bool = False) -> Non
     if not recorded.folders:
         return  # an earlier version made the run
     faults = []
-    for key, target in ((".".join(path), section["_target_"]) for path, section in targets(to_tree(config))):
+    for key, target in called(to_tree(config)):
         package = target.partition(".")[0]
         if not signatures.is_there(package):
-            fault = f"{key}._target_={target}: there is no package {package!r} in {_told(recorded)}, where the run had"
+            fault = f"{key}={target}: there is no package {package!r} in {_told(recorded)}, where the run had"
             faults.append(f"{fault} its modules: start this command in the folder that holds {package} now")
     if faults:
         raise ConfigError(faults)

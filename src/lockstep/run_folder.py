@@ -5,6 +5,7 @@ Owns the names and formats of all files in it. Standard library only, so that to
 
 import contextlib
 import csv
+import errno
 import fcntl
 import io
 import json
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -38,6 +39,7 @@ CURVES = {"train": "", "val": "validation", "test": "test"}
 CODE = "code"  # what a job runs: its config.yaml files are of no run
 SWEEP = "sweep.json"  # beside the run folders of a sweep
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `atomic_file` calls a file before it is whole
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # the answers of a file system that has none
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 
 
@@ -71,11 +73,23 @@ def _left_nothing(path: Path) -> Iterator[Path]:
 def _opened_and_held(temporary: Path) -> BinaryIO:
     """A new file, locked until it is closed: the kernel lets go of what a killed process wrote."""
     while True:
-        file = open(temporary, "xb")  # noqa: SIM115
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()  # taken for a leftover before it was locked
+        with contextlib.ExitStack() as closed:
+            file = closed.enter_context(open(temporary, "xb"))
+            _lock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # else taken for a leftover before it was locked
+                closed.pop_all()
+                return file
+
+
+def _lock(file: IO[bytes], how: int) -> bool:
+    """Lock a file as `fcntl.flock` does. Returns False on a file system without locks, where nobody holds any."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -438,16 +452,25 @@ class RunFolder:
         """Whether a job in the background of this machine lives."""
         return _is_held(self.job_lock)
 
-    def remove_leftovers(self) -> None:
-        """Remove what writers left that were killed, in the folder and in those below it: half a checkpoint, say."""
-        for folder, _, names in os.walk(self.path):
+    def remove_leftovers(self, *, is_deep: bool = True) -> None:
+        """Remove what writers left that were killed: half a checkpoint, say. `is_deep`: also in the folders below.
+
+        Where there are no locks nobody knows whether a writer lives, and all stays.
+        """
+        for folder, below, names in os.walk(self.path):
+            if not is_deep:
+                below.clear()
             for name in filter(LEFTOVER.fullmatch, names):
-                with contextlib.suppress(FileNotFoundError), open(Path(folder, name), "r+b", opener=_no_link) as file:
+                with (
+                    contextlib.suppress(FileNotFoundError, PermissionError),  # gone by itself, or of another user
+                    open(Path(folder, name), "r+b", opener=_no_link) as file,
+                ):
                     try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        is_left = _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
                         continue  # its writer lives
-                    os.unlink(Path(folder, name))
+                    if is_left:
+                        os.unlink(Path(folder, name))
 
     def remove(self) -> None:
         """Remove the run and all in its folder, links themselves only. Hold the lock.
@@ -467,7 +490,7 @@ class RunFolder:
 def _is_held(path: Path) -> bool:
     try:
         with open(path, "rb", opener=_no_link) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except BlockingIOError:

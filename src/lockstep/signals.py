@@ -179,6 +179,16 @@ def given_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """Hold stop signals back from this thread until the end of the block, and for good from programs it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """Hold signals that ask to stop back from this thread, and from the processes that are started in the meantime.
 
@@ -187,8 +197,5 @@ def held_back() -> Iterator[None]:
     from multiprocessing import resource_tracker  # not for commands that start nothing
 
     resource_tracker.ensure_running()  # its start, with the first process, lets signals through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
+    with blocked():
         yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -57,14 +57,19 @@ def is_there(package: str) -> bool:
         return True
 
 
-def _imported(target: str) -> Signature | None:
+def load(target: str) -> Any:
+    """What the dotted `target` stands for. Raises Missing, ImportError or AttributeError where it is not there."""
     located = _located(target)
     module = located[1] if located is not None else target.rpartition(".")[0]
+    found: Any = importlib.import_module(module)
+    for name in target.removeprefix(f"{module}.").split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _imported(target: str) -> Signature | None:
     try:
-        found: Any = importlib.import_module(module)
-        for name in target.removeprefix(f"{module}.").split("."):
-            found = getattr(found, name)
-        parameters = inspect.signature(found).parameters.values()
+        parameters = inspect.signature(load(target)).parameters.values()
     except ImportError as error:
         raise Missing(str(error), error.name or target) from error
     except AttributeError as error:

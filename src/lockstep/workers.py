@@ -113,7 +113,8 @@ def _one_each(world: environment.World | None, num_gpus: int, num_local: int) ->
         return ()
     if _each_has_own(world, num_gpus, num_local):
         return (0,) * num_local
-    return tuple(range(min(num_local, num_gpus + 1)))  # one that does not exist says it; there may be billions
+    # one number beyond the last GPU is enough for the fault; a person may have asked for billions
+    return tuple(range(min(num_local, num_gpus + 1)))
 
 
 def _each_has_own(world: environment.World | None, num_gpus: int, num_local: int) -> bool:

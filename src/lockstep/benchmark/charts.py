@@ -53,21 +53,21 @@ def _draw_epoch_times(fig: FigureBase, shown: Sequence[Record], title: str) -> N
     medians = [r["epoch_s"]["median"] for r in shown]
     lows = [r["epoch_s"]["low"] for r in shown]
     highs = [r["epoch_s"]["high"] for r in shown]
-    places = range(len(shown))
+    rows = range(len(shown))
     whiskers = [
         [m - low for m, low in zip(medians, lows, strict=True)],
         [h - m for h, m in zip(highs, medians, strict=True)],
     ]
     # points: a bar has no zero on a log axis
-    ax.errorbar(medians, places, xerr=whiskers, fmt="none", ecolor=DARK, elinewidth=1.2, capsize=4, zorder=2)
-    ax.plot(medians, places, "o", color=BLUE, markersize=8, zorder=3)
-    for place, r, high in zip(places, shown, highs, strict=True):
+    ax.errorbar(medians, rows, xerr=whiskers, fmt="none", ecolor=DARK, elinewidth=1.2, capsize=4, zorder=2)
+    ax.plot(medians, rows, "o", color=BLUE, markersize=8, zorder=3)
+    for row, r, high in zip(rows, shown, highs, strict=True):
         times = results.factor(r, shown)
         text = f"{seconds(r['epoch_s']['median'])} s" + ("*" if r["is_extrapolated"] else "")
         unsteady = "\nunsteady" if results.result(r).unsteady else ""
-        text += f"\n{times:.2f}×" if place and times else unsteady
-        ax.annotate(text, (high, place), (7, 0), textcoords="offset points", va="center", fontweight="bold")
-    ax.set_yticks(places, [label(r) for r in shown])
+        text += f"\n{times:.2f}×" if row and times else unsteady
+        ax.annotate(text, (high, row), (7, 0), textcoords="offset points", va="center", fontweight="bold")
+    ax.set_yticks(rows, [label(r) for r in shown])
     ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.set_xscale("log")
     low, high = min(lows) / 1.3, max(highs) * 1.3
@@ -97,15 +97,15 @@ def step_parts(records: Sequence[Record]) -> Chart | None:
 def _draw_step_parts(fig: FigureBase, shown: Sequence[tuple[Record, scaling.Terms]]) -> None:
     ax = fig.subplots()
     longest = 1000 * max(terms.total_s for _, terms in shown)
-    for place, (_, terms) in enumerate(shown):
+    for row, (_, terms) in enumerate(shown):
         start, shares = 0.0, terms.shares()
         for name, share in shares.items():
             value = 1000 * share * terms.total_s
-            ax.barh(place, value, left=start, height=0.4, color=COLOURS[name])
+            ax.barh(row, value, left=start, height=0.4, color=COLOURS[name])
             start += value
         words = ", ".join(f"{scaling.percent(share)} {name}" for name, share in shares.items())
         text = f"{scaling.milliseconds(terms.total_s)}: {words}"
-        ax.annotate(text, (0, place - 0.2), (2, 3), textcoords="offset points", va="bottom", fontsize=7.5)
+        ax.annotate(text, (0, row - 0.2), (2, 3), textcoords="offset points", va="bottom", fontsize=7.5)
     ax.set_yticks(range(len(shown)), [printable(r["name"]) for r, _ in shown])
     ax.set_ylim(len(shown) - 0.6, -0.65)
     ax.set_xlim(0, 1.02 * longest)

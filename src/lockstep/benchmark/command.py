@@ -168,6 +168,7 @@ class Benchmark:
             if live is not None:
                 live.stop()
             _end(process)
+            folder.remove_leftovers()
         return process.returncode
 
     def _kept(self) -> dict[str, Any] | None:

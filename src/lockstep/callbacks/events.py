@@ -18,7 +18,7 @@ from lockstep.run_folder import CURVES, RunFolder
 TAGS = {"learning_rate": "optimization/learning_rate", "gradient_norm": "optimization/gradient_norm"}
 
 
-def place(name: str) -> tuple[str, str]:
+def split_and_tag(name: str) -> tuple[str, str]:
     """The split to whose files a metric is written, and its name there: `val/loss` is `loss` of `val`.
 
     What stands behind the split comes last: `train_step/loss` is `loss/step` of `train`. What belongs to no split is
@@ -32,7 +32,7 @@ def place(name: str) -> tuple[str, str]:
 
 
 class SplitTensorBoardLogger(TensorBoardLogger):
-    """Writes each metric where `place` says.
+    """Writes each metric where `split_and_tag` says.
 
     TensorBoard forgets what earlier sessions wrote from `purge_step` on: these steps are done again. So is a test after
     the step before, which was cut off.
@@ -47,7 +47,7 @@ class SplitTensorBoardLogger(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         for name, value in metrics.items():
-            split, tag = place(name)
+            split, tag = split_and_tag(name)
             self.writer(split).add_scalar(tag, value, step)
 
     def writer(self, split: str) -> SummaryWriter:

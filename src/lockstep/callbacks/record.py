@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from typing_extensions import override
 
 from lockstep.callbacks.pace import Pace
 from lockstep.models.classifier import Classifier
@@ -60,14 +61,15 @@ class Record(L.Callback):
         self.images_per_s: float | None = None
         self.epoch_times_s: list[float] = []
 
+    @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say so."""
         self._write(trainer, pl_module, "starting", is_urgent=True)
 
+    @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock of the epoch."""
         self._start_epoch(trainer, pl_module)
 
+    @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock, which no epoch start does inside an epoch; keep the rows of the epochs already done."""
         self._rows = [row for row in self._folder.read_metrics() if int(row["epoch"]) <= trainer.current_epoch]
@@ -83,6 +85,7 @@ class Record(L.Callback):
         self._enter("training" if self.pace.has_begun else self._first_step or "first step")
         self._write(trainer, pl_module, "training", is_urgent=True)
 
+    @override
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -100,13 +103,13 @@ class Record(L.Callback):
             self.images_per_s = self.pace.images_per_s
         self._write(trainer, pl_module, "training")
 
+    @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say so."""
         self._enter("validating", trainer.num_val_batches)
         self._write(trainer, pl_module, "validating", is_urgent=True)
 
+    @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Add the row of the epoch."""
         assert isinstance(pl_module, Classifier)
         now = time.monotonic()
         self.pace.epoch_ended(now)
@@ -131,16 +134,18 @@ class Record(L.Callback):
             self._folder.write_metrics(self._rows)
         self._write(trainer, pl_module, "training", is_urgent=True)
 
+    @override
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Have the points before a checkpoint on disk first: a run that goes on from there does not log them again."""
         for logger in trainer.loggers:
             logger.save()
 
+    @override
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say so."""
         self._enter("testing", trainer.num_test_batches)
         self._write(trainer, pl_module, "testing", is_urgent=True)
 
+    @override
     def on_validation_batch_end(
         self,
         trainer: L.Trainer,
@@ -150,7 +155,6 @@ class Record(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Show that the run is alive."""
         self.phase.num_done = batch_idx + 1
         self._write(trainer, pl_module, self._state)
 

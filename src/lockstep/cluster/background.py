@@ -4,16 +4,15 @@ import fcntl
 import os
 import secrets
 import shlex
-import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep import signals
 from lockstep.cluster.slurm import exports, interpreter
 from lockstep.config import ConfigError
 from lockstep.run_folder import RunFolder
 from lockstep.schema import Cluster
-from lockstep.signals import STOP_SIGNALS
 
 
 def script(cluster: Cluster, folder: RunFolder, task: str, code: Path) -> str:
@@ -35,11 +34,10 @@ def start(
     folder.job_files.mkdir(exist_ok=True)
     log = folder.job_files / f"{name}_0_log.out"
     lock = os.open(folder.job_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    # held back until the run takes them: a signal in the first moments is neither lost nor deadly
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process shares it, to its end
-        with open(log, "ab") as file:
+        # blocked until the run takes them: a signal in the first moments is neither lost nor deadly
+        with signals.blocked(), open(log, "ab") as file:
             process = subprocess.Popen(
                 ["bash", "-c", script(cluster, folder, task, code)],
                 cwd=cwd,
@@ -52,6 +50,5 @@ def start(
     except BlockingIOError as error:
         raise ConfigError([f"{folder.path} has a job in the background already: cancel it first"]) from error
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         os.close(lock)
     return [(name, log, process.pid)]

@@ -4,11 +4,11 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lockstep import environment
-from lockstep.config import ConfigError, targets, to_tree
+from lockstep.config import ConfigError, called, to_tree
 from lockstep.environment import ROOT
 from lockstep.run_folder import quoted, shown
 from lockstep.schema import Config
@@ -43,21 +43,19 @@ def files(root: Path = ROOT, max_bytes: int = MAX_BYTES) -> list[Path]:
     return found
 
 
-def needed(config: Config, root: Path = ROOT) -> list[Path]:
-    """As `files`. Raises ConfigError, too, where a package that the configuration names would be left out."""
+def needed(configs: Iterable[Config], root: Path = ROOT) -> list[Path]:
+    """As `files`. Raises ConfigError, too, where a package that one of the configurations names would be left out."""
     found = files(root)
-    there = {path.parts[0] for path in found}
+    beside, copied = {entry.name for entry in root.iterdir()}, {path.parts[0] for path in found}
     faults = []
-    for path, section in targets(to_tree(config)):
-        package = section["_target_"].partition(".")[0]
-        left_out = {package, f"{package}.py"} & {entry.name for entry in root.iterdir()}
-        if left_out and not left_out & there:
-            key, what = ".".join(path), f"{package} beside train.py is not copied for a job, because git ignores it"
-            faults.append(
-                f"{key}._target_={section['_target_']}: {what}: see git check-ignore -v {quoted(root / package)}"
-            )
+    for key, target in (name for config in configs for name in called(to_tree(config))):
+        package = target.partition(".")[0]
+        left_out = {package, f"{package}.py"} & beside
+        if left_out and not left_out & copied:
+            what = f"{package} beside train.py is not copied for a job, because git ignores it"
+            faults.append(f"{key}={target}: {what}: see git check-ignore -v {quoted(root / package)}")
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(list(dict.fromkeys(faults)))
     return found
 
 

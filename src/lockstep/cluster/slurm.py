@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep import signals
 from lockstep.cluster import job
 from lockstep.cluster.code import search_path
 from lockstep.config import ConfigError
@@ -116,7 +117,8 @@ def submit(
 
     paths = [str(folder.path) for folder in folders]
     try:
-        with _own_environment({*found.parameters, *found.parameters["additional_parameters"]}):
+        # a Ctrl-C of the terminal reaches sbatch, too, which may have submitted the job and not yet said its number
+        with signals.blocked(), _own_environment({*found.parameters, *found.parameters["additional_parameters"]}):
             jobs = found.map_array(job.run, paths, [settings] * len(paths))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError([f"sbatch refused the job: {_said(error)}"]) from error

@@ -2,7 +2,9 @@
 
 import contextlib
 import shutil
+import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -16,6 +18,7 @@ from lockstep.cluster.record import Record
 from lockstep.config import ConfigError
 from lockstep.run_folder import RunFolder, quoted, resuming, shown
 from lockstep.schema import Config
+from lockstep.signals import Ended, SignalFlag
 from lockstep.terminal import show_table
 from lockstep.workers import Workers
 
@@ -30,22 +33,23 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
         folder = RunFolder(chosen.resolve() if chosen else run_folder.free_path(outputs, config.run_name, now))
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    files = code.needed(config)  # a fault leaves nothing behind
-    if chosen is None:
-        folder = RunFolder(run_folder.create_path(outputs, config.run_name, now))
-    else:
-        chosen.mkdir(parents=True, exist_ok=True)
-        folder = RunFolder(chosen.resolve())
-    try:
-        runner.save(folder, for_job(config), typed)
-        found = submit_all([folder], [config], base=folder, name=config.run_name, files=files)
-    except BaseException:
-        _withdraw(folder)
+    with in_one_piece() as flag:
+        files = code.needed([config])  # a fault leaves nothing behind
         if chosen is None:
-            with contextlib.suppress(OSError):  # not empty: somebody else's
-                folder.path.rmdir()
-                folder.path.parent.rmdir()
-        raise
+            folder = RunFolder(run_folder.create_path(outputs, config.run_name, now))
+        else:
+            chosen.mkdir(parents=True, exist_ok=True)
+            folder = RunFolder(chosen.resolve())
+        try:
+            runner.save(folder, for_job(config), typed)
+            found = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
+        except BaseException:
+            _withdraw(folder)
+            if chosen is None:
+                with contextlib.suppress(OSError):  # not empty: somebody else's
+                    folder.path.rmdir()
+                    folder.path.parent.rmdir()
+            raise
     if chosen is None:
         run_folder.link_latest(outputs, folder.path)
     _show(folder, found[0], config)
@@ -57,15 +61,16 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     if config.dry_run:
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    files = code.needed(config)
-    with runner.locked(folder):
-        before = folder.config.read_text()
-        configuration.save(for_job(config), folder.config)
-    try:
-        found = submit_all([folder], [config], base=folder, name=config.run_name, files=files)
-    except BaseException:
-        run_folder.write_atomically(folder.config, before)
-        raise
+    with in_one_piece() as flag:
+        files = code.needed([config])
+        with runner.locked(folder):
+            before = folder.config.read_text()
+            configuration.save(for_job(config), folder.config)
+        try:
+            found = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
+        except BaseException:
+            run_folder.write_atomically(folder.config, before)
+            raise
     _show(folder, found[0], config)
     return folder, 0
 
@@ -73,6 +78,7 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
 def submit_all(
     folders: Sequence[RunFolder],
     configs: Sequence[Config],
+    flag: SignalFlag,
     *,
     base: RunFolder,
     name: str,
@@ -86,7 +92,7 @@ def submit_all(
     All share one copy of the code: of `files` of the project, by default all that is code; `old_code` is one that is
     there. It is in `base`, as scripts and logs are. What was saved in the folders is replaced by what the job reads.
     Jobs run in `cwd`, by default the current folder. Raises ConfigError where runs ask for different nodes, or the
-    scheduler refuses; then nothing is submitted.
+    scheduler refuses, and Ended where `flag` has a signal before the scheduler is asked; then nothing is submitted.
     """
     cluster, asked = configs[0].cluster, workers.found(configs[0])
     if any((config.cluster, workers.found(config)) != (cluster, asked) for config in configs):
@@ -94,13 +100,17 @@ def submit_all(
     cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
     with contextlib.ExitStack() as undone:
         if files is None:
-            files = code.needed(configs[0])
+            files = code.needed(configs)
         frozen = old_code or undone.enter_context(_frozen(files, base))
         for folder, config in zip(folders, configs, strict=True):
             configuration.save(for_job(config), folder.config)
             if old_code is None:
                 undone.enter_context(_reading(folder, frozen))
             undone.enter_context(_waiting(folder, config))
+        if flag.received:
+            ended = Ended(flag.received)
+            ended.add_note("nothing was submitted")
+            raise ended
         if cluster.name == "local":
             found = background.start(cluster, folders, task=task, code=frozen, cwd=cwd)
         else:
@@ -141,15 +151,32 @@ def again(folder: RunFolder, job: Record) -> Record:
     faults = [*workers.faults(config), *allocation.faults(config)]  # the rest was checked, and is that code's business
     if faults:
         raise ConfigError(faults)
-    return submit_all(
-        [folder],
-        [config],
-        base=folder,
-        name=job.name,
-        has_test=job.task == record.TASKS[0],
-        old_code=Path(job.code),
-        cwd=Path(job.cwd),
-    )[0]
+    with in_one_piece() as flag:
+        return submit_all(
+            [folder],
+            [config],
+            flag,
+            base=folder,
+            name=job.name,
+            has_test=job.task == record.TASKS[0],
+            old_code=Path(job.code),
+            cwd=Path(job.cwd),
+        )[0]
+
+
+@contextlib.contextmanager
+def in_one_piece() -> Iterator[SignalFlag]:
+    """Stop signals end nothing inside of the block, which does all or, asked in time, nothing.
+
+    A second Ctrl-C raises KeyboardInterrupt, which takes back what is prepared. The block ends well with a submission.
+    """
+    flag = SignalFlag()
+    with flag.installed():
+        yield flag
+    if flag.received:
+        name = signal.Signals(flag.received).name
+        cure = "lockstep jobs cancel takes it back"
+        print(f"lockstep: {name} came too late, the job is submitted: {cure}", file=sys.stderr, flush=True)
 
 
 def for_job(config: Config) -> Config:

@@ -37,18 +37,21 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
     states = trained | states
     left = [(t, c) for t, c in made if t.state not in DONE and t.folder.path.resolve() not in states]
     array = ""
+    ledger.write()  # also where nothing is submitted the same command goes on with these trials
     if left:
-        records = submission.submit_all(
-            [trial.folder for trial, _ in left],
-            [each for _, each in left],
-            base=RunFolder(ledger.path),
-            name=_name(config),
-            has_test=config.sweep.test == "all",
-        )
-        for (trial, _), record in zip(left, records, strict=True):
-            trial.device, array = f"job {record.id}", record.id.partition("_")[0]
-            states[trial.folder.path.resolve()] = "submitted"
-    ledger.write()
+        with submission.in_one_piece() as flag:
+            records = submission.submit_all(
+                [trial.folder for trial, _ in left],
+                [each for _, each in left],
+                flag,
+                base=RunFolder(ledger.path),
+                name=_name(config),
+                has_test=config.sweep.test == "all",
+            )
+            for (trial, _), record in zip(left, records, strict=True):
+                trial.device, array = f"job {record.id}", record.id.partition("_")[0]
+                states[trial.folder.path.resolve()] = "submitted"
+            ledger.write()
     known = {trial.number: states.get(trial.folder.path.resolve(), "") for trial, _ in made}
     live = {number: state for number, state in known.items() if state}
     found = table(ledger, [objective], live, monitored=objective)

@@ -263,4 +263,5 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
             ) from error
         except (OSError, ValueError) as error:
             raise ConfigError([f"{shown(path)}/sweep.json cannot be read: choose another sweep.name"]) from error
+        ledger.stop_flag.remove_leftovers(is_deep=False)  # those of a trial are for whoever trains it
         yield ledger

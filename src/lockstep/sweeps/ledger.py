@@ -50,7 +50,10 @@ class Ledger:
 
     @classmethod
     def opened(cls, path: Path, name: str | None, command: Sequence[str]) -> "Ledger":
-        """The ledger in a folder; an empty one where there is none. Raises ValueError when it cannot be read."""
+        """The ledger in a folder; an empty one where there is none. Raises ValueError when it cannot be read.
+
+        What versions before 2026-11-22 said here, that a trial was pruned, its run folder says from now on.
+        """
         kept = _read(path)
         if kept is None:
             return cls(path, name, tuple(command))
@@ -59,6 +62,8 @@ class Ledger:
             folder = RunFolder(path / entry["folder"])
             trial = Trial(entry["number"], tuple(entry["overrides"]), folder, entry["device"])
             ledger.trials.append(trial)
+            if entry.get("is_pruned") is True and trial.state == "stopped":
+                folder.update_status(state="pruned")
         return ledger
 
     def find(self, overrides: Sequence[str]) -> Trial | None:

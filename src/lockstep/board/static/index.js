@@ -181,7 +181,7 @@ class Page {
       this.chosen = (this.runs.find((run) => LIVE.has(run.state)) ?? this.runs[0])?.id ?? null;
       this.table.mark(this.chosen);
     }
-    this.table.show(shown, words.length > 0);
+    this.table.show(this.runs, new Set(shown.map(({id}) => id)), words.length > 0);
   }
 
   isWanted(state) {

@@ -32,13 +32,14 @@ export const timeLeft = (run) => (isOver(run) ? undefined : run.remaining_s);
 const isOver = (run) => ['stopped', 'pruned', 'finished', 'failed', 'no signal', 'broken'].includes(run.state);
 
 export class RunTable {
-  /** `choose(id)` is called when a person picks a run, `mark(ids, isOn)` when some are to be compared, or no longer. */
+  /** `choose(id)` is called when a person picks a run, `compare(ids, isOn)` when some are to be compared, or no longer. */
   constructor(control, choose, compare) {
     this.control = control;
     this.choose = choose;
     this.compare = compare;
     this.rows = new Map();
     this.runs = [];
+    this.shown = new Set(); // ids of those that the filter lets through
     this.compared = new Map(); // classes of lines by id
     this.opened = new Set(); // names of sweeps whose trials are rows
     this.chosen = null;
@@ -59,7 +60,7 @@ export class RunTable {
     };
     this.body.onchange = (event) => {
       const {run} = this.rows.get(event.target.closest('tr').dataset.id);
-      this.compare((run.trials ?? [run]).map(({id}) => id), event.target.checked);
+      this.compare(seenOf(run).map(({id}) => id), event.target.checked);
     };
     this.markSort();
   }
@@ -67,7 +68,7 @@ export class RunTable {
   /** Open or close a sweep. */
   toggle(sweep) {
     if (!this.opened.delete(sweep)) this.opened.add(sweep);
-    this.show(this.runs);
+    this.show(this.runs, this.shown);
   }
 
   head(column) {
@@ -78,23 +79,27 @@ export class RunTable {
       const isSame = this.sort.column === column;
       this.sort = {column, isDown: isSame ? !this.sort.isDown : Boolean(column.isDown)};
       this.markSort();
-      this.show(this.runs);
+      this.show(this.runs, this.shown);
     };
     return make('th', {scope: 'col', className: classOf(column)}, button);
   }
 
   markSort() {
-    COLUMNS.forEach((column, place) => {
+    COLUMNS.forEach((column, index) => {
       const isSorted = this.sort.column === column;
-      if (isSorted) this.heads[place].setAttribute('aria-sort', this.sort.isDown ? 'descending' : 'ascending');
-      else this.heads[place].removeAttribute('aria-sort');
-      setText(this.heads[place].querySelector('.mark'), isSorted ? (this.sort.isDown ? '▾' : '▴') : '');
+      if (isSorted) this.heads[index].setAttribute('aria-sort', this.sort.isDown ? 'descending' : 'ascending');
+      else this.heads[index].removeAttribute('aria-sort');
+      setText(this.heads[index].querySelector('.mark'), isSorted ? (this.sort.isDown ? '▾' : '▴') : '');
     });
   }
 
-  /** Show these runs and no others, those of a sweep in one row; `isOpen` shows all trials whatever is opened. */
-  show(runs, isOpen = this.isOpen) {
+  /**
+   * Show those of the runs whose ids are in `shown`, trials in one row that tells of their whole sweep; `isOpen` shows
+   * trials whatever is opened.
+   */
+  show(runs, shown, isOpen = this.isOpen) {
     this.runs = runs;
+    this.shown = shown;
     this.isOpen = isOpen;
     const focused = document.activeElement;
     let next = this.body.firstChild;
@@ -121,12 +126,14 @@ export class RunTable {
 
   /** The rows in their order, as [run or sweep, its overrides, level]: trials of open sweeps are of level 1. */
   lines() {
-    const tops = gathered(this.runs);
+    const isShown = ({id}) => this.shown.has(id);
+    const tops = gathered(this.runs).filter((run) => (run.trials ?? [run]).some(isShown));
     return this.sorted(tops, differingOverrides(tops)).flatMap(([run, differing]) => {
       if (!run.trials) return [[run, differing, 0]];
       const isOpen = this.isOpen || this.opened.has(run.run);
-      const trials = isOpen ? this.sorted(run.trials, differingOverrides(run.trials)) : [];
-      return [[{...run, isOpen}, differing, 0], ...trials.map(([trial, text]) => [trial, text, 1])];
+      const seen = run.trials.filter(isShown);
+      const trials = isOpen ? this.sorted(seen, differingOverrides(seen)) : [];
+      return [[{...run, isOpen, seen}, differing, 0], ...trials.map(([trial, text]) => [trial, text, 1])];
     });
   }
 
@@ -183,7 +190,7 @@ function sweepOf(name, trials) {
   const known = trials.filter((trial) => Number.isFinite(trial.best));
   const isLess = known.some((trial) => trial.mode === 'min');
   const best = known.map((trial) => trial.best).sort((a, b) => (isLess ? a - b : b - a))[0];
-  const percents = trials.map((trial) => (trial.state === 'finished' ? 100 : trial.percent ?? 0));
+  const percents = trials.map((trial) => (isDone(trial) ? 100 : trial.percent ?? 0));
   const shared = new Set(trials[0].overrides.filter((each) => trials.every((trial) => trial.overrides.includes(each))));
   return {
     id: `sweep ${name}`,
@@ -198,10 +205,16 @@ function sweepOf(name, trials) {
   };
 }
 
-/** What a sweep does: what its live trials do, else the worst end of one. */
+/** The same command leaves these trials alone. */
+const isDone = (trial) => ['finished', 'pruned'].includes(trial.state);
+
+/** The trials that a row stands for: of a sweep those that the filter lets through. */
+const seenOf = (run) => run.seen ?? [run];
+
+/** What a sweep does: what its live trials do, else the worst end of one; where one is finished, pruned ones are done. */
 function stateOf(states) {
   const live = ['training', 'validating', 'testing', 'starting', 'stopping'].find((state) => states.includes(state));
-  const ends = ['failed', 'no signal', 'broken', 'stopped', 'not started', 'finished'];
+  const ends = ['failed', 'no signal', 'broken', 'stopped', 'not started', 'finished', 'pruned'];
   return live ?? ends.find((state) => states.includes(state));
 }
 
@@ -275,8 +288,8 @@ class Row {
     this.element.classList.toggle('trial', level > 0);
     this.pick.setAttribute('aria-label', `Compare ${run.run}`);
     if (run.trials) this.writeSweep(run);
-    COLUMNS.forEach((column, place) => {
-      const cell = this.cells[place];
+    COLUMNS.forEach((column, index) => {
+      const cell = this.cells[index];
       if (column.text) setText(cell, column.text(run));
       const title = column.title?.(run) ?? '';
       if (cell.title !== title) cell.title = title;
@@ -287,7 +300,7 @@ class Row {
   }
 
   writeSweep({trials, isOpen}) {
-    const done = trials.filter((trial) => trial.state === 'finished').length;
+    const done = trials.filter(isDone).length;
     setText(this.fold, isOpen ? '▾' : '▸');
     setText(this.number, `${done} of ${trials.length} trials`);
     this.button.setAttribute('aria-expanded', String(isOpen));
@@ -301,7 +314,7 @@ class Row {
 
   /** Show whether its details are below, and whether it is compared; `compared` has the classes of lines by id. */
   mark(isChosen, compared) {
-    const ids = (this.run.trials ?? [this.run]).map(({id}) => id);
+    const ids = seenOf(this.run).map(({id}) => id);
     const count = ids.filter((id) => compared.has(id)).length;
     this.pick.checked = count === ids.length;
     this.pick.indeterminate = count > 0 && count < ids.length;
