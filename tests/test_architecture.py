@@ -161,8 +161,8 @@ def unquoted(text: str) -> list[str]:
     found = []
     for function in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)):
         ids = {*IDS, *(each.arg for each in function.args.args if each.arg == "job")}
-        for node in ast.walk(function):
-            for before, after in itertools.pairwise(node.values) if isinstance(node, ast.JoinedStr) else ():
+        for node in (node for node in ast.walk(function) if isinstance(node, ast.JoinedStr)):
+            for before, after in itertools.pairwise(node.values):
                 if not (isinstance(after, ast.FormattedValue) and isinstance(before, ast.Constant)):
                     continue
                 is_setting = before is node.values[0] and before.value == "resume="  # names what was typed
