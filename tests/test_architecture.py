@@ -15,7 +15,7 @@ import lockstep
 PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
-    ("output", "signals", "annotations"),
+    ("output", "signals", "annotations", "lazy_imports"),
     ("run_folder", "parallel", "schema", "signatures", "environment", "terminal", "drawing", "entry"),
     ("data", "models", "checkpoint_io", "allocation", "runs", "memory", "vitals"),
     ("workers", "disk"),

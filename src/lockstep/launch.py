@@ -23,6 +23,7 @@ from lockstep import output, vitals
 from lockstep.config import ConfigError
 from lockstep.disk import DiskFault, refusal
 from lockstep.environment import World, no_garbage_collection, num_cores, outer_world
+from lockstep.lazy_imports import lazy
 from lockstep.memory import OutOfMemory
 from lockstep.run_folder import (
     EXIT_CONFIG,
@@ -257,7 +258,7 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
     try:
         flag.install()
         with vitals.shown(folder, rank):
-            with no_garbage_collection():
+            with no_garbage_collection(), lazy():
                 task = task_function(job.task)
             try:
                 return task(folder, place, flag, **job.options)
