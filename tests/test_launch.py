@@ -82,7 +82,8 @@ def test_a_silent_run_says_nothing(tmp_path: Path) -> None:
 def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "trainer.max_epochs=1"])
     before = dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]
-    assert launch.run_workers(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), 2) == 0
+    job = launch.Job("train", str(folder.path), {"command": "", "has_test": True})
+    assert launch.run_workers(job, 2, uses_gpus=False) == 0
     assert (dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]) == before
     assert folder.read_summary()["workers"] == 2
     assert folder.rank_log(1).exists()

@@ -353,7 +353,7 @@ def test_a_process_is_called_by_its_title_and_cut_where_the_words_before_it_end(
     code = """
 import sys
 from pathlib import Path
-from lockstep.sweeps.title import set_title
+from lockstep.title import set_title
 set_title(sys.argv[1])
 print(Path("/proc/self/cmdline").read_text().rstrip("\\0"))
 print(Path("/proc/self/comm").read_text().strip())

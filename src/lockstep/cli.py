@@ -454,7 +454,8 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     options |= {"config": configuration.to_tree(config), "checkpoint": str(checkpoint)}
-    num_workers = workers.found(config).world_size
+    asked = workers.found(config)
+    num_workers = asked.world_size
     if num_workers == 1:
         supervision.begin()
     listed, flag = signals.SignalList(), launch.flag_of(task)
@@ -462,7 +463,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
         with (listed if num_workers > 1 else flag).installed(), tempfile.TemporaryDirectory(prefix="lockstep-") as path:
             job = launch.Job(task, path, options)
             if num_workers > 1:
-                return launch.run_workers(job, num_workers, listed)
+                return launch.run_workers(job, num_workers, listed, uses_gpus=bool(asked.gpus))
             return supervision.run(job, None, flag)
     except signals.Ended as ended:  # before or after the work itself
         signals.say_ended(ended.number)

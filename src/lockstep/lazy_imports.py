@@ -1,7 +1,7 @@
 """Imports that a training has no use for wait until somebody has: of torchmetrics, of torch's compiler, of matplotlib.
 
 `import torchmetrics`, which Lightning does, imports every metric, and for some of them scipy.signal, torchvision and
-matplotlib (torchmetrics issue 3457); Lightning and every optimizer import torch's compiler, for nothing while nothing is
+matplotlib (torchmetrics issue 3457); Lightning and every optimizer import torch's compiler, also where nothing is
 compiled. That is more than half of the time that a training takes to its first step (docs/benchmarks.md).
 
 Packages imported inside of `lazy` that stand in `PACKAGES` do not run their `__init__` before a name of theirs is asked
@@ -54,7 +54,8 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] in _moved or fullname not in PACKAGES and (fullname != DRAWING or "matplotlib" in sys.modules):
+        is_known = fullname in PACKAGES or (fullname == DRAWING and "matplotlib" not in sys.modules)
+        if not is_known or fullname.partition(".")[0] in _moved:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -93,7 +94,7 @@ class _Waiting(_Before):
             _moved.add(name.partition(".")[0])
             for part in [part for part in sys.modules if part.startswith(f"{name}.")]:
                 del sys.modules[part]
-            module.__class__, module.__path__ = ModuleType, path
+            _as_usual(module, path)
             module.__loader__ = self.loader
             self.loader.exec_module(module)
         finally:
@@ -138,12 +139,15 @@ def _complete(package: ModuleType) -> None:
         spec = package.__spec__
         if type(package) is not _Package or spec is None or not isinstance(spec.loader, _Waiting):
             return
-        package.__class__ = ModuleType
-        package.__path__ = list(super(_Path, package.__path__).__iter__())
+        _as_usual(package, spec.submodule_search_locations or [])
         spec.loader = package.__loader__ = spec.loader.loader
         PACKAGES[package.__name__].before()
         spec.loader.exec_module(package)
         PACKAGES[package.__name__].after()
+
+
+def _as_usual(package: Any, path: Sequence[str]) -> None:
+    package.__class__, package.__path__ = ModuleType, path
 
 
 # -- torch's compiler, while nothing is compiled -----------------------------------------------------------------------

@@ -74,7 +74,7 @@ class Curves(L.Callback):
         writer._get_file_writer().add_summary(start)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw the network, once: tracing it takes as long as an import of torch, which the first step need not wait for."""
+        """Draw the network, once. Not before the first step: tracing brings a part of torch's compiler, for seconds."""
         writer = _writer(trainer)
         if self._has_graph and writer is not None:
             assert isinstance(pl_module, Classifier)

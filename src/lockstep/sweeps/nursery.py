@@ -20,7 +20,7 @@ from lockstep import launch, runner
 from lockstep.environment import leave
 from lockstep.run_folder import EXIT_FAILED, shown
 from lockstep.signals import held_back
-from lockstep.sweeps.title import set_title
+from lockstep.title import set_title
 
 IS_SAFE_HERE = sys.platform == "linux"
 PRELOADED = "lockstep.sweeps.preloaded"
