@@ -1,5 +1,10 @@
-"""Measure everything that needs no GPU and write docs/benchmarks.md; about 20 minutes on two quiet cores."""
+"""Measure everything that needs no GPU and write docs/benchmarks.md; about 30 minutes on two quiet cores.
 
+`python -m benchmarks start sweeps` measures these sections alone, and writes no file.
+"""
+
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import checkpoint, input, processes, step, sweep
@@ -15,12 +20,22 @@ SECTIONS = (
     ("Workers", processes.workers),
     ("Start", processes.start_up),
     ("Sweeps", sweep.sweeps),
+    ("Sweeps of two workers", sweep.of_two_workers),
     ("Checkpoints", checkpoint.checkpoint),
 )
 
 
-def main() -> None:
-    """Print every section as soon as it is measured, then write the page."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Print every section as soon as it is measured, then write the page, unless sections were chosen."""
+    names = {title.lower().replace(" ", "-"): (title, measure) for title, measure in SECTIONS}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", choices=[[], *names], help=", ".join(names))
+    chosen = parser.parse_args(words).sections
+    if chosen:
+        print(conditions(), flush=True)
+        for title, measure in map(names.__getitem__, chosen):
+            print("\n" + markdown(title, measure()), flush=True)
+        return
     intro = (
         "Ratios are quotients within one round; rounds alternate the order. A figure counts for the machine it comes "
         "from, and only where nothing else ran there."

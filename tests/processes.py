@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from lockstep.sweeps.nursery import PRELOADED
+from lockstep.sweeps.fork_server import PRELOADED
 
 TIMEOUT = timedelta(seconds=300)
 

@@ -129,7 +129,7 @@ def _begin(work: Callable[[], int], environ: Mapping[str, str], log: Path | None
         os.setpgid(0, 0)
         _redirect(log)
         signals.as_new()
-        _set_variables(environ)
+        set_variables(environ)
         set_title(title)
         code = work()
     except BaseException:
@@ -152,7 +152,8 @@ def _redirect(log: Path | None) -> None:
         os.close(file)
 
 
-def _set_variables(environ: Mapping[str, str]) -> None:
+def set_variables(environ: Mapping[str, str]) -> None:
+    """Give a fork its variables, those that torch has read before included, and random numbers of its own."""
     is_read = "OMP_NUM_THREADS" in os.environ  # by torch, while it was imported
     os.environ.clear()
     os.environ.update(environ)
