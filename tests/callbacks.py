@@ -66,7 +66,9 @@ class NotesImports(L.Callback):
     def __init__(self, *, path: str) -> None:
         self._path = Path(path)
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.is_global_zero and not self._path.exists():
             self._path.write_text(json.dumps(list(sys.modules)))
 

@@ -30,6 +30,7 @@ DRAWING = "torchmetrics.utilities.plot"  # the file of torchmetrics that imports
 _lock = threading.RLock()  # of whoever completes a package
 _num_blocks = 0  # of `lazy`, in all threads
 _tried: set[str] = set()  # packages whose known names are looked up for the first time
+_completed: set[str] = set()  # packages whose `__init__` runs, or has run
 _moved: set[str] = set()  # libraries that have them elsewhere
 
 
@@ -110,7 +111,8 @@ class _Path(list[str]):
 
     @override
     def __iter__(self) -> Iterator[str]:
-        if not (_num_blocks and PACKAGES[self._package.__name__].has_parts):
+        is_alone = _num_blocks > 0 and PACKAGES[self._package.__name__].has_parts
+        if not is_alone and self._package.__name__ not in _completed:
             _complete(self._package)
         return super().__iter__()
 
@@ -119,30 +121,41 @@ class _Package(ModuleType):
     """A package whose `__init__` has not run."""
 
     def __getattr__(self, name: str) -> Any:
-        known = PACKAGES[self.__name__].known.get(name)
+        known = PACKAGES[self.__name__].known.get(name) if self.__name__ not in _completed else None
         if known is not None:
             return known()
         if self.__name__ in _tried:
             raise AttributeError(name)
-        _complete(self)
+        with _lock:  # not while another thread completes it
+            if self.__name__ in _completed:
+                return super().__getattribute__(name)
+            _complete(self)
         return getattr(self, name)
 
     @override
     def __dir__(self) -> list[str]:
         _complete(self)
-        return dir(self)
+        return list(super().__dir__())
 
 
 def _complete(package: ModuleType) -> None:
     """Run the `__init__` of a package, once. Other threads wait; to this one it is as any module while it runs."""
     with _lock:
         spec = package.__spec__
-        if type(package) is not _Package or spec is None or not isinstance(spec.loader, _Waiting):
+        if type(package) is not _Package or package.__name__ in _completed or spec is None:
             return
-        _as_usual(package, spec.submodule_search_locations or [])
-        spec.loader = package.__loader__ = spec.loader.loader
+        assert isinstance(spec.loader, _Waiting)
+        waiting = spec.loader
+        spec.loader = package.__loader__ = waiting.loader
+        _completed.add(package.__name__)
         PACKAGES[package.__name__].before()
-        spec.loader.exec_module(package)
+        try:
+            waiting.loader.exec_module(package)
+        except BaseException:  # who asks next hears of it, too
+            spec.loader = package.__loader__ = waiting
+            _completed.discard(package.__name__)
+            raise
+        _as_usual(package, spec.submodule_search_locations or [])
         PACKAGES[package.__name__].after()
 
 
