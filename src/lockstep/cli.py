@@ -61,7 +61,7 @@ def _num_jobs() -> int | None:
     from hydra._internal.utils import get_args_parser
     from omegaconf import OmegaConf
 
-    from lockstep import config, overrides, presence
+    from lockstep import config, overrides
 
     arguments = get_args_parser().parse_args()
     source = config.Source(
@@ -89,6 +89,8 @@ def _num_jobs() -> int | None:
             )
             if arguments.multirun:
                 if plan.config.cluster.name == "none":  # else the data may be where the jobs run alone
+                    from lockstep import presence  # it brings numpy, which neither help nor a fault needs
+
                     for data in plan.data:
                         presence.check(data)
                 sweep_folder = str(_sweep_folder(plan.config.sweep.name, arguments.overrides))
