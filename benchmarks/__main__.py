@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import checkpoint, input, processes, step, sweep
+from benchmarks import checkpoint, input, parts, processes, step, sweep
 from benchmarks.table import conditions, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -19,6 +19,7 @@ SECTIONS = (
     ("Input", input.generated),
     ("Workers", processes.workers),
     ("Start", processes.start_up),
+    ("Parts of a start", parts.parts),
     ("Sweeps", sweep.sweeps),
     ("Sweeps of two workers", sweep.of_two_workers),
     ("Checkpoints", checkpoint.checkpoint),

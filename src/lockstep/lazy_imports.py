@@ -128,14 +128,14 @@ class _Package(ModuleType):
             raise AttributeError(name)
         with _lock:  # not while another thread completes it
             if self.__name__ in _completed:
-                return super().__getattribute__(name)
+                return ModuleType.__getattribute__(self, name)
             _complete(self)
         return getattr(self, name)
 
     @override
     def __dir__(self) -> list[str]:
         _complete(self)
-        return list(super().__dir__())
+        return list(ModuleType.__dir__(self))
 
 
 def _complete(package: ModuleType) -> None:

@@ -19,7 +19,8 @@ from omegaconf import DictConfig
 from lockstep import checkpoints, launch, notification, overrides, presence, project, run_folder, supervision, workers
 from lockstep import config as configuration
 from lockstep.config import ConfigError
-from lockstep.environment import leave, outer_world, without_secrets
+from lockstep.environment import leave, no_garbage_collection, outer_world, without_secrets
+from lockstep.lazy_imports import lazy
 from lockstep.run_folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder, resume_command, resuming, shown
 from lockstep.schema import Config
 from lockstep.signals import STOP_SIGNALS, SignalList
@@ -153,7 +154,8 @@ def _train(
     listed, flag = SignalList(), supervision.flag()
     with contextlib.ExitStack() as held:
         if world is not None:
-            from lockstep.session import join, shared_folder
+            with no_garbage_collection(), lazy():
+                from lockstep.session import join, shared_folder
 
             join(config, world, known)  # until then a signal ends this process, which may wait for others
             held.enter_context(flag.installed())
