@@ -226,8 +226,13 @@ def test_ctrl_c_is_heard_while_torch_is_imported_and_leaves_no_process(tmp_path:
         children = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children")
         wait_until(lambda: len(children.read_text().split()) == 2, "the process that forks, and its tracker")
         processes = [Path("/proc", pid, "cmdline") for pid in children.read_text().split()]
+
+        def servers() -> list[Path]:
+            return [path for path in processes if b"forkserver" in path.read_bytes()]
+
+        wait_until(servers, "the process that forks has its own words")
         # a signal in the first moments of a trial is neither lost nor deadly
-        (server,) = (path for path in processes if b"forkserver" in path.read_bytes())
+        (server,) = servers()
         assert {*STOP_SIGNALS} <= blocked_by(server.with_name("status"))
         sweep.send_signal(signal.SIGINT)
         out, _ = sweep.communicate(timeout=PATIENCE_S)
