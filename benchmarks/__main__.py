@@ -1,12 +1,13 @@
 """Measure everything that needs no GPU and write docs/benchmarks.md; about 40 minutes on two quiet cores.
 
-With titles of sections, e.g. `python -m benchmarks Messages "Small workers"`, only these are measured, and printed.
+`python -m benchmarks start sweeps` measures these sections alone, and writes no file.
 """
 
-import sys
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import checkpoint, input, processes, step, sweep, talk
+from benchmarks import checkpoint, input, parts, processes, step, sweep, talk
 from benchmarks.table import conditions, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -21,24 +22,24 @@ SECTIONS = (
     ("Workers", processes.workers),
     ("Small workers", processes.small_workers),
     ("Start", processes.start_up),
+    ("Parts of a start", parts.parts),
     ("Sweeps", sweep.sweeps),
+    ("Sweeps of two workers", sweep.of_two_workers),
     ("Checkpoints", checkpoint.checkpoint),
 )
 
 
-def chosen(titles: list[str]) -> None:
-    """Measure the sections of these titles and print them, with the machine they count for."""
-    sections = dict(SECTIONS)
-    unknown = [title for title in titles if title not in sections]
-    if unknown:
-        sys.exit(f"{', '.join(unknown)}: no such section; there are {', '.join(sections)}")
-    print(f"{conditions()}\n")
-    for title in titles:
-        print(markdown(title, sections[title]()), flush=True)
-
-
-def main() -> None:
-    """Print every section as soon as it is measured, then write the page."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Print every section as soon as it is measured, then write the page, unless sections were chosen."""
+    names = {title.lower().replace(" ", "-"): (title, measure) for title, measure in SECTIONS}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", choices=[[], *names], help=", ".join(names))
+    chosen = parser.parse_args(words).sections
+    if chosen:
+        print(conditions(), flush=True)
+        for title, measure in map(names.__getitem__, chosen):
+            print("\n" + markdown(title, measure()), flush=True)
+        return
     intro = (
         "Ratios are quotients within one round; rounds alternate the order. A figure counts for the machine it comes "
         "from, and only where nothing else ran there."
@@ -56,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    chosen(sys.argv[1:]) if sys.argv[1:] else main()
+    main()

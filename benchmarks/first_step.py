@@ -8,14 +8,15 @@ import lightning as L
 
 
 class FirstStep(L.Callback):
-    """Writes the time of day, in seconds, to `path` after the first training step."""
+    """Writes the seconds of a clock of Python's `time` to `path` after the first training step."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, clock: str = "time") -> None:
         self._path = Path(path)
+        self._clock = clock
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Once."""
         if trainer.is_global_zero and not self._path.exists():
-            self._path.write_text(str(time.time()))
+            self._path.write_text(str(getattr(time, self._clock)()))

@@ -1,16 +1,18 @@
 """Sweeps: how soon each trial makes its first step, and what several at once are worth: python -m benchmarks.sweep."""
 
+import statistics
 import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.processes import ROOT, TRAIN
+from benchmarks.processes import ROOT, TRAIN, import_torch
 from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
 
 NUM_TRIALS = 4
 NUM_AT_ONCE = 2
+NUM_OF_TWO = 8  # trials of two workers, one after the other
 
 
 @dataclass(frozen=True)
@@ -22,22 +24,27 @@ class Measured:
     later_steps_s: list[float]
 
 
-def sweep(launcher: str) -> Measured:
-    """One sweep of short trainings, side by side or one after the other in one process."""
+def sweep(launcher: str, num_trials: int = NUM_TRIALS, at_once: int = NUM_AT_ONCE, num_workers: int = 1) -> Measured:
+    """One sweep of short trainings, so many at once, or one after the other in one process."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         clock = f"+callbacks.clock={{_target_: benchmarks.first_step.FirstStep, path: {folder}/${{hydra:job.num}}}}"
         words = ["-m", f"hydra/launcher={launcher}", f"hydra.sweep.dir={folder}/sweep", clock, "sweep.test=none"]
-        words += ["strategy=cpu", "debug=fast", "trainer.devices=1", f"seed={','.join(map(str, range(NUM_TRIALS)))}"]
-        words += [f"launcher.parallel={NUM_AT_ONCE}"] if launcher == "workstation" else []
+        words += [
+            "strategy=cpu",
+            "debug=fast",
+            f"trainer.devices={num_workers}",
+            f"seed={','.join(map(str, range(num_trials)))}",
+        ]
+        words += [f"launcher.parallel={at_once}"] if launcher == "workstation" else []
         started = time.time()
         done = subprocess.run([*TRAIN, *words], cwd=ROOT, capture_output=True, text=True)
         total_s = time.time() - started
         assert done.returncode == 0, done.stderr
-        steps = sorted(float((folder / str(number)).read_text()) for number in range(NUM_TRIALS))
-        summaries = [folder / "sweep" / str(number) / "summary.json" for number in range(NUM_TRIALS)]
+        steps = sorted(float((folder / str(number)).read_text()) for number in range(num_trials))
+        summaries = [folder / "sweep" / str(number) / "summary.json" for number in range(num_trials)]
         ends = sorted(path.stat().st_mtime for path in summaries)
-    followed = zip(steps[NUM_AT_ONCE:], ends[:-NUM_AT_ONCE], strict=True)
+    followed = zip(steps[at_once:], ends[:-at_once], strict=True)
     return Measured(total_s, steps[0] - started, [step - end for step, end in followed])
 
 
@@ -61,6 +68,20 @@ def sweeps(num_rounds: int = 3) -> list[Row]:
         row(f"{NUM_TRIALS} short trials, two at once", found["side"], "{:.1f} s"),
         row(f"{NUM_TRIALS} short trials in one process", found["one"], "{:.1f} s"),
         row("two at once : one process", ratios(found["side"], found["one"]), "{:.2f}"),
+    ]
+
+
+def of_two_workers(num_rounds: int = 7) -> list[Row]:
+    """Short trials of two workers, one after the other, beside importing torch alone."""
+
+    def median_s() -> float:
+        return statistics.median(sweep("workstation", NUM_OF_TWO, 1, 2).later_steps_s)
+
+    found = alternate(num_rounds, torch=import_torch, later=median_s)
+    what = f"{NUM_OF_TWO} trials of 2 workers: from the end of one to the first step of the next"
+    return [
+        row(what, found["later"], "{:.2f} s"),
+        row("that : import torch", ratios(found["later"], found["torch"]), "{:.2f}", aim="<= 0.3"),
     ]
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy
 import torch
 from lightning.pytorch.callbacks import Callback
 
@@ -56,6 +58,46 @@ class Sees(L.Callback):
 def _begin_of_process() -> float:
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+class NotesImports(L.Callback):
+    """Writes the names of all modules that rank 0 has imported when its first step is done."""
+
+    def __init__(self, *, path: str) -> None:
+        self._path = Path(path)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.is_global_zero and not self._path.exists():
+            self._path.write_text(json.dumps(list(sys.modules)))
+
+
+class NotesProcess(L.Callback):
+    """Writes what each rank is as a process into `folder`, before its first step."""
+
+    def __init__(self, *, folder: str) -> None:
+        self._folder = folder
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        signal_of_death = ctypes.c_int()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(signal_of_death))  # PR_GET_PDEATHSIG
+        facts = {
+            **{name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "KEPT")},
+            "main": sys.modules["__main__"].__file__,
+            "arguments": sys.argv[1:],
+            "parent": os.getppid(),
+            "has_group": os.getpgrp() == os.getpid(),
+            "title": Path("/proc/self/cmdline").read_text().rstrip("\0"),
+            "threads": torch.get_num_threads(),
+            "input": sys.stdin.read() + os.read(0, 1).decode(),
+            "cwd": os.getcwd(),
+            "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+            "random": [random.random(), float(numpy.random.rand())],
+            "log": os.readlink("/proc/self/fd/1"),
+            "dies_with_parent": signal_of_death.value == signal.SIGKILL,
+        }
+        Path(self._folder, f"process-{trainer.global_rank}.json").write_text(json.dumps(facts))
 
 
 class Breaks(L.Callback):

@@ -20,7 +20,7 @@ from lockstep import config as configuration
 from lockstep.environment import outer_world
 from lockstep.launch import Job
 from lockstep.run_folder import RunFolder
-from lockstep.sweeps.nursery import PRELOADED
+from lockstep.sweeps.fork_server import PRELOADED
 
 ROOT = Path(__file__).parents[1]
 # seconds that a test waits for what must come: far more than it takes on a slow machine with other work, for no test is

@@ -14,7 +14,7 @@ import torch
 from torch import distributed as dist
 
 from lockstep.parallel import reduce
-from lockstep.sweeps.nursery import PRELOADED
+from lockstep.sweeps.fork_server import PRELOADED
 
 TIMEOUT = timedelta(seconds=300)
 

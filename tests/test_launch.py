@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from lockstep import launch
+from lockstep import launch, processes
 from lockstep.environment import World
 from lockstep.run_folder import FailedElsewhere, RunFolder, read_json
 from lockstep.signals import STOP_SIGNALS
@@ -80,10 +80,74 @@ def test_a_silent_run_says_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
+def test_workers_on_a_cpu_are_forks_of_the_process_that_supervises_them_and_like_new_ones(tmp_path: Path) -> None:
+    notes = [f"+callbacks.notes={{_target_:tests.callbacks.NotesProcess,folder:'{tmp_path}'}}", "trainer.max_epochs=1"]
+    # an input, a variable and arguments of the command, which its workers do not get, get in part, and get
+    started = subprocess.Popen(
+        command(*SMALL, "trainer.devices=2", *notes),
+        cwd=tmp_path,
+        env={**environ(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "KEPT": "yes"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    out, _ = started.communicate("not for workers", PATIENCE_S)
+    assert started.returncode == 0, out
+    one, other = (json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(2))
+    folder = latest(tmp_path)
+    for rank, facts in enumerate((one, other)):
+        assert facts["main"] == str(ROOT / "train.py")  # what a fork has of the process that forks it
+        assert facts["parent"] == started.pid
+        assert facts["has_group"]
+        assert facts["title"] == f"lockstep: rank {rank} of 2, {folder.path.relative_to(tmp_path.resolve())}"
+        assert facts["input"] == ""
+        assert facts["cwd"] == str(tmp_path.resolve())
+        assert facts["blocked"] == []
+        assert facts["dies_with_parent"]
+        assert (facts["RANK"], facts["WORLD_SIZE"], facts["KEPT"]) == (str(rank), "2", "yes")
+        assert facts["arguments"] == command(*SMALL, "trainer.devices=2", *notes)[2:]
+    assert one["random"] != other["random"]  # nobody has seeded them
+    assert one["log"] != str(folder.rank_log(0))
+    assert other["log"] == str(folder.rank_log(1))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_forked_workers_share_the_cores_where_nobody_says_how_many_threads(tmp_path: Path) -> None:
+    notes = [f"+callbacks.notes={{_target_:tests.callbacks.NotesProcess,folder:'{tmp_path}'}}", "trainer.max_epochs=1"]
+    variables = {name: value for name, value in environ().items() if name != "OMP_NUM_THREADS"}
+    words = command(*SMALL, "trainer.devices=2", *notes)
+    done = subprocess.run(words, cwd=tmp_path, env={**variables, "PYTHONPATH": str(ROOT)}, timeout=PATIENCE_S)
+    assert done.returncode == 0
+    facts = [json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(2)]
+    assert [each["threads"] for each in facts] == [len(os.sched_getaffinity(0)) // 2] * 2
+
+
+def test_a_process_with_threads_or_a_debugger_or_for_gpus_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "HAS_FORK", True)
+    monkeypatch.setattr(processes, "_num_threads", lambda: 1)
+    monkeypatch.setattr(processes, "has_started_cuda", lambda: False)
+    assert processes.can_fork(uses_gpus=False)
+    assert not processes.can_fork(uses_gpus=True)
+    with monkeypatch.context() as one:
+        one.setattr(processes, "_num_threads", lambda: 2)
+        assert not processes.can_fork(uses_gpus=False)
+    with monkeypatch.context() as one:
+        one.setattr(processes, "has_started_cuda", lambda: True)
+        assert not processes.can_fork(uses_gpus=False)
+    with monkeypatch.context() as one:
+        one.setattr(processes, "HAS_FORK", False)
+        assert not processes.can_fork(uses_gpus=False)
+    with monkeypatch.context() as one:
+        one.setattr(sys, "gettrace", lambda: print)
+        assert not processes.can_fork(uses_gpus=False)
+
+
 def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "trainer.max_epochs=1"])
     before = dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]
-    assert launch.run_workers(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), 2) == 0
+    job = launch.Job("train", str(folder.path), {"command": "", "has_test": True})
+    assert launch.run_workers(job, 2, uses_gpus=False) == 0
     assert (dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]) == before
     assert folder.read_summary()["workers"] == 2
     assert folder.rank_log(1).exists()

@@ -13,6 +13,7 @@ from torchvision.datasets import utils as downloads
 from torchvision.transforms.v2 import functional as F
 
 from lockstep.data import folders
+from lockstep.data.decode import resize
 from lockstep.data.folders import image_folder, unlabelled_folder
 from lockstep.data.listing import IMAGE_SUFFIXES
 from lockstep.data.pixels import whole
@@ -295,6 +296,18 @@ def test_image_size_scales_the_shorter_side_and_crops_the_centre(tmp_path: Path,
     for pixels, name in zip(whole(part.pixels), part.names, strict=True):
         image = torch.from_numpy(pixels_of(int(Path(name).stem), height, width)).permute(2, 0, 1)
         assert torch.equal(pixels, F.center_crop(F.resize(image, [10], antialias=True), [10]))
+
+
+@pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
+@pytest.mark.parametrize("shape", [(3, 20, 30), (1, 8, 8), (2, 3, 16, 12)])
+@pytest.mark.parametrize("size", [[10, 15], [24, 9], [8, 8]])
+def test_images_are_resized_to_the_bits_of_torchvision(
+    monkeypatch: pytest.MonkeyPatch, capability: str, shape: tuple[int, ...], size: list[int]
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    for given in (images, (images * 255).to(torch.uint8)):
+        assert torch.equal(resize(given, size), F.resize(given, size, antialias=True))
 
 
 def test_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypat
         (launch.Job("evaluate", str(tmp_path), {"config": config}), False),
     ):
         make(images, scratch)
-        assert launch.run_workers(job, 2) == launch.EXIT_FAILED
+        assert launch.run_workers(job, 2, uses_gpus=False) == launch.EXIT_FAILED
         assert bool(list(scratch.iterdir())) == is_left
 
 

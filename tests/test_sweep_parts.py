@@ -23,8 +23,8 @@ from lockstep.sweeps import ledger as ledgers
 from lockstep.sweeps.command import Grid, monitored, opened, prepared
 from lockstep.sweeps.course import Course
 from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
+from lockstep.sweeps.fork_server import ForkServer
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
-from lockstep.sweeps.nursery import Nursery
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
 from lockstep.sweeps.views import Silent, show
@@ -178,15 +178,15 @@ def test_trials_are_forked_where_that_is_safe(
     trials = book(tmp_path / "sweep", "lr=1", "lr=2").trials
     begun: list[str] = []
     said: list[str] = []
-    monkeypatch.setattr("lockstep.sweeps.pool.IS_SAFE_HERE", is_safe)
+    monkeypatch.setattr("lockstep.sweeps.pool.HAS_FORK", is_safe)
     monkeypatch.setattr("lockstep.sweeps.pool._fresh", lambda *_: begun.append("fresh"))
 
-    def is_ready(nursery: Nursery) -> bool:
-        nursery.serves_gpus = serves_gpus
+    def is_ready(server: ForkServer) -> bool:
+        server.serves_gpus = serves_gpus
         return True
 
-    monkeypatch.setattr(Nursery, "is_ready", is_ready)
-    monkeypatch.setattr(Nursery, "start", lambda self, *_: begun.append("forked"))
+    monkeypatch.setattr(ForkServer, "is_ready", is_ready)
+    monkeypatch.setattr(ForkServer, "start", lambda self, *_: begun.append("forked"))
     pool = Pool(Devices(machine, at_once=2), say=said.append)
     assert all(pool.start(trial, wanted, "train") for trial in trials)
     assert begun == [expected] * 2
@@ -201,11 +201,11 @@ for name in ("_cuda_getDeviceCount", "_cuda_init"):
         called.append(name)
         return real(*given)
     setattr(torch._C, name, calls)
-from lockstep.sweeps import nursery, preloaded
+from lockstep.sweeps import fork_server, preloaded
 child = os.fork()
 if not child:
     try:
-        nursery._exit_by_cuda()
+        fork_server._exit_by_cuda()
     except SystemExit as ended:
         os._exit(ended.code)
 print(called, torch.cuda.is_initialized(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -382,7 +382,7 @@ def test_a_process_is_called_by_its_title_and_cut_where_the_words_before_it_end(
     code = """
 import sys
 from pathlib import Path
-from lockstep.sweeps.title import set_title
+from lockstep.title import set_title
 set_title(sys.argv[1])
 print(Path("/proc/self/cmdline").read_text().rstrip("\\0"))
 print(Path("/proc/self/comm").read_text().strip())

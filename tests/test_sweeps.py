@@ -85,9 +85,14 @@ def processes_of(folder: RunFolder) -> list[int]:
                 words = (entry / "cmdline").read_bytes()  # empty once it has ended
             except OSError:
                 continue
-            if words and (int(entry.name) in known or os.fsencode(folder.path) in words):
+            if words and (int(entry.name) in known or _is_rank_of(folder, entry, words)):
                 found.append(int(entry.name))
     return found
+
+
+def _is_rank_of(folder: RunFolder, entry: Path, words: bytes) -> bool:
+    title, _, path = os.fsdecode(words.rstrip(b"\0")).rpartition(", ")
+    return title.startswith("lockstep: rank ") and (entry / "cwd").readlink() / path == folder.path
 
 
 def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -149,8 +154,9 @@ def test_trials_with_one_and_two_workers_see_gpus_of_their_own_and_all_are_used(
     assert any(len(one["seen"]) != len(other["seen"]) for one, other in beside)
     assert {gpu for each in facts for gpu in each["seen"]} == {"0", "1", "2", "3"}
     assert all(folder.read_summary()["test_accuracy"] is None for folder in folders)
-    # a trial of one worker trains where it was forked, one of two starts its workers as any run does
-    assert [each["is_forked"] for each in facts] == [False] * 3 + [True] * 3
+    # a trial of one worker trains where it was forked, one of two forks its workers itself
+    assert [each["is_forked"] for each in facts] == [True] * 6
+    assert [each["title"].partition(",")[0] for each in facts[:3]] == ["lockstep: rank 0 of 2"] * 3
     assert len({each["parent"] for each in facts[3:]}) == 1
     assert [each["threads"] for each in facts[3:]] == [1] * 3
 
@@ -220,8 +226,13 @@ def test_ctrl_c_is_heard_while_torch_is_imported_and_leaves_no_process(tmp_path:
         children = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children")
         wait_until(lambda: len(children.read_text().split()) == 2, "the process that forks, and its tracker")
         processes = [Path("/proc", pid, "cmdline") for pid in children.read_text().split()]
+
+        def servers() -> list[Path]:
+            return [path for path in processes if b"forkserver" in path.read_bytes()]
+
+        wait_until(servers, "the process that forks has its own words")
         # a signal in the first moments of a trial is neither lost nor deadly
-        (server,) = (path for path in processes if b"forkserver" in path.read_bytes())
+        (server,) = servers()
         assert {*STOP_SIGNALS} <= blocked_by(server.with_name("status"))
         sweep.send_signal(signal.SIGINT)
         out, _ = sweep.communicate(timeout=PATIENCE_S)

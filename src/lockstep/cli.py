@@ -61,7 +61,7 @@ def _num_jobs() -> int | None:
     from hydra._internal.utils import get_args_parser
     from omegaconf import OmegaConf
 
-    from lockstep import config, overrides, presence, project
+    from lockstep import config, overrides, project
 
     arguments = get_args_parser().parse_args()
     source = config.Source(
@@ -91,6 +91,8 @@ def _num_jobs() -> int | None:
             )
             if arguments.multirun:
                 if plan.config.cluster.name == "none":  # else the data may be where the jobs run alone
+                    from lockstep import presence  # it brings numpy, which neither help nor a fault needs
+
                     for data in plan.data:
                         presence.check(data)
                 sweep_folder = str(_sweep_folder(plan.config.sweep.name, arguments.overrides))
@@ -455,7 +457,8 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     except configuration.ConfigError as error:
         configuration.exit_with(error)
     options |= {"config": configuration.to_tree(config), "checkpoint": str(checkpoint)}
-    num_workers = workers.found(config).world_size
+    asked = workers.found(config)
+    num_workers = asked.world_size
     if num_workers == 1:
         supervision.begin()
     listed, flag = signals.SignalList(), launch.flag_of(task)
@@ -463,7 +466,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
         with (listed if num_workers > 1 else flag).installed(), tempfile.TemporaryDirectory(prefix="lockstep-") as path:
             job = launch.Job(task, path, options)
             if num_workers > 1:
-                return launch.run_workers(job, num_workers, listed)
+                return launch.run_workers(job, num_workers, listed, uses_gpus=bool(asked.gpus))
             return supervision.run(job, None, flag)
     except signals.Ended as ended:  # before or after the work itself
         signals.say_ended(ended.number)

@@ -61,7 +61,12 @@ def leave(command: Callable[[], int]) -> NoReturn:
     """
     output.outlive()
     try:
-        code = command()
+        try:
+            code = command()
+        except SystemExit as left:
+            if not isinstance(left.code, int):  # a text, which Python prints
+                raise
+            code = left.code
         atexit._run_exitfuncs()
     except KeyboardInterrupt:
         signals.say_ended(signal.SIGINT)

@@ -1,11 +1,13 @@
-"""One job, N fresh worker processes, one outcome.
+"""One job, N worker processes, one outcome.
 
-The parent only supervises. It holds the rendezvous store on a port it bound itself, so that no other job can take the
+Workers are forks of the parent, which has imported what they need, or new processes (processes.py). The parent only
+supervises. It holds the rendezvous store on a port it bound itself, so that no other job can take the
 port; it changes no variable of its own; it passes every signal on once. A worker dies with its parent. torch's elastic
 agent kills the other workers the moment one leaves with a code that is not 0, so that a stop in good order (code 75)
 would lose ranks that still write; that is why it is not used here.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -15,15 +17,17 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep import output, vitals
+from lockstep import output, signals, vitals
 from lockstep.config import ConfigError
 from lockstep.disk import DiskFault, refusal
 from lockstep.environment import World, no_garbage_collection, num_cores, outer_world
+from lockstep.lazy_imports import lazy
 from lockstep.memory import OutOfMemory
+from lockstep.processes import Process, can_fork, fork
 from lockstep.run_folder import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -31,6 +35,7 @@ from lockstep.run_folder import (
     EXIT_STOPPED,
     FailedElsewhere,
     RunFolder,
+    shown,
     write_atomically,
 )
 from lockstep.signals import STOP_SIGNALS, Ended, SignalEnd, SignalFlag, SignalList, given_back, say_ended
@@ -92,8 +97,8 @@ def flag_of(task: str) -> SignalFlag:
     return SignalEnd() if task in UNSAVED else SignalFlag()
 
 
-def run_workers(job: Job, num_workers: int, flag: SignalList | None = None) -> int:
-    """Do the job in `num_workers` fresh processes of this machine. Returns their common exit code.
+def run_workers(job: Job, num_workers: int, flag: SignalList | None = None, *, uses_gpus: bool) -> int:
+    """Do the job in `num_workers` processes of this machine. Returns their common exit code.
 
     Rank 0 writes to this terminal, the others to rank<r>.log in the run folder. When a rank fails the others are ended
     and the first failure is shown last. `flag` has the signals that came before.
@@ -102,12 +107,18 @@ def run_workers(job: Job, num_workers: int, flag: SignalList | None = None) -> i
     flag = flag or SignalList()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    workers: list[subprocess.Popen[bytes]] = []
+    workers: list[Process] = []
     with flag.installed():
         try:
-            for rank in range(num_workers):
-                workers.append(_start_worker(job, folder, rank, num_workers, port))
-            store = _rendezvous_store(listener, port)  # while the workers import torch themselves
+            with signals.unthreaded():
+                is_forked = can_fork(uses_gpus=uses_gpus)
+                if is_forked:
+                    with no_garbage_collection(), lazy():
+                        task_function(job.task)
+                start = _fork_worker if is_forked and can_fork(uses_gpus=uses_gpus) else _start_worker
+                for rank in range(num_workers):
+                    workers.append(start(job, folder, rank, num_workers, listener))
+            store = _rendezvous_store(listener, port)  # it has threads; new workers import torch meanwhile
             first_failed = _supervise(job, workers, flag.numbers)
             del store
         finally:
@@ -118,7 +129,7 @@ def run_workers(job: Job, num_workers: int, flag: SignalList | None = None) -> i
             listener.close()
             for rank in range(num_workers):  # of those that could not do so themselves
                 vitals.forget(folder, rank)
-    codes = [worker.returncode for worker in workers]
+    codes = [worker.wait() for worker in workers]
     if flag.received and job.task in UNSAVED and 128 + flag.received in codes:
         say_ended(flag.received)
         code = 128 + flag.received
@@ -143,7 +154,8 @@ def remove_copy(job: Job) -> None:
         remove_unused(config.data)
 
 
-def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port: int) -> subprocess.Popen[bytes]:
+def _environ(rank: int, num_workers: int, port: int) -> dict[str, str]:
+    """The variables of a worker."""
     variables = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -158,22 +170,44 @@ def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, port
     }
     environ = {**os.environ, **{name: str(value) for name, value in variables.items()}}
     environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_workers)))
-    text = json.dumps({"job": job, "parent": os.getpid(), "sys_path": sys.path})
-    # held back until the worker has its handlers: a signal in its first moments is neither lost nor deadly
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    log = open(folder.rank_log(rank), "ab") if rank else None  # noqa: SIM115
-    try:
+    return environ
+
+
+def _fork_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, listener: socket.socket) -> Process:
+    parent = os.getpid()
+    environ = _environ(rank, num_workers, listener.getsockname()[1])
+
+    def work() -> int:
+        die_with(parent)
+        listener.close()
+        return _guarded(job, outer_world(os.environ), flag_of(job.task))
+
+    with _held_back():
+        log = folder.rank_log(rank) if rank else None
+        return fork(work, environ, log=log, title=f"lockstep: rank {rank} of {num_workers}, {shown(folder.path)}")
+
+
+def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, listener: socket.socket) -> Process:
+    text = json.dumps({"job": job, "parent": os.getpid(), "sys_path": sys.path, "argv": sys.argv})
+    with _held_back(), contextlib.ExitStack() as opened:
+        log = opened.enter_context(open(folder.rank_log(rank), "ab")) if rank else None
         return subprocess.Popen(
             [sys.executable, "-m", "lockstep.launch", text],
-            env=environ,
+            env=_environ(rank, num_workers, listener.getsockname()[1]),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT if log else None,
             process_group=0,  # Ctrl-C reaches the parent alone, which passes it on
         )
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Hold stop signals back until the worker has its handlers: one in its first moments is neither lost nor deadly."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
     finally:
-        if log:
-            log.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
@@ -183,7 +217,7 @@ def _rendezvous_store(listener: socket.socket, port: int) -> object:
     return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def _supervise(job: Job, workers: list[subprocess.Popen[bytes]], received: list[int]) -> int | None:
+def _supervise(job: Job, workers: Sequence[Process], received: list[int]) -> int | None:
     """Wait for all workers, pass signals on, end them all when one failed. Returns the rank that failed first.
 
     That one ended by a signal is put on record at once: the others wait for the reason of their own failure.
@@ -192,12 +226,13 @@ def _supervise(job: Job, workers: list[subprocess.Popen[bytes]], received: list[
     while True:
         alive = [worker for worker in workers if worker.poll() is None]
         if first_failed is None:
-            failed = [rank for rank, worker in enumerate(workers) if worker.returncode not in (None, 0, EXIT_STOPPED)]
+            ends = [(rank, worker.returncode) for rank, worker in enumerate(workers)]
+            failed = [(rank, code) for rank, code in ends if code not in (None, 0, EXIT_STOPPED)]
             if failed:
-                first_failed = min(failed, key=lambda rank: workers[rank].returncode >= 0)
+                first_failed, code = min(failed, key=lambda end: end[1] >= 0)
                 deadline = time.monotonic() + GRACE_S
-                if workers[first_failed].returncode < 0:
-                    record_death(job, first_failed, len(workers), workers[first_failed].returncode)
+                if code < 0:
+                    record_death(job, first_failed, len(workers), code)
         if not alive:
             return first_failed
         for number in received[num_passed:]:
@@ -264,7 +299,7 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
     try:
         flag.install()
         with vitals.shown(folder, rank):
-            with no_garbage_collection():
+            with no_garbage_collection(), lazy():
                 task = task_function(job.task)
             try:
                 return task(folder, place, flag, **job.options)
@@ -321,7 +356,7 @@ def _work(text: str) -> None:
     message = json.loads(text)
     die_with(message["parent"])
     output.outlive()
-    sys.path[:] = message["sys_path"]
+    sys.path[:], sys.argv[:] = message["sys_path"], message["argv"]
     job = Job(*message["job"])
     code = _guarded(job, outer_world(os.environ), flag_of(job.task))
     sys.stdout.flush()

@@ -19,7 +19,8 @@ from omegaconf import DictConfig
 from lockstep import checkpoints, launch, notification, overrides, presence, project, run_folder, supervision, workers
 from lockstep import config as configuration
 from lockstep.config import ConfigError
-from lockstep.environment import World, leave, outer_world, without_secrets
+from lockstep.environment import World, leave, no_garbage_collection, outer_world, without_secrets
+from lockstep.lazy_imports import lazy
 from lockstep.run_folder import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -152,7 +153,8 @@ def _train(
 
     In a folder that is `known` before it is made, the processes of srun find each other.
     """
-    num_workers = workers.found(config).world_size
+    asked = workers.found(config)
+    num_workers = asked.world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"
     if is_parallel and (faults := workers.interface_faults(config)):
         raise ConfigError(faults)
@@ -161,7 +163,8 @@ def _train(
     listed, flag = SignalList(), supervision.flag()
     with contextlib.ExitStack() as held:
         if world is not None:
-            from lockstep.session import shared_folder
+            with no_garbage_collection(), lazy():
+                from lockstep.session import shared_folder
 
             _meet(config, world, known)  # until then a signal ends this process, which may wait for others
             held.enter_context(flag.installed())
@@ -178,7 +181,7 @@ def _train(
             if not config.silent:
                 plural = "s" if num_workers > 1 else ""
                 print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
-            code = launch.run_workers(job, num_workers, listed)
+            code = launch.run_workers(job, num_workers, listed, uses_gpus=bool(asked.gpus))
         else:
             code = supervision.run(job, world, flag)
     # the run is free by now: what is told of its end may go on with it
@@ -261,10 +264,12 @@ def test(folder: RunFolder) -> int:
     """Measure a finished run on its test set; the result joins its summary. Returns the exit code."""
     config = configuration.load(folder.config)
     project.use(folder, config)
-    num_workers = workers.found(config).world_size
+    asked = workers.found(config)
     job = launch.Job("test", str(folder.path), {})
     with locked(folder):
-        return launch.run_workers(job, num_workers) if num_workers > 1 else launch.run_here(job, None)
+        if asked.world_size > 1:
+            return launch.run_workers(job, asked.world_size, uses_gpus=bool(asked.gpus))
+        return launch.run_here(job, None)
 
 
 if __name__ == "__main__":

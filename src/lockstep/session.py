@@ -564,7 +564,7 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
         num_nodes=config.trainer.num_nodes,
         strategy=strategy,
         precision=LIGHTNING_PRECISION[session.precision],  # pyright: ignore[reportArgumentType]
-        deterministic=config.trainer.deterministic,
+        deterministic=_deterministic(config),
         benchmark=session.device.type == "cuda" and not config.trainer.deterministic,
         plugins=[ExactBatchNorm(), AtomicCheckpointIO(), session.environment],
         use_distributed_sampler=False,
@@ -575,6 +575,12 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
         default_root_dir=session.folder.path,
         **settings,
     )
+
+
+def _deterministic(config: Config) -> bool | None:
+    """What Lightning is to ask of torch: nothing (None) where it is so, for torch imports its compiler to be told."""
+    is_wanted = config.trainer.deterministic
+    return is_wanted if is_wanted or torch.are_deterministic_algorithms_enabled() else None
 
 
 class _OneStream(DDPStrategy):

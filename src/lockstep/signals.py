@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import ClassVar
 
 # a hangup that was ignored when this process began, as under nohup, stays so
 _HANGUP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
@@ -102,21 +103,29 @@ class Early:
     processes where no handler of Python's runs. Who takes over in the moment before the thread runs gets them.
     """
 
+    listening: "ClassVar[Early | None]" = None  # the one of this process, while it has a thread
+
     def __init__(self) -> None:
         self._heard: list[int] = []
 
     def begin(self) -> None:
         """Take the stop signals."""
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
         for number in STOP_SIGNALS:
             signal.signal(number, self.hear)
+        self.listen()
+
+    def listen(self) -> None:
+        """Hear the signals that are taken."""
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
+        Early.listening = self
 
     def end(self) -> None:
         """Listen no more; the signals are still taken, and pass unheard."""
+        Early.listening = None
         signal.set_wakeup_fd(-1)
         os.close(self._write)
         self._thread.join()
@@ -152,12 +161,31 @@ def early() -> Early | None:
     return taker if isinstance(taker, Early) else None
 
 
+@contextlib.contextmanager
+def unthreaded() -> Iterator[None]:
+    """Have no thread that hears signals inside of the block, for a process with threads is not forked."""
+    found = Early.listening
+    if found is not None:
+        found.end()
+    try:
+        yield
+    finally:
+        if found is not None:
+            found.listen()
+
+
+def as_new() -> None:
+    """Give stop signals back to what Python begins with, in a fork of a process that has taken them."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.signal(LEAVE, signal.SIG_DFL)
+
+
 def as_usual() -> None:
     """Give stop signals back to Python, for commands that live by KeyboardInterrupt."""
     found = early()
     if found is not None:
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        as_new()
         found.end()
         found.hand_over()
 

@@ -22,7 +22,13 @@ def start(job: launch.Job, place: Place) -> subprocess.Popen[bytes]:
     An OMP_NUM_THREADS of the caller is replaced: environments are compared at all cores.
     """
     num_workers = place.num_workers if place.is_data_parallel else 0
-    message = {"job": job, "num_workers": num_workers, "parent": os.getpid(), "sys_path": sys.path}
+    message = {
+        "job": job,
+        "num_workers": num_workers,
+        "uses_gpus": place.device == "gpu",
+        "parent": os.getpid(),
+        "sys_path": sys.path,
+    }
     with open(Path(job.folder) / LOG, "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "lockstep.benchmark.child", json.dumps(message)],
@@ -41,7 +47,7 @@ def _work(text: str) -> int:
     job = launch.Job(*message["job"])
     with RunFolder(Path(job.folder)).lock():
         if message["num_workers"]:
-            return launch.run_workers(job, message["num_workers"])
+            return launch.run_workers(job, message["num_workers"], uses_gpus=message["uses_gpus"])
         return launch.run_here(job, None)
 
 

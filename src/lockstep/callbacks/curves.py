@@ -47,14 +47,14 @@ USUAL = ("data", "model", "optimizer", "optimizer.lr", "global_batch_size", "tra
 
 
 class Curves(L.Callback):
-    """Tells TensorBoard, on rank 0, what belongs together; `graph` also draws the network, once at the start."""
+    """Tells TensorBoard, on rank 0, what belongs together; `graph` also draws the network, after the first epoch."""
 
     def __init__(self, *, graph: bool) -> None:
         self._has_graph = graph
         self._end: Any = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the layout, the texts, the graph and the settings."""
+        """Write the layout, the texts and the settings."""
         writer = _writer(trainer)
         if writer is None:
             return
@@ -68,12 +68,18 @@ class Curves(L.Callback):
         writer.add_text("command", _code(shlex.join(["python", "train.py", *folder.read_overrides()])))
         writer.add_text("commit", str(environment["commit"]))
         writer.add_text("environment", _code(folder.environment.read_text()))
-        if self._has_graph:
-            _add_graph(writer, pl_module)
         # Without its first part, "experiment", the page offers the settings of all runs, and first those that differ.
         # With it, those that the first run names, which cannot know the others.
         _, start, self._end = hparams(hyperparameters(folder), {})
         writer._get_file_writer().add_summary(start)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draw the network, once. Not before the first step: tracing brings a part of torch's compiler, for seconds."""
+        writer = _writer(trainer)
+        if self._has_graph and writer is not None:
+            assert isinstance(pl_module, Classifier)
+            self._has_graph = False
+            _add_graph(writer, pl_module)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Mark the run as finished; its results are the newest points of its curves. A failed test changes that."""

@@ -9,20 +9,23 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.datasets import CIFAR10, FashionMNIST
-from torchvision.transforms.v2 import functional as F
 
+from lockstep.data.decode import resize
 from lockstep.data.listing import FOLDERS
 from lockstep.data.pixels import Pixels
 from lockstep.data.statistics import Statistics
+from lockstep.lazy_imports import lazy
 from lockstep.parallel.randomness import generator
 
-T = TypeVar("T", FashionMNIST, CIFAR10)
+if TYPE_CHECKING:
+    from torchvision.datasets import CIFAR10, FashionMNIST
+
+T = TypeVar("T", "FashionMNIST", "CIFAR10")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +71,8 @@ def digits(*, val_fraction: float, test_fraction: float, split_seed: int) -> Spl
 
 def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
     """Fashion-MNIST (Xiao et al. 2017), 28x28 grey: val is cut off torchvision's training set, test is its test set."""
+    with lazy():
+        from torchvision.datasets import FashionMNIST
     train, test = _from_torchvision(FashionMNIST, root, download, FOLDERS[f"{__name__}.fashion_mnist"])
     return _with_val(
         (train.data.unsqueeze(1), train.targets),
@@ -80,9 +85,11 @@ def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed:
 
 def cifar10(*, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
     """CIFAR-10 (Krizhevsky 2009), 32x32 colour: val is cut off torchvision's training set, test is its test set."""
+    with lazy():
+        from torchvision.datasets import CIFAR10
     train, test = _from_torchvision(CIFAR10, root, download, FOLDERS[f"{__name__}.cifar10"])
 
-    def tensors(part: CIFAR10) -> tuple[Tensor, Tensor]:
+    def tensors(part: "CIFAR10") -> tuple[Tensor, Tensor]:
         return torch.from_numpy(part.data).permute(0, 3, 1, 2), torch.tensor(part.targets)
 
     return _with_val(tensors(train), tensors(test), val_fraction, split_seed, train.classes)
@@ -100,7 +107,7 @@ def synthetic(
 ) -> Splits:
     """Make learnable images: one smooth pattern per class (0..159) plus uniform noise (0..95) of each split's own."""
     coarse = torch.rand(num_classes, channels, 4, 4, generator=generator(seed, "patterns"))
-    smooth = F.resize(coarse, [image_size, image_size], antialias=True)
+    smooth = resize(coarse, [image_size, image_size])
     patterns = (smooth * 160).clamp(0, 159).to(torch.uint8)
 
     def part(name: str, count: int) -> Images:

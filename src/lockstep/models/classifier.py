@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import MeanMetric, SumMetric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.aggregation import MeanMetric, SumMetric
+from torchmetrics.classification.accuracy import MulticlassAccuracy
 
 from lockstep.models.layout import Layout
 from lockstep.models.loss import Mixed, num_hits, summed_loss

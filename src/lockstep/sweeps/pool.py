@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep import vitals
+from lockstep.processes import HAS_FORK
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.signals import STOP_SIGNALS
 from lockstep.sweeps.devices import Devices, Need, Share
+from lockstep.sweeps.fork_server import Forked, ForkServer
 from lockstep.sweeps.ledger import Trial
-from lockstep.sweeps.nursery import IS_SAFE_HERE, Forked, Nursery
 
 LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
 LOG = "output.log"  # what a trial says, in its run folder
@@ -41,15 +42,15 @@ class Pool:
         self._devices = devices
         self._say = say
         self._is_slow_told = False
-        self._nursery = Nursery()
+        self._fork_server = ForkServer()
         self.running: list[Running] = []
 
     def start(self, trial: Trial, wanted: Need, task: str) -> bool:
         """Start a task of `lockstep.runner` on a trial. False while too few devices are free, or it is too early."""
-        if IS_SAFE_HERE and not self._nursery.is_ready():
+        if HAS_FORK and not self._fork_server.is_ready():
             return False
-        is_forked = IS_SAFE_HERE and (not wanted.gpus or self._nursery.serves_gpus)
-        if IS_SAFE_HERE and not is_forked and not self._is_slow_told:
+        is_forked = HAS_FORK and (not wanted.gpus or self._fork_server.serves_gpus)
+        if HAS_FORK and not is_forked and not self._is_slow_told:
             self._is_slow_told = True
             self._say(SLOW)
         share = self._devices.take(wanted)
@@ -59,7 +60,7 @@ class Pool:
         environ, log = environ_of(share, os.environ), trial.folder.path / LOG
         try:
             if is_forked:
-                process = self._nursery.start(trial.folder.path, task, share.cores, environ, log)
+                process = self._fork_server.start(trial.folder.path, task, share.cores, environ, log)
             else:
                 process = _fresh(trial.folder.path, task, environ, log)
         except BaseException:

@@ -6,9 +6,10 @@ import os
 
 from lockstep.environment import has_started_cuda, no_garbage_collection
 from lockstep.launch import die_with
+from lockstep.lazy_imports import lazy
 
 die_with(os.getppid())  # the pipe by which it would notice is held by its forks, too
-with no_garbage_collection():
+with no_garbage_collection(), lazy():
     import lockstep.training  # noqa: F401
 
 HAS_STARTED_CUDA = has_started_cuda()

@@ -1,8 +1,7 @@
 """Trials as forks of one process that has imported torch and Lightning: the import is most of a short trial.
 
 CUDA's driver works in no fork of a process that has started it. No import does so; where one does, on some machine,
-trials on GPUs are not made here. Modules of the user are imported in the trial itself. On macOS nothing is forked: its
-own libraries may crash after a fork.
+trials on GPUs are not made here. Modules of the user are imported in the trial itself.
 """
 
 import atexit
@@ -18,11 +17,11 @@ from pathlib import Path
 
 from lockstep import launch, runner
 from lockstep.environment import leave
+from lockstep.processes import set_variables
 from lockstep.run_folder import EXIT_FAILED, shown
 from lockstep.signals import held_back
-from lockstep.sweeps.title import set_title
+from lockstep.title import set_title
 
-IS_SAFE_HERE = sys.platform == "linux"
 PRELOADED = "lockstep.sweeps.preloaded"
 
 
@@ -51,7 +50,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class Nursery:
+class ForkServer:
     """A process to fork trials from. It dies with this one, and its trials with it."""
 
     def __init__(self) -> None:
@@ -112,12 +111,7 @@ def _do(folder: Path, task: str, cores: tuple[int, ...], environ: dict[str, str]
         os.dup2(file.fileno(), 2)
     if cores:
         os.sched_setaffinity(0, cores)
-    if "OMP_NUM_THREADS" not in os.environ:  # else known since the imports, which read it once
-        import torch
-
-        torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
-    os.environ.clear()
-    os.environ.update(environ)
+    set_variables(environ)
     set_title(f"lockstep: trial {shown(folder)}")
     atexit._clear()  # what the imports registered is of the process that forks
     leave(lambda: runner.do(folder, task))

@@ -1,0 +1,80 @@
+"""What a start is made of, in seconds of processor time, which says something on a busy machine, too.
+
+`python -m benchmarks.parts` measures one start of one worker, and prints it as JSON.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.table import Row
+
+ROOT = Path(__file__).parents[1]
+# what a training no longer imports; each in a process that has imported torch and numpy
+WAITING = ("scipy.signal", "matplotlib.pyplot", "torch._dynamo", "torchvision", "torchmetrics", "lightning")
+
+
+def parts(num_rounds: int = 5) -> "list[Row]":
+    """The parts of a start to the first step, then what would be imported if nothing waited."""
+    from benchmarks.table import row  # it imports torch, which is one of the parts
+
+    rounds = [json.loads(_last_line("-m", __name__)) for _ in range(num_rounds)]
+    rows = [row(name, [one[name] for one in rounds], "{:.2f} s") for name in rounds[0]]
+    for name in WAITING:
+        code = f"import torch, time; a = time.process_time(); import {name}; print(time.process_time() - a)"
+        rows.append(row(f"plain import {name}", [float(_last_line("-c", code)) for _ in range(num_rounds)], "{:.2f} s"))
+    return rows
+
+
+def _last_line(*words: str) -> str:
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
+def _measured(folder: Path) -> dict[str, float]:
+    found: dict[str, float] = {}
+
+    @contextmanager
+    def part(name: str) -> Iterator[None]:
+        begin = time.process_time()
+        yield
+        found[name] = time.process_time() - begin
+
+    with part("import Hydra, pydantic"):
+        from lockstep import config, launch, runner  # noqa: F401
+        from lockstep.environment import no_garbage_collection
+        from lockstep.lazy_imports import lazy
+        from lockstep.run_folder import RunFolder
+    with part("composition and check of the configuration"):
+        step = folder / "first step"
+        clock = f"+callbacks.clock={{_target_:benchmarks.first_step.FirstStep,path:'{step}',clock:process_time}}"
+        composed = config.composed(["debug=fast", "strategy=cpu", "trainer.devices=1", "silent=true", clock])
+        config.save(config.checked(composed), RunFolder(folder).config)
+    with no_garbage_collection(), lazy():
+        with part("import torch"):
+            import torch
+        with part("import lightning"):
+            import lightning  # noqa: F401
+        with part("import lockstep.training"):
+            launch.task_function("train")
+        with part("import TensorBoard"):
+            import torch.utils.tensorboard.summary  # noqa: F401
+    begin = time.process_time()
+    code = launch.run_here(launch.Job("train", str(folder), {"command": "", "has_test": False}), None)
+    assert code == 0, RunFolder(folder).failure.read_text()
+    found["data, network of 11 million parameters, first step"] = float(step.read_text()) - begin
+    return found
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as path:
+        print(json.dumps(_measured(Path(path))), flush=True)
+    os._exit(0)

@@ -1,0 +1,311 @@
+"""Imports that a training has no use for wait until somebody has: of torchmetrics, of torch's compiler, of matplotlib.
+
+`import torchmetrics`, which Lightning does, imports every metric, and for some of them scipy.signal, torchvision and
+matplotlib (torchmetrics issue 3457); Lightning and every optimizer import torch's compiler, also where nothing is
+compiled. That is more than half of the time that a training takes to its first step (docs/benchmarks.md).
+
+Packages imported inside of `lazy` that stand in `PACKAGES` do not run their `__init__` before a name of theirs is asked
+for that is not known here, or, after the block, a part of theirs that nobody has imported yet. From then on all is as
+after a plain import. After the block nothing looks at imports any more. Where another version of a library has other
+names, its packages are imported at once, as without this module.
+"""
+
+import builtins
+import contextlib
+import functools
+import importlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+DRAWING = "torchmetrics.utilities.plot"  # the file of torchmetrics that imports matplotlib
+
+_lock = threading.RLock()  # of whoever completes a package
+_num_blocks = 0  # of `lazy`, in all threads
+_tried: set[str] = set()  # packages whose known names are looked up for the first time
+_completed: set[str] = set()  # packages whose `__init__` runs, or has run
+_moved: set[str] = set()  # libraries that have them elsewhere
+
+
+@contextlib.contextmanager
+def lazy() -> Iterator[None]:
+    """Let the packages of this module wait that are imported inside of the block for the first time."""
+    global _num_blocks
+    finder = _Finder()
+    with _lock:
+        sys.meta_path.insert(0, finder)
+        _num_blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            sys.meta_path.remove(finder)
+            _num_blocks -= 1
+
+
+class _Finder(MetaPathFinder):
+    @override
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        is_known = fullname in PACKAGES or (fullname == DRAWING and "matplotlib" not in sys.modules)
+        if not is_known or fullname.partition(".")[0] in _moved:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Drawing(spec.loader) if fullname == DRAWING else _Waiting(spec.loader)
+        return spec
+
+
+class _Before(Loader):
+    """Stands before Python's own loader of a module, which answers whatever is not asked here."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    @override
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+
+# -- packages that wait ------------------------------------------------------------------------------------------------
+
+
+class _Waiting(_Before):
+    @override
+    def exec_module(self, module: ModuleType) -> None:
+        name, path = module.__name__, module.__path__
+        module.__path__ = _Path(module)
+        module.__class__ = _Package
+        _tried.add(name)
+        try:
+            for bring in PACKAGES[name].known.values():
+                bring()
+        except (ImportError, AttributeError):  # another version, which has something elsewhere
+            _moved.add(name.partition(".")[0])
+            for part in [part for part in sys.modules if part.startswith(f"{name}.")]:
+                del sys.modules[part]
+            _as_usual(module, path)
+            module.__loader__ = self.loader
+            self.loader.exec_module(module)
+        finally:
+            _tried.discard(name)
+
+
+class _Path(list[str]):
+    """Where the parts of a package lie. Whoever looks for one completes the package, which may be what brings it."""
+
+    def __init__(self, package: ModuleType) -> None:
+        super().__init__(package.__path__)
+        self._package = package
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        is_alone = _num_blocks > 0 and PACKAGES[self._package.__name__].has_parts
+        if not is_alone and self._package.__name__ not in _completed:
+            _complete(self._package)
+        return super().__iter__()
+
+
+class _Package(ModuleType):
+    """A package whose `__init__` has not run."""
+
+    def __getattr__(self, name: str) -> Any:
+        known = PACKAGES[self.__name__].known.get(name) if self.__name__ not in _completed else None
+        if known is not None:
+            return known()
+        if self.__name__ in _tried:
+            raise AttributeError(name)
+        with _lock:  # not while another thread completes it
+            if self.__name__ in _completed:
+                return ModuleType.__getattribute__(self, name)
+            _complete(self)
+        return getattr(self, name)
+
+    @override
+    def __dir__(self) -> list[str]:
+        _complete(self)
+        return list(ModuleType.__dir__(self))
+
+
+def _complete(package: ModuleType) -> None:
+    """Run the `__init__` of a package, once. Other threads wait; to this one it is as any module while it runs."""
+    with _lock:
+        spec = package.__spec__
+        if type(package) is not _Package or package.__name__ in _completed or spec is None:
+            return
+        assert isinstance(spec.loader, _Waiting)
+        waiting = spec.loader
+        spec.loader = package.__loader__ = waiting.loader
+        _completed.add(package.__name__)
+        PACKAGES[package.__name__].before()
+        try:
+            waiting.loader.exec_module(package)
+        except BaseException:  # who asks next hears of it, too
+            spec.loader = package.__loader__ = waiting
+            _completed.discard(package.__name__)
+            raise
+        _as_usual(package, spec.submodule_search_locations or [])
+        PACKAGES[package.__name__].after()
+
+
+def _as_usual(package: Any, path: Sequence[str]) -> None:
+    package.__class__, package.__path__ = ModuleType, path
+
+
+# -- torch's compiler, while nothing is compiled -----------------------------------------------------------------------
+
+_undone: list[Callable[[], None]] = []  # what the compiler is to be told as soon as it is there
+
+
+def _disable(function: Any = None, recursive: bool = True, **settings: Any) -> Any:
+    """As torch._dynamo.disable, whose answer waits for the compiler: until then nothing could compile `function`."""
+    if not isinstance(function, FunctionType):
+        package = importlib.import_module("torch._dynamo")
+        _complete(package)
+        return package.disable(function, recursive, **settings)
+    now: Callable[..., Any] = function
+
+    @functools.wraps(function)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        return now(*args, **kwargs)
+
+    def tell() -> None:
+        nonlocal now
+        now = importlib.import_module("torch._dynamo").disable(function, recursive, **settings)
+
+    _undone.append(tell)
+    return disabled
+
+
+def _tell_compiler() -> None:
+    while _undone:
+        _undone.pop()()
+
+
+class _Later(type):
+    """A class that nothing is an instance of before its module is imported; for annotations and isinstance."""
+
+    def __new__(cls, module: str, name: str) -> "_Later":
+        return super().__new__(cls, name, (), {"__module__": module})
+
+    def __init__(cls, module: str, name: str) -> None:
+        super().__init__(name, (), {})
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        real = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
+        return real is not None and isinstance(instance, real)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        real = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
+        return real is not None and issubclass(subclass, real)
+
+
+_OPTIMIZED_MODULE = _Later("torch._dynamo.eval_frame", "OptimizedModule")
+
+
+# -- matplotlib, until something is drawn ------------------------------------------------------------------------------
+
+
+class _Drawing(_Before):
+    """Runs a file that names matplotlib in annotations and decorates functions with one of its styles."""
+
+    @override
+    def exec_module(self, module: ModuleType) -> None:
+        stands_in = _stand_in()
+
+        def bring(name: str, *args: Any, **kwargs: Any) -> Any:
+            return stands_in if name.partition(".")[0] == "matplotlib" else builtins.__import__(name, *args, **kwargs)
+
+        # seen by this module alone, whatever other threads import meanwhile
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": bring}
+        self.loader.exec_module(module)
+
+
+class _Matplotlib(ModuleType):
+    """Brings matplotlib when a name of it is asked for that is not known yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        importlib.import_module("matplotlib.pyplot")
+        return getattr(sys.modules[self.__name__], name)
+
+
+def _stand_in() -> ModuleType:
+    found, pyplot = _Matplotlib("matplotlib"), _Matplotlib("matplotlib.pyplot")
+    found.__dict__.update(
+        pyplot=pyplot,
+        axes=SimpleNamespace(Axes=_Later("matplotlib.axes", "Axes")),
+        colors=SimpleNamespace(Colormap=_Later("matplotlib.colors", "Colormap")),
+    )
+    pyplot.__dict__.update(Figure=_Later("matplotlib.figure", "Figure"), style=SimpleNamespace(context=_style))
+    return found
+
+
+@contextlib.contextmanager
+def _style(*args: Any, **kwargs: Any) -> Iterator[None]:
+    with importlib.import_module("matplotlib.pyplot").style.context(*args, **kwargs):
+        yield
+
+
+# -- which packages ----------------------------------------------------------------------------------------------------
+
+
+class Waits(NamedTuple):
+    """How a package waits: names that are `known` before, and whether inside of `lazy` its parts are imported alone."""
+
+    known: Mapping[str, Callable[[], Any]]
+    has_parts: bool = True
+    before: Callable[[], None] = lambda: None  # called before its `__init__` runs at last
+    after: Callable[[], None] = lambda: None
+
+
+def _of(module: str, name: str) -> Callable[[], Any]:
+    return lambda: getattr(importlib.import_module(module), name)
+
+
+def _torchmetrics_logger() -> logging.Logger:
+    """As its package makes it."""
+    logger = logging.getLogger("torchmetrics")
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+        logger.setLevel(logging.INFO)
+    return logger
+
+
+PACKAGES = {
+    "torchmetrics": Waits(
+        {
+            "Metric": _of("torchmetrics.utilities.checks", "Metric"),  # imported first, as its package does
+            "MetricCollection": _of("torchmetrics.collections", "MetricCollection"),
+            "__version__": _of("torchmetrics.__about__", "__version__"),
+            "_logger": _torchmetrics_logger,
+        },
+        before=_torchmetrics_logger().handlers.clear,
+    ),
+    "torchmetrics.classification": Waits({}),
+    "torchmetrics.functional": Waits({}),
+    "torchmetrics.functional.classification": Waits({}),
+    "torchmetrics.wrappers": Waits({}),
+    "torch._dynamo": Waits(
+        {
+            "OptimizedModule": lambda: _OPTIMIZED_MODULE,
+            "disable": lambda: _disable,
+            "graph_break": lambda: lambda *_: None,
+            "trace_rules": lambda: SimpleNamespace(clear_lru_cache=lambda: None),
+            # the mode where nobody has set another, for which the compiler would be there
+            "utils": lambda: SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+        },
+        has_parts=False,
+        after=_tell_compiler,
+    ),
+}
