@@ -141,7 +141,11 @@ def test_a_run_whose_checkpoint_finds_no_room_ends_with_one_line(tmp_path: Path,
     done = run(tmp_path, command(*TINY, f"trainer.devices={num_workers}"), preexec_fn=limited)
     folder = RunFolder((tmp_path / "outputs" / "latest").resolve())
     assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
-    line, end = done.stderr.splitlines()
+    *notes, line, end = done.stderr.splitlines()
+    # memory that is shared counts as a file, too
+    assert [note.partition(",")[0] for note in notes] == ["lockstep: workers of a machine talk by sockets"] * (
+        num_workers - 1
+    )
     assert "checkpoints/best.ckpt cannot be written (" in line
     assert "ulimit -f" in line
     assert end == f"The run failed: {folder.path}"
