@@ -335,6 +335,49 @@ def test_what_a_rank_said_before_it_died_still_counts(other: subprocess.Popen[by
     assert total.item() == 4.0
 
 
+def what_a_backward_pass_raises() -> str:
+    """On rank 0, while rank 1 has left: once out of the hook of DDP, once out of a batch norm."""
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    gradients.choose(model, is_bfloat16=False)
+    norm = ExactBatchNorm().apply(nn.BatchNorm1d(3))
+    normalized = norm(torch.randn(4, 3, requires_grad=True))
+    exchange = reduce._exchange
+    assert exchange is not None
+    assert exchange.here is not None
+    if dist.get_rank() == 1:
+        exchange.here.leave()
+        return ""
+    texts = []
+    for output in (model(torch.ones(2, 3)), normalized):
+        with pytest.raises(RankLost) as caught:
+            output.sum().backward()
+        assert is_lost_rank(caught.value)
+        texts.append(str(caught.value))
+    return "; ".join(texts)
+
+
+@pytest.mark.processes
+def test_a_lost_rank_is_known_as_such_also_out_of_a_backward_pass(ranks: Ranks) -> None:
+    assert ranks.run(2, what_a_backward_pass_raises) == ["rank 1 has left; rank 1 has left", ""]
+
+
+def connected_where_one_cannot() -> bool:
+    reduce._exchange = None
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(sys, "platform", "darwin")
+        reduce.connect(TIMEOUT)
+    total = torch.ones(2)
+    add_up(total)
+    assert total[0] == 2
+    return reduce.shares_memory()
+
+
+@pytest.mark.processes
+def test_where_one_rank_knows_no_such_memory_all_talk_by_sockets(ranks: Ranks) -> None:
+    assert ranks.run(2, connected_where_one_cannot) == [False, False]
+
+
 KEPT = """
 import os, sys, time
 from lockstep.parallel import reduce
