@@ -144,7 +144,7 @@ def test_an_evaluation_elsewhere_needs_no_network_of_the_training(
 ) -> None:
     jobs: list[launch.Job] = []
 
-    def run_workers(job: launch.Job, num_workers: int, flag: object) -> int:
+    def run_workers(job: launch.Job, num_workers: int, flag: object, *, uses_gpus: bool) -> int:
         jobs.append(job)
         return 0
 

@@ -359,7 +359,7 @@ def test_one_process_tells_once_after_the_run_is_free(
     world = None if rank is None else World("torchrun", rank, rank, 0, num_workers)
     monkeypatch.setattr(notification, "send", send)
     monkeypatch.setattr(launch, "run_here", lambda job, place, flag: code)
-    monkeypatch.setattr(launch, "run_workers", lambda job, count, flag: code)
+    monkeypatch.setattr(launch, "run_workers", lambda job, count, flag, uses_gpus: code)
     monkeypatch.setattr("lockstep.environment.outer_world", lambda environ: world)
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
     session = SimpleNamespace(join=lambda *args: None, shared_folder=lambda make, config, place, known: make())
