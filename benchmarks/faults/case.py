@@ -77,6 +77,8 @@ def run(case: Case, folder: Path) -> Outcome:
         number = signal.Signals[f"SIG{case.signal}"]
         os.kill(pid, number)
         begin = time.monotonic()
+        if number == signal.SIGKILL:  # on a busy machine it takes a while to die, in which the others would go on
+            _wait(lambda: pid not in _alive(process.pid), PATIENCE_S)
         (folder / "delivered").touch()
         is_continued = number == signal.SIGSTOP and not _ends(process, 2 * TIMEOUT_S)
         if is_continued:
@@ -148,7 +150,7 @@ def _of_rank(session: int, rank: int, num_processes: int) -> list[int]:
 
 
 def _alive(session: int) -> list[int]:
-    """Processes of a session that still run, or are frozen."""
+    """Processes of a session of which a thread still runs, or is frozen."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -157,7 +159,8 @@ def _alive(session: int) -> list[int]:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it has ended since
             continue
-        if int(fields[3]) == session and fields[0] != "Z":
+        state, num_threads = fields[0], int(fields[17])
+        if int(fields[3]) == session and (state != "Z" or num_threads > 1):
             found.append(int(entry.name))
     return sorted(found)
 
