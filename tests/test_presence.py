@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep import config as configuration
 from lockstep import presence, signatures
@@ -184,9 +185,8 @@ def test_missing_data_leaves_a_run_that_goes_on_as_it_is(tmp_path: Path) -> None
     folder = write_run(tmp_path / "run", [*small, "data=image_folder", f"data.root={images}"])
     folder.write_status(state="stopped", reason="time limit")
     folder.best_checkpoint.parent.mkdir()
-    shutil.make_archive(str(folder.best_checkpoint), "zip", images)
     for path in (folder.best_checkpoint, folder.last_checkpoint):
-        shutil.copy(f"{folder.best_checkpoint}.zip", path)
+        torch.save({}, path)
     shutil.rmtree(images)
     tool = str(Path(sys.executable).parent / "lockstep")
     for words in (
