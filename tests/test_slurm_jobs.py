@@ -184,7 +184,7 @@ def test_two_nodes_of_two_processes_end_like_one(shell: Shell, alone: RunFolder,
 
 def test_an_array_with_one_broken_trial_trains_the_others(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
     trees = [[*TINY, f"seed={seed}"] for seed in (0, 1, 2)]
-    trees[1].append("data.train_size=2000000000")  # found by the job alone
+    trees[1].append("data.image_size=2000000000")  # more than memory can be addressed, found by the job alone
     runs = submit_array(shell, "sweep", trees)
     folders = [run.folder for run in runs]
     array = runs[0].id.partition("_")[0]

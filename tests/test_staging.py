@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from torch import distributed as dist
+from torchvision.datasets import CIFAR10, FashionMNIST
 
 from lockstep import config as configuration
 from lockstep import launch, staging
@@ -248,8 +249,8 @@ def test_a_download_goes_once_into_the_root_all_nodes_share_and_is_copied_from_t
 
 
 def test_the_folders_of_downloads_are_those_of_torchvision() -> None:
-    assert sources.FOLDERS["lockstep.data.sources.cifar10"] == sources.CIFAR10.base_folder
-    raw = sources.FashionMNIST.raw_folder.fget(type("FashionMNIST", (), {"root": ""})())  # pyright: ignore[reportOptionalCall]
+    assert sources.FOLDERS["lockstep.data.sources.cifar10"] == CIFAR10.base_folder
+    raw = FashionMNIST.raw_folder.fget(type("FashionMNIST", (), {"root": ""})())  # pyright: ignore[reportOptionalCall]
     assert raw == sources.FOLDERS["lockstep.data.sources.fashion_mnist"]
 
 
