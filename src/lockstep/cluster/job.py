@@ -45,6 +45,7 @@ class Settings(NamedTuple):
 
 def run(path: str, settings: tuple[str, int, int]) -> NoReturn:
     """What submitit calls, in every task of srun. Leaves with the exit code of the run."""
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # SLURM sends it when it ends a job; submitit warns of it, twice
     supervision.begin()
     leave(lambda: work(RunFolder(Path(path)), Settings(*settings), own_id(os.environ)))
 
@@ -103,7 +104,6 @@ def take_signals() -> None:
     """
     for number in STOP_SIGNALS:
         signal.signal(number, _pass)
-    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # SLURM sends it when it ends a job; submitit warns of it, twice
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 
