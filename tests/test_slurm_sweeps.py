@@ -30,6 +30,7 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
     script = slurm.run(*command(*SWEEP, *SLURM, "dry_run=true"), cwd=tmp_path).stdout
     assert "#SBATCH --array=0-2%3" in script
     assert not (tmp_path / "outputs").exists()
+    slurm.run("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=test")  # no trial ends meanwhile
     done = slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     tree = tree_of(tmp_path)
     assert "Submitted 3 trials as job" in done.stdout
@@ -39,6 +40,7 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
     assert states_of(tmp_path) == ["submitted"] * 3
     again = slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     assert "Nothing to submit" in again.stdout
+    slurm.run("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
     slurm.run(sys.executable, "-m", "lockstep.cli", "jobs", "wait", tree, cwd=tmp_path, code=EXIT_FAILED)
     before = {path: path.stat().st_mtime_ns for path in (tree / "0").rglob("*")}
     more = slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Produce every fault and write docs/reliability.md: 240 trainings, an hour on two quiet cores."""
+"""Produce every fault and write docs/reliability.md: 240 trainings, half an hour on two cores."""
 
 import argparse
 import sys
