@@ -44,6 +44,8 @@ class Sees(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not Path("fast").exists():
+            self._facts["sleeps"] = True
+            self._write(trainer)
             time.sleep(self._epoch_s)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

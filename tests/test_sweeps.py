@@ -309,7 +309,8 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_and_another_one_is_stop
 
 def test_a_second_ctrl_c_leaves_at_once_and_no_process_stays(tmp_path: Path) -> None:
     with started(tmp_path, *TINY, "trainer.max_epochs=20", "seed=0,1", SEES % "3600") as sweep:
-        wait_until(lambda: len(list(tmp_path.glob("outputs/*/*/*/seen.json"))) == 2, "both trials train")
+        facts = "outputs/*/*/*/seen.json"
+        wait_until(lambda: ["sleeps" in path.read_text() for path in tmp_path.glob(facts)] == [True] * 2, "both sleep")
         sweep.send_signal(signal.SIGINT)
         time.sleep(1)
         assert sweep.poll() is None  # its trials are in the middle of something
