@@ -408,6 +408,25 @@ def whole(*records: dict[str, Any], name: str = "digits") -> dict[str, Any]:
     }
 
 
+def test_a_chart_stands_on_a_page_as_it_stands_alone() -> None:
+    records = [record("cpu", ONE, 10), record("two", TWO, 6)]
+    with style():
+        chart = charts.epoch_times(records, "title")
+        assert chart is not None
+        text = paper.paragraph("as high as its lines")
+        (page,) = paper.pages([text, chart, *[text] * 20])
+        alone = chart.figure()
+        for each in (page, alone):
+            each.draw_without_rendering()
+    (ax,), (its_ax,) = (found.axes for found in (page, alone))
+    here, there = ax.get_window_extent(), its_ax.get_window_extent()
+    assert (here.width, here.height) == pytest.approx((there.width, there.height))
+    lines = [found for part in page.subfigs for found in part.texts if found.get_text() == "as high as its lines"]
+    tops = [float(found.get_window_extent().y1) / page.dpi for found in lines]
+    assert np.diff(tops[1:]) == pytest.approx([-text.height] * 19)
+    assert tops[0] - tops[1] == pytest.approx(text.height + chart.height)
+
+
 def test_the_report_has_all_files_on_a4_pages_and_a_picture(tmp_path: Path) -> None:
     skipped = {"name": "gpu", "device": "gpu", "state": "skipped", "reason": "this machine has no GPUs"}
     files = report.write(tmp_path, whole(record("cpu", ONE, 10), record("two", TWO, 6), skipped))

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from lockstep.run_folder import (
     shown,
     write_atomically,
 )
-from lockstep.signals import STOP_SIGNALS, Ended, SignalEnd, SignalFlag, SignalList, given_back, say_ended
+from lockstep.signals import Ended, SignalEnd, SignalFlag, SignalList, given_back, say_ended
 
 GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
 POLL_S = 0.05
@@ -117,7 +117,9 @@ def run_workers(job: Job, num_workers: int, flag: SignalList | None = None, *, u
                         task_function(job.task)
                 start = _fork_worker if is_forked and can_fork(uses_gpus=uses_gpus) else _start_worker
                 for rank in range(num_workers):
-                    workers.append(start(job, folder, rank, num_workers, listener))
+                    # blocked until the worker has its handlers: a stop in its first moments is neither lost nor deadly
+                    with signals.blocked():
+                        workers.append(start(job, folder, rank, num_workers, listener))
             store = _rendezvous_store(listener, port)  # it has threads; new workers import torch meanwhile
             first_failed = _supervise(job, workers, flag.numbers)
             del store
@@ -182,14 +184,13 @@ def _fork_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, liste
         listener.close()
         return _guarded(job, outer_world(os.environ), flag_of(job.task))
 
-    with _held_back():
-        log = folder.rank_log(rank) if rank else None
-        return fork(work, environ, log=log, title=f"lockstep: rank {rank} of {num_workers}, {shown(folder.path)}")
+    log = folder.rank_log(rank) if rank else None
+    return fork(work, environ, log=log, title=f"lockstep: rank {rank} of {num_workers}, {shown(folder.path)}")
 
 
 def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, listener: socket.socket) -> Process:
     text = json.dumps({"job": job, "parent": os.getpid(), "sys_path": sys.path, "argv": sys.argv})
-    with _held_back(), contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
         log = opened.enter_context(open(folder.rank_log(rank), "ab")) if rank else None
         return subprocess.Popen(
             [sys.executable, "-m", "lockstep.launch", text],
@@ -199,16 +200,6 @@ def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, list
             stderr=subprocess.STDOUT if log else None,
             process_group=0,  # Ctrl-C reaches the parent alone, which passes it on
         )
-
-
-@contextlib.contextmanager
-def _held_back() -> Iterator[None]:
-    """Hold stop signals back until the worker has its handlers: one in its first moments is neither lost nor deadly."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def _rendezvous_store(listener: socket.socket, port: int) -> object:

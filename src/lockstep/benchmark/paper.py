@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import Figure, FigureBase, SubFigure
 
 from lockstep.benchmark.charts import Chart
 from lockstep.benchmark.results import printable
@@ -84,12 +84,23 @@ def pages(blocks: Sequence[Chart]) -> list[Figure]:
 
 
 def _page(blocks: Sequence[Chart], room: float, number: str) -> Figure:
-    page = Figure(figsize=A4, layout="constrained")
+    page = Figure(figsize=A4)
     FigureCanvasAgg(page)
     heights = [block.height for block in blocks]
     ratios = [TOP, *heights, max(0.0, room - sum(heights)) + TOP]
-    parts: Any = page.subfigures(len(ratios), 3, height_ratios=ratios, width_ratios=(SIDE, WIDTH, SIDE))
+    across = (SIDE, WIDTH, SIDE)
+    parts: Any = page.subfigures(len(ratios), 3, height_ratios=ratios, width_ratios=across, wspace=0, hspace=0)
     for block, row in zip(blocks, parts[1:-1], strict=True):
-        block.draw(row[1])
+        _set(block, row[1])
     page.text(1 - SIDE / A4[0], TOP / 2 / A4[1], number, ha="right", size=8, color=FAINT)
     return page
+
+
+def _set(block: Chart, part: SubFigure) -> None:
+    """Draw `block` as it stands alone: the solver of constrained layout fails for a page of many parts now and then."""
+    block.draw(part)
+    if part.axes:
+        alone = block.figure()
+        alone.draw_without_rendering()
+        for here, there in zip(part.axes, alone.axes, strict=True):
+            here.set_position(there.get_position())

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep import vitals
+from lockstep import signals, vitals
 from lockstep.processes import HAS_FORK
 from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
-from lockstep.signals import STOP_SIGNALS
 from lockstep.sweeps.devices import Devices, Need, Share
 from lockstep.sweeps.fork_server import Forked, ForkServer
 from lockstep.sweeps.ledger import Trial
@@ -101,20 +100,16 @@ class Pool:
 
 def _fresh(folder: Path, task: str, environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "lockstep.runner", str(folder), "--task", task, "--parent", str(os.getpid())]
-    # held back until the trial has its handlers: a stop in its first moments is neither lost nor deadly
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        with log.open("ab") as file:
-            return subprocess.Popen(
-                words,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                process_group=0,  # Ctrl-C reaches the sweep alone, which passes it on
-            )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    # blocked until the trial has its handlers: a stop in its first moments is neither lost nor deadly
+    with signals.blocked(), log.open("ab") as file:
+        return subprocess.Popen(
+            words,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C reaches the sweep alone, which passes it on
+        )
 
 
 def environ_of(share: Share, environ: Mapping[str, str]) -> dict[str, str]:
