@@ -38,6 +38,9 @@ from lockstep.schema import (
     section,
 )
 
+if yaml.__with_libyaml__:  # reads four times as fast; OmegaConf and Hydra look the name up when they read
+    yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore[reportAttributeAccessIssue]
+
 CONF = Path(__file__).parents[2] / "conf"
 SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
 METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
