@@ -414,7 +414,7 @@ def test_neither_the_check_nor_the_help_imports_torch() -> None:
 
 def resumed(saved: Config, *texts: str) -> Config:
     overrides.check(texts, is_multirun=False)
-    return overrides.resumed(saved, composed(texts), texts)
+    return overrides.resumed_config(saved, composed(texts), texts)
 
 
 def test_a_resume_takes_what_does_not_change_the_mathematics() -> None:

@@ -189,6 +189,6 @@ def test_machines_may_reach_each_other_by_other_networks_and_a_resume_too() -> N
     assert configuration.fingerprint(changed) == configuration.fingerprint(config_of())
     assert configuration.fingerprint(config_of("strategy.bucket_size_mib=1")) != configuration.fingerprint(changed)
     cfg = configuration.composed(["strategy.interface=null"])
-    assert overrides.resumed(changed, cfg, ["strategy.interface=null"]).strategy.interface is None
+    assert overrides.resumed_config(changed, cfg, ["strategy.interface=null"]).strategy.interface is None
     cfg = configuration.composed(texts)
-    assert overrides.resumed(config_of(), cfg, texts).strategy == changed.strategy
+    assert overrides.resumed_config(config_of(), cfg, texts).strategy == changed.strategy

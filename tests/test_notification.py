@@ -321,10 +321,10 @@ def test_a_url_passes(url: str) -> None:
 def test_who_is_told_is_not_part_of_the_training() -> None:
     saved = configuration.checked(composed(["seed=3", "notify.command=tell", "notify.timeout_s=3.0"]))
     texts = ["resume=x", "notify.command=null", 'notify.url="http://x/y"']
-    config = overrides.resumed(saved, composed(texts), texts)
+    config = overrides.resumed_config(saved, composed(texts), texts)
     assert (config.notify.command, config.notify.url, config.notify.timeout_s) == (None, "http://x/y", 3.0)
     assert configuration.fingerprint(config) == configuration.fingerprint(saved)
-    assert overrides.resumed(saved, composed(["resume=x"]), ["resume=x"]).notify == saved.notify
+    assert overrides.resumed_config(saved, composed(["resume=x"]), ["resume=x"]).notify == saved.notify
 
 
 def test_what_is_kept_of_a_command_line_holds_no_token() -> None:

@@ -24,7 +24,7 @@ from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ,
 RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
 NUM_STEPS = 8  # 4 an epoch
 # every session of a run writes its texts, layout and settings anew
-CURVES = "callbacks.curves={_target_:lockstep.callbacks.curves.Curves,graph:false}"
+WITH_CURVES = "callbacks.curves={_target_:lockstep.callbacks.curves.Curves,graph:false}"
 
 
 def train(folder: RunFolder) -> int:
@@ -55,7 +55,7 @@ def _names_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str
 ) -> None:
-    recipe = [*RECIPE, CURVES, extra]
+    recipe = [*RECIPE, WITH_CURVES, extra]
     alone = write_run(tmp_path / "alone", recipe)
     assert train(alone) == 0
     for step in range(NUM_STEPS):
@@ -87,7 +87,7 @@ def shown(folder: RunFolder) -> dict[str, list[int]]:
 
 @pytest.fixture(scope="module")
 def uncut(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = write_run(tmp_path_factory.mktemp("uncut") / "run", [*RECIPE, CURVES])
+    folder = write_run(tmp_path_factory.mktemp("uncut") / "run", [*RECIPE, WITH_CURVES])
     assert train(folder) == 0
     return folder
 
@@ -106,7 +106,7 @@ def test_a_run_that_is_killed_and_goes_on_has_every_point_of_its_curves_once(
     uncut: RunFolder, tmp_path: Path, hook: str, step: int, flushes: bool
 ) -> None:
     killed = f"+callbacks.killed={{_target_:tests.callbacks.Killed,hook:{hook},step:{step},flushes:{flushes}}}"
-    folder = write_run(tmp_path / "run", [*RECIPE, CURVES, killed])
+    folder = write_run(tmp_path / "run", [*RECIPE, WITH_CURVES, killed])
     words = [sys.executable, "-m", "lockstep.runner", str(folder.path), "--task", "train"]
     for code in (128 + signal.SIGKILL, 0):
         done = subprocess.run(
@@ -121,7 +121,7 @@ def test_a_run_that_is_killed_and_goes_on_has_every_point_of_its_curves_once(
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that was stopped in its second epoch, after step 6: best.ckpt is of step 4."""
-    folder = write_run(tmp_path_factory.mktemp("stopped") / "run", [*RECIPE, CURVES])
+    folder = write_run(tmp_path_factory.mktemp("stopped") / "run", [*RECIPE, WITH_CURVES])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == 5))
         assert train(folder) == EXIT_STOPPED
@@ -246,7 +246,7 @@ def test_a_run_that_goes_on_shows_so_before_it_trains(tmp_path: Path, monkeypatc
 def test_a_run_of_an_earlier_version_goes_on_in_its_own_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its configuration names Lightning's own logger and a folder inside that of the run."""
     old = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,name:'',version:tensorboard,default_hp_metric:false}"
-    folder = write_run(tmp_path / "run", [*RECIPE, CURVES, "logger=none", f"+logger.tensorboard={old}"])
+    folder = write_run(tmp_path / "run", [*RECIPE, WITH_CURVES, "logger=none", f"+logger.tensorboard={old}"])
     with monkeypatch.context() as patch:
         patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == NUM_STEPS - 2))
         assert train(folder) == EXIT_STOPPED

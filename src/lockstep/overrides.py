@@ -255,6 +255,7 @@ def _elsewhere(override: Override, *, is_benchmark: bool) -> str | None:
 
 @cache
 def _parsed(text: str) -> Override:
+    """One override as Hydra reads it. Raises HydraException for what Hydra cannot read."""
     if text.startswith("="):
         raise OverrideParseException(text, "no key")  # to Hydra the empty text is a key
     return OverridesParser.create().parse_override(text)
@@ -481,7 +482,7 @@ def _updated(cfg: DictConfig, override: Override) -> list[str]:
 # -- a resumed run -----------------------------------------------------------------------------------------------------
 
 
-def resumed(saved: Config, cfg: DictConfig, overrides: Sequence[str]) -> Config:
+def resumed_config(saved: Config, cfg: DictConfig, overrides: Sequence[str]) -> Config:
     """The saved configuration of a run with the overrides of this command line on top.
 
     Raises ConfigError for settings that would make it another run, and for all else that is wrong then.

@@ -93,7 +93,7 @@ def resumed(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, Config]:
         raise ConfigError([f"resume={error}"]) from error
     saved = configuration.load(folder.config)
     project.use(folder, saved, is_own_first=True)
-    config = overrides.resumed(saved, cfg, typed)
+    config = overrides.resumed_config(saved, cfg, typed)
     if folder.read_summary() and config.trainer.max_epochs <= folder.read_summary()["epochs"]:
         raise ConfigError(
             [f"resume={cfg.resume} is finished: train longer with trainer.max_epochs above {config.trainer.max_epochs}"]

@@ -365,6 +365,7 @@ def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
 
 
 def _agree(config: Config, world_size: int) -> None:
+    """Every rank was given the same configuration and world size. Raises ConfigError on all ranks where not."""
     mine = (configuration.fingerprint(config), world_size)
     for rank, other in enumerate(gather_objects(mine)):
         if other != mine:
