@@ -18,7 +18,7 @@ from lockstep import launch, staging
 from lockstep.config import ConfigError
 from lockstep.data import copying, sources
 from lockstep.data.listing import list_classes
-from lockstep.overrides import resumed
+from lockstep.overrides import resumed_config
 from lockstep.run_folder import RunFolder
 from lockstep.schema import Data, Downloaded
 from tests.harness import difference, train_all, wait_until, write_run
@@ -258,7 +258,7 @@ def test_a_resume_may_copy_elsewhere_but_not_read_something_else() -> None:
     saved = configuration.checked(configuration.composed(["data=cifar10", "data.copy_to=a"]))
 
     def again(*texts: str) -> Any:
-        return resumed(saved, configuration.composed(["data=cifar10", *texts]), ["resume=x", *texts])
+        return resumed_config(saved, configuration.composed(["data=cifar10", *texts]), ["resume=x", *texts])
 
     data = again("data.copy_to=b", "data.copy_remove=true").data
     assert (data.copy_to, data.copy_remove) == ("b", True)
