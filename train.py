@@ -1,6 +1,6 @@
 """Train an image classifier: `python train.py [group=option] [key=value] ...`, see `python train.py --help`."""
 
-from lockstep import entry
+from lockstep.cli import entry
 
 if __name__ == "__main__":
     entry.begin()  # before the imports, which take a while
@@ -8,14 +8,15 @@ if __name__ == "__main__":
 import hydra
 from omegaconf import DictConfig
 
-from lockstep import cli
+from lockstep.cli import train
+from lockstep.cli.main import leave
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> float:
     """Train one run. Returns the monitored value, for sweeps."""
-    return cli.train(cfg)
+    return train.train(cfg)
 
 
 if __name__ == "__main__":
-    cli.leave(lambda: cli.run(main))
+    leave(lambda: train.run(main))

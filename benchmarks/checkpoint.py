@@ -9,16 +9,14 @@ import torch
 
 from benchmarks.step import RESNET18
 from benchmarks.table import Row, alternate, row
-from lockstep import config as configuration
-from lockstep.checkpoint_io import AtomicCheckpointIO
+from lockstep.config import build, compose, storage, validation
+from lockstep.training.checkpoint_io import AtomicCheckpointIO
 
 
 def checkpoint(num_rounds: int = 7) -> list[Row]:
     """Milliseconds: torch.save alone; the whole, synced to the disk and renamed."""
-    tree = configuration.to_tree(configuration.checked(configuration.composed([])))
-    net: Any = configuration.build(
-        configuration.check_tree({**tree, "model": RESNET18}).model, in_channels=1, num_classes=10
-    )
+    tree = storage.to_tree(validation.checked(compose.composed([])))
+    net: Any = build.build(validation.check_tree({**tree, "model": RESNET18}).model, in_channels=1, num_classes=10)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -29,11 +29,11 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from benchmarks.table import Row
-from lockstep.data.augment import Augment
-from lockstep.data.folders import image_folder
+from lockstep.data.images.splits import Images
 from lockstep.data.loader import ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
-from lockstep.data.sources import Images
+from lockstep.data.sources.folders import image_folder
+from lockstep.data.transforms.augment import Augment
 
 IMAGE_SIZE = 32
 BATCH_SIZE = 512

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 from torchvision.transforms import v2
 
-from lockstep import config as configuration
-from lockstep import launch
-from lockstep.run_folder import RunFolder
+from lockstep.config import build, compose, storage, validation
+from lockstep.launch import spawn
+from lockstep.runs.folder import RunFolder
 
 
 class Task(NamedTuple):
@@ -52,8 +52,8 @@ def _data(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def _network(task: Task) -> nn.Module:
-    section = configuration.check_tree(lockstep_tree(task)).model
-    return configuration.build(section, in_channels=1, num_classes=10)
+    section = validation.check_tree(lockstep_tree(task)).model
+    return build.build(section, in_channels=1, num_classes=10)
 
 
 def raw(task: Task) -> float:
@@ -111,7 +111,7 @@ def lockstep_tree(task: Task) -> dict[str, Any]:
         "strategy=cpu",
         "trainer.devices=1",
     ]
-    tree = configuration.to_tree(configuration.checked(configuration.composed(overrides)))
+    tree = storage.to_tree(validation.checked(compose.composed(overrides)))
     return {**tree, "model": task.network}
 
 
@@ -119,9 +119,9 @@ def lockstep(task: Task, **changes: Any) -> float:
     """Seconds a step of a run with everything Lockstep does by default; `changes` replace sections."""
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder(Path(root))
-        configuration.save(configuration.check_tree({**lockstep_tree(task), **changes}), folder.config)
+        storage.save(validation.check_tree({**lockstep_tree(task), **changes}), folder.config)
         with contextlib.redirect_stdout(io.StringIO()):
-            code = launch.run_here(launch.Job("train", root, {"command": "", "has_test": True}), None)
+            code = spawn.run_here(spawn.Job("train", root, {"command": "", "has_test": True}), None)
         assert code == 0
         rows = list(csv.DictReader((folder.path / "metrics.csv").open()))
     return task.batch_size / float(rows[-1]["images_per_s"])

@@ -49,26 +49,30 @@ def _measured(folder: Path) -> dict[str, float]:
         found[name] = time.process_time() - begin
 
     with part("import Hydra, pydantic"):
-        from lockstep import config, launch, runner  # noqa: F401
-        from lockstep.environment import no_garbage_collection
-        from lockstep.lazy_imports import lazy
-        from lockstep.run_folder import RunFolder
+        from lockstep.config import compose, storage, validation
+        from lockstep.launch import (
+            runner,  # noqa: F401
+            spawn,
+        )
+        from lockstep.runs.folder import RunFolder
+        from lockstep.system.lazy_imports import lazy
+        from lockstep.system.process import no_garbage_collection
     with part("composition and check of the configuration"):
         step = folder / "first step"
         clock = f"+callbacks.clock={{_target_:benchmarks.first_step.FirstStep,path:'{step}',clock:process_time}}"
-        composed = config.composed(["debug=fast", "strategy=cpu", "trainer.devices=1", "silent=true", clock])
-        config.save(config.checked(composed), RunFolder(folder).config)
+        composed = compose.composed(["debug=fast", "strategy=cpu", "trainer.devices=1", "silent=true", clock])
+        storage.save(validation.checked(composed), RunFolder(folder).config)
     with no_garbage_collection(), lazy():
         with part("import torch"):
             import torch
         with part("import lightning"):
             import lightning  # noqa: F401
-        with part("import lockstep.training"):
-            launch.task_function("train")
+        with part("import lockstep.training.train"):
+            spawn.task_function("train")
         with part("import TensorBoard"):
             import torch.utils.tensorboard.summary  # noqa: F401
     begin = time.process_time()
-    code = launch.run_here(launch.Job("train", str(folder), {"command": "", "has_test": False}), None)
+    code = spawn.run_here(spawn.Job("train", str(folder), {"command": "", "has_test": False}), None)
     assert code == 0, RunFolder(folder).failure.read_text()
     found["data, network of 11 million parameters, first step"] = float(step.read_text()) - begin
     return found

@@ -80,7 +80,8 @@ def start_up(num_rounds: int = 7) -> list[Row]:
 
 def import_breakdown(count: int = 12) -> list[tuple[str, float]]:
     """(package, seconds) of what a training imports, each without what it imports from the others."""
-    code = "from lockstep.lazy_imports import lazy\nwith lazy():\n    import lockstep.training, lockstep.cli"
+    modules = "lockstep.training.train, lockstep.cli.main"
+    code = f"from lockstep.system.lazy_imports import lazy\nwith lazy():\n    import {modules}"
     done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], cwd=ROOT, capture_output=True, text=True)
     own: dict[str, float] = {}
     for microseconds, name in re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", done.stderr, re.MULTILINE):

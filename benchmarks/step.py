@@ -11,11 +11,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 
 from benchmarks.loops import Task, lockstep, lockstep_tree, raw, template
 from benchmarks.table import Row, alternate, ratios, row
-from lockstep import config as configuration
-from lockstep.session import bfloat16_unit
+from lockstep.config import build, compose, storage, validation
+from lockstep.training.precision import bfloat16_unit
 
 RESNET18 = {
-    "_target_": "lockstep.models.resnet.ResNet18",
+    "_target_": "lockstep.models.ResNet18",
     "width": 64,
     "stem": "small",
     "shortcut_norm": True,
@@ -103,10 +103,8 @@ def watching(num_rounds: int = 31) -> list[Row]:
 
 def averaging(num_rounds: int = 5) -> list[Row]:
     """What an exponential moving average of the weights costs a step of the full ResNet-18."""
-    net: Any = configuration.build(
-        configuration.check_tree(
-            configuration.to_tree(configuration.checked(configuration.composed(["model=resnet18"])))
-        ).model,
+    net: Any = build.build(
+        validation.check_tree(storage.to_tree(validation.checked(compose.composed(["model=resnet18"])))).model,
         in_channels=1,
         num_classes=10,
     )

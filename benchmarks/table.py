@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from lockstep.environment import describe
+from lockstep.system.provenance import describe
 
 
 class Row(NamedTuple):

@@ -16,7 +16,7 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks.step import threads
 from benchmarks.table import Row, alternate, ratios, row
-from lockstep.parallel import batch_norm, reduce
+from lockstep.distributed import batch_norm, collectives
 
 LENGTH = 129  # mean and M2 of 64 channels, and a count
 NUM_MESSAGES = 400  # of a round; a tenth of them before is not counted
@@ -37,11 +37,11 @@ def _times(talk: Callable[[Tensor], object]) -> list[float]:
 def _talk(rank: int, num_ranks: int, folder: str, num_rounds: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
-    reduce.connect(TIMEOUT)
-    assert reduce.shares_memory()
+    collectives.connect(TIMEOUT)
+    assert collectives.shares_memory()
     found: dict[str, list[float]] = {}
     for number in range(num_rounds):
-        kinds = {"gloo": dist.all_reduce, "shared memory": reduce.add_up}
+        kinds = {"gloo": dist.all_reduce, "shared memory": collectives.add_up}
         for name in list(kinds) if number % 2 == 0 else reversed(kinds):
             times = sorted(_times(kinds[name]))
             found.setdefault(f"{name}, median", []).append(1e6 * statistics.median(times))
@@ -49,7 +49,7 @@ def _talk(rank: int, num_ranks: int, folder: str, num_rounds: int) -> None:
     if rank == 0:
         Path(folder, "found").write_text(json.dumps(found))
     dist.barrier()
-    reduce.leave()
+    collectives.leave()
 
 
 def messages(num_rounds: int = 7, num_ranks: int = 2) -> list[Row]:

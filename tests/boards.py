@@ -21,7 +21,7 @@ from werkzeug.serving import make_server
 from werkzeug.test import Client
 
 from lockstep.board.plugin import NAME, TrainingLoader
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
 from tests.harness import PATIENCE_S, environ, wait_until
 
 BASE = f"/data/plugin/{NAME}"
@@ -93,7 +93,7 @@ class Board:
         self.output, self.errors = cwd / "board.out", cwd / "board.err"
         with open(self.output, "wb") as output, open(self.errors, "wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "lockstep.cli", "board", *arguments],
+                [sys.executable, "-m", "lockstep.cli.main", "board", *arguments],
                 cwd=cwd,
                 env=environ(),
                 stdout=output,

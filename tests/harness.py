@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from lockstep import config as configuration
-from lockstep.environment import outer_world
-from lockstep.launch import Job
-from lockstep.run_folder import RunFolder
+from lockstep.config import compose, storage, validation
+from lockstep.launch.spawn import Job
+from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.fork_server import PRELOADED
+from lockstep.system.launcher import outer_world
 
 ROOT = Path(__file__).parents[1]
 # seconds that a test waits for what must come: far more than it takes on a slow machine with other work, for no test is
@@ -62,8 +62,8 @@ ACCUMULATE_AUGMENT = (
 )
 # takes back what SMALL leaves out for speed
 WATCHED = (
-    "callbacks.pictures={_target_:lockstep.callbacks.pictures.Pictures,every_n_epochs:null,num_images:8}",
-    "callbacks.curves={_target_:lockstep.callbacks.curves.Curves,graph:true}",
+    "callbacks.pictures={_target_:lockstep.callbacks.Pictures,every_n_epochs:null,num_images:8}",
+    "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:true}",
 )
 
 
@@ -90,7 +90,7 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
     """A run folder ready to be trained."""
     path.mkdir(parents=True)
     folder = RunFolder(path)
-    configuration.save(configuration.checked(configuration.composed(overrides)), folder.config)
+    storage.save(validation.checked(compose.composed(overrides)), folder.config)
     return folder
 
 
@@ -187,7 +187,7 @@ def wait_until(condition: Any, what: str = "condition") -> None:
 
 
 def _work(text: str) -> None:
-    from lockstep.launch import run_here
+    from lockstep.launch.spawn import run_here
 
     for job, port in json.loads(text):
         os.environ["MASTER_PORT"] = str(port)

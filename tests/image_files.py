@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lockstep.data.folders import image_folder
-from lockstep.data.sources import Splits
+from lockstep.data.images.splits import Splits
+from lockstep.data.sources.folders import image_folder
 
 SETTINGS: dict[str, Any] = {
     "image_size": 8,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from lockstep.parallel import reduce
+from lockstep.distributed import collectives
 from lockstep.sweeps.fork_server import PRELOADED
 
 TIMEOUT = timedelta(seconds=300)
@@ -61,9 +61,9 @@ def _call(store: str, rank: int, world_size: int, has_memory: bool, work: bytes)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=TIMEOUT)
     try:
         if has_memory:
-            reduce.connect(TIMEOUT)
+            collectives.connect(TIMEOUT)
         result = function(*args)
         dist.barrier()  # nobody leaves while another still talks
         return pickle.dumps(result)
     finally:
-        reduce.leave()
+        collectives.leave()

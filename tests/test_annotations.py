@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lockstep import signatures
-from lockstep.annotations import fits
+from lockstep.config import signatures
+from lockstep.config.annotations import fits
 
 FITTING: list[tuple[str, Any]] = [
     ("int", 3),

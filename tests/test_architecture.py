@@ -1,40 +1,49 @@
 """Arrows point down: what may import what. Imports inside functions count too."""
 
 import ast
+import graphlib
+import importlib
 import itertools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import lockstep
+from tests.harness import ROOT
 
 PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
-    ("output", "signals", "annotations", "lazy_imports", "title"),
-    ("run_folder", "parallel", "schema", "signatures", "environment", "terminal", "drawing", "entry"),
-    ("data", "models", "checkpoint_io", "allocation", "runs", "memory", "vitals", "processes"),
-    ("workers", "disk"),
-    ("callbacks", "config", "watching", "notification", "board"),
-    ("staging", "overrides", "project", "checkpoints", "presence"),
-    ("session",),
-    ("training", "evaluation", "prediction", "measurement", "preparation", "help"),
+    ("system",),
+    ("runs",),
+    ("distributed",),
+    ("data", "models"),
+    ("callbacks", "config", "monitoring", "board"),
+    ("training",),
     ("launch",),
-    ("supervision",),
-    ("benchmark", "runner"),
+    ("benchmark",),
     ("cluster",),
     ("sweeps",),
     ("cli",),
     ("__main__",),
 )
-KNOW_HYDRA = {"cli", "config", "overrides", "help", "runner"}
+KNOW_HYDRA = {
+    *("cli.train", "config.build", "config.compose", "config.options", "config.overrides", "config.resume"),
+    *("config.sweep_space", "config.validation", "cli.help", "launch.runner"),
+}
+PUBLIC = {
+    "callbacks": ["AveragedWeights", "Curves", "Pictures", "SplitTensorBoardLogger"],
+    "data": ["Images", "Splits", "cifar10", "digits", "fashion_mnist", "image_folder", "synthetic"],
+    "models": ["ResNet18", "constant", "cosine", "one_cycle_linear"],
+}
 STARTS_AT_ONCE = (
-    *("cli", "run_folder", "runs", "config", "terminal", "benchmark.command", "board.command", "notification"),
-    *("watching.status", "watching.table", "watching.comparison", "watching.pruning"),
+    *("cli.main", "cli.train", "config.validation", "launch.notification", "system.terminal", "runs.folder"),
+    *("callbacks", "data", "models", "runs.discovery", "benchmark.command", "board.command"),
+    *("monitoring.status", "monitoring.table", "monitoring.comparison", "monitoring.pruning"),
     *("cluster.commands", "cluster.submission"),
 )
 
@@ -56,7 +65,7 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import hides where it points"
             assert node.module is not None
-            # `from lockstep import config` names a module, `from lockstep.config import Config` does not
+            # `from lockstep import config` names a module, `from lockstep.config.validation import Config` does not
             yield from (
                 (f"lockstep.{alias.name}" for alias in node.names) if node.module == "lockstep" else [node.module]
             )
@@ -78,9 +87,15 @@ def layer_of(part: str) -> int:
 MODULES = sources()
 
 
-def test_every_module_has_a_layer_and_every_layer_its_modules() -> None:
+def test_every_module_has_a_layer_and_every_layer_its_modules(record_property: Callable[[str, object], None]) -> None:
     parts = {part_of(name) for name in MODULES if name}
     assert parts == {part for layer in LAYERS for part in layer}
+    record_property("layers, from the top", " / ".join(" ".join(layer) for layer in reversed(LAYERS)))
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    arrows = {name: {other.removeprefix("lockstep.") for other in imports(path)} for name, path in MODULES.items()}
+    graphlib.TopologicalSorter({name: to & MODULES.keys() - {name} for name, to in arrows.items()}).prepare()
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name])
@@ -94,12 +109,30 @@ def test_the_package_itself_imports_nothing() -> None:
     assert list(imports(MODULES[""])) == []
 
 
-def test_the_run_folder_imports_the_standard_library_only() -> None:
-    assert {part_of(name) for name in imports(MODULES["run_folder"])} <= sys.stdlib_module_names
+@pytest.mark.parametrize("package", PUBLIC)
+def test_public_names_stay_where_they_are(package: str) -> None:
+    face = importlib.import_module(f"lockstep.{package}")
+    assert sorted(face.__all__) == PUBLIC[package]
+    assert all(getattr(face, name).__name__ == name for name in face.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'digit'"):
+        _ = face.digit
+
+
+def test_the_configuration_uses_public_names_alone() -> None:
+    public = {f"lockstep.{package}.{name}" for package, names in PUBLIC.items() for name in names}
+    texts = [path.read_text() for path in (ROOT / "conf").rglob("*.yaml")]
+    used = {name for text in texts for name in re.findall(r"lockstep\.[\w.]+", text)}
+    assert used
+    assert used <= public
+
+
+def test_the_folder_of_a_run_needs_the_standard_library_only() -> None:
+    outside = {part_of(name) for name in MODULES if part_of(name) == "runs" for name in imports(MODULES[name])}
+    assert outside - {"lockstep"} <= sys.stdlib_module_names
 
 
 def test_the_partition_knows_no_torch() -> None:
-    assert {part_of(name) for name in imports(MODULES["parallel.partition"])} <= sys.stdlib_module_names
+    assert {part_of(name) for name in imports(MODULES["distributed.partition"])} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize(("one", "other"), [("data", "models"), ("models", "data")])
@@ -109,7 +142,7 @@ def test_data_and_models_never_meet(one: str, other: str) -> None:
 
 def test_hydra_stays_at_the_entry() -> None:
     know = {
-        part_of(name)
+        name
         for name, path in MODULES.items()
         if {"hydra", "omegaconf"} & {part_of(imported) for imported in imports(path)}
     }
@@ -126,7 +159,7 @@ def test_what_must_start_at_once_imports_no_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["run_folder", "watching.status", "watching.table", "watching.pruning", "cluster.commands"]
+    "name", ["runs.folder", "monitoring.status", "monitoring.table", "monitoring.pruning", "cluster.commands"]
 )
 def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str) -> None:
     code = f"import sys, lockstep.{name}; print(sorted({{'hydra', 'pydantic', 'yaml', 'numpy'}} & sys.modules.keys()))"
@@ -135,7 +168,7 @@ def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str
 
 
 HINT = re.compile(r"(lockstep (eval|predict|status|stop|board --logdir|jobs \w+)|resume)[ =]$")
-QUOTE = ("quoted", "run_folder.quoted")
+QUOTE = ("quoted", "naming.quoted")
 IDS = ("job.id", "live[0].id", "found[0].id")  # of jobs, as `record.ID` allows them
 
 
@@ -175,7 +208,7 @@ def unquoted(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name and name != "run_folder"])
+@pytest.mark.parametrize("name", [name for name in MODULES if name and name != "runs.naming"])
 def test_every_hint_of_a_command_has_its_folder_from_the_function_that_quotes(name: str) -> None:
     assert unquoted(MODULES[name].read_text()) == []
 
@@ -183,7 +216,7 @@ def test_every_hint_of_a_command_has_its_folder_from_the_function_that_quotes(na
 @pytest.mark.parametrize(
     ("lines", "name"),
     [
-        ("return f'lockstep eval {run_folder.shown(path)}'", "run_folder.shown(path)"),
+        ("return f'lockstep eval {naming.shown(path)}'", "naming.shown(path)"),
         ("return f'lockstep jobs show {job.folder.path}'", "job.folder.path"),
         ("return f'lockstep stop {run}'", "run"),
         ("run = shown(path); return f'lockstep stop {run}'", "run"),
@@ -193,6 +226,6 @@ def test_every_hint_of_a_command_has_its_folder_from_the_function_that_quotes(na
     ],
 )
 def test_a_hint_that_does_not_quote_is_found(lines: str, name: str) -> None:
-    good = "x, run = 1, quoted(path)\n    return f'lockstep eval {run}; lockstep jobs show {job.id}, {run_folder.x}'"
+    good = "x, run = 1, quoted(path)\n    return f'lockstep eval {run}; lockstep jobs show {job.id}, {naming.x}'"
     assert unquoted(f"def hint(path, job):\n    {good}\n") == []
     assert name in unquoted(f"def hint(path, job):\n    {lines}\n")

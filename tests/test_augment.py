@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.data.augment import Augment
-from lockstep.data.boxes import erasing, inside
 from lockstep.data.loader import Batch
 from lockstep.data.sampler import positions
-from lockstep.parallel.partition import Share, interval
-from lockstep.parallel.randomness import generator
+from lockstep.data.transforms.augment import Augment
+from lockstep.data.transforms.boxes import erasing, inside
+from lockstep.distributed.partition import Share, interval
+from lockstep.distributed.rng import generator
 
 OFF = Augment(
     crop_padding=0, flip=False, cutout=0, erasing=0.0, trivial=False, mixup=0.0, cutmix=0.0, fill=(7, 130, 255), seed=5

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from lockstep.parallel.batch_norm import ExactBatchNorm, SyncBatchNorm, refuse_untracked
-from lockstep.parallel.partition import interval
-from lockstep.run_folder import EXIT_CONFIG
+from lockstep.distributed.batch_norm import ExactBatchNorm, SyncBatchNorm, refuse_untracked
+from lockstep.distributed.partition import interval
+from lockstep.runs.folder import EXIT_CONFIG
 from tests.harness import ROOT, command, environ, own_network
 from tests.processes import Ranks, started
 

@@ -18,17 +18,17 @@ import torch
 from matplotlib.image import imread
 from torch import Tensor, nn
 
-from lockstep import config as configuration
-from lockstep import environment, overrides
 from lockstep.benchmark import charts, command, paper, report, results, scaling
 from lockstep.benchmark.environments import Place, places
 from lockstep.benchmark.scaling import Result, Spread, Terms, spread
-from lockstep.config import ConfigError
-from lockstep.drawing import style
-from lockstep.launch import Job
-from lockstep.measurement import flops_per_image, gradient_bytes
-from lockstep.run_folder import RunFolder
-from lockstep.schema import BenchmarkConfig
+from lockstep.config import compose, overrides, rules, validation
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import BenchmarkConfig
+from lockstep.launch.spawn import Job
+from lockstep.runs.folder import RunFolder
+from lockstep.system import hardware
+from lockstep.system.plots import style
+from lockstep.training.measure import flops_per_image, gradient_bytes
 from tests.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
 from tests.test_run_folder import WRITE
 
@@ -230,7 +230,7 @@ def test_the_counted_operations_of_a_network_are_those_by_hand() -> None:
 
 
 def composed(*texts: str) -> BenchmarkConfig:
-    config = configuration.checked(configuration.composed(overrides.benchmarked(texts)))
+    config = validation.checked(compose.composed(overrides.benchmarked(texts)))
     assert isinstance(config, BenchmarkConfig)
     return config
 
@@ -270,7 +270,7 @@ def faults(*texts: str, is_benchmark: bool = True) -> list[str]:
 
 def found(num_cores: int, num_gpus: int, *texts: str) -> dict[str, Place]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "num_visible_gpus", lambda: num_gpus)
+        patch.setattr(hardware, "num_visible_gpus", lambda: num_gpus)
         return {place.name: place for place in places(composed(*texts), num_cores, num_gpus)}
 
 
@@ -290,7 +290,7 @@ def test_each_environment_trains_its_own_configuration() -> None:
     for name, place in there.items():
         assert place.config is not None
         assert place.config.trainer.max_time_s == 7
-        rate = configuration.learning_rate(place.config)
+        rate = rules.learning_rate(place.config)
         told[name] = (
             place.num_workers,
             place.num_threads,

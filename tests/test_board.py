@@ -25,9 +25,10 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from werkzeug.test import Client
 
-from lockstep import runs
 from lockstep.board import command, guard, plugin
-from lockstep.run_folder import SWEEP, RunFolder, write_json
+from lockstep.runs import discovery
+from lockstep.runs.files import write_json
+from lockstep.runs.folder import SWEEP, RunFolder
 from tests.boards import BASE, board, running, save_checkpoint, told, without_rights, write_rows, write_run
 from tests.harness import PATIENCE_S, ROOT, environ, wait_until
 
@@ -537,8 +538,8 @@ def test_a_thousand_runs_are_listed_in_a_moment(
         return time.perf_counter() - started
 
     first, *others = (poll() for _ in range(6))
-    really_look = runs.look
-    monkeypatch.setattr(runs, "look", lambda found: looked_at.append(found.name) or really_look(found))
+    really_look = discovery.look
+    monkeypatch.setattr(discovery, "look", lambda found: looked_at.append(found.name) or really_look(found))
     poll()
     assert len(looked_at) == 10  # those that live
     figure(f"first look {1000 * first:.0f} ms, the next {1000 * min(others):.0f} to {1000 * max(others):.0f} ms")

@@ -16,7 +16,8 @@ import pytest
 from werkzeug.wrappers import Request, Response
 
 from lockstep.board.plugin import NAME
-from lockstep.run_folder import EXIT_STOPPED, SWEEP, RunFolder, write_json
+from lockstep.runs.files import write_json
+from lockstep.runs.folder import EXIT_STOPPED, SWEEP, RunFolder
 from tests.boards import BASE, board, running, save_checkpoint, serving, write_rows, write_run
 from tests.harness import PATIENCE_S, SMALL, difference, train_all, wait_until
 from tests.harness import write_run as write_training

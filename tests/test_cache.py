@@ -15,14 +15,15 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from lockstep import preparation
-from lockstep.data import cache as caches
-from lockstep.data import folders, waiting
-from lockstep.data.listing import Names, list_classes
-from lockstep.data.pixels import Rows, whole
-from lockstep.data.sources import Images, Splits
-from lockstep.data.statistics import sampled_positions
-from lockstep.data.waiting import Lock
+from lockstep.cli.prepare import _quoted
+from lockstep.data.images import cache as caches
+from lockstep.data.images.listing import Names, list_classes
+from lockstep.data.images.pixels import Rows, whole
+from lockstep.data.images.splits import Images, Splits
+from lockstep.data.images.statistics import sampled_positions
+from lockstep.data.sources import folders
+from lockstep.data.transfer import file_lock
+from lockstep.data.transfer.file_lock import Lock
 from tests.harness import PATIENCE_S, ROOT, environ
 from tests.image_files import CHANGES, read, write_folder, write_image
 from tests.processes import Ranks, started
@@ -241,7 +242,7 @@ def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_taken_for_an_entry(
 def test_a_waiting_process_shows_how_far_the_other_one_is(
     root: Path, cache: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "LINE_S", 0.0)
+    monkeypatch.setattr(file_lock, "LINE_S", 0.0)
     command = [sys.executable, "-c", KILLED, str(root), cache]
     with subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, text=True) as builder:
         assert builder.stdout is not None
@@ -403,7 +404,7 @@ def test_prepare_says_what_is_wrong(root: Path, cache: str) -> None:
 
 @pytest.mark.parametrize("text", ["plain/path-1.2", "a b", "it's", "a,b=[c]{d}", "back\\", "q\\'", "$x", "null", "7"])
 def test_a_folder_of_any_name_reaches_hydra_as_it_is(text: str) -> None:
-    from lockstep import config as configuration
+    from lockstep.config import compose as configuration
 
-    override = f"data.root={preparation._quoted(text)}"
+    override = f"data.root={_quoted(text)}"
     assert configuration.composed(["data=image_folder", override]).data.root == text

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.checkpoint_io import AtomicCheckpointIO
+from lockstep.training.checkpoint_io import AtomicCheckpointIO
 
 
 def state_after(step: int) -> dict[str, Any]:

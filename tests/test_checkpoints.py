@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep import checkpoints
-from lockstep.config import ConfigError
-from lockstep.run_folder import RunFolder
+from lockstep.config.faults import ConfigError
+from lockstep.runs.folder import RunFolder
+from lockstep.training import checkpoints
 
 
 def cut_short(path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from sklearn.metrics import accuracy_score
 
-from lockstep.data.sources import digits
-from lockstep.run_folder import RunFolder
+from lockstep.data.sources.builtin import digits
+from lockstep.runs.folder import RunFolder
 from tests.harness import PATIENCE_S, command, environ
 
 pytestmark = pytest.mark.processes

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.parallel.partition import Share
-from lockstep.parallel.randomness import ExactDropout
+from lockstep.distributed.partition import Share
+from lockstep.distributed.rng import ExactDropout
 from tests.harness import difference, own_network, train_all, write_run
 from tests.modules import classifier
 from tests.networks import Plain

@@ -14,13 +14,16 @@ import pytest
 import yaml
 from omegaconf import DictConfig
 
-from lockstep import config as configuration
-from lockstep import environment, overrides
-from lockstep.config import DEFAULT, ConfigError, Source, checked, composed
-from lockstep.schema import KNOWN, Config, OpenPartial, Strategy, Trainer, fields
+from lockstep.config import build, compose, overrides, resume, rules, storage, targets
+from lockstep.config.compose import DEFAULT, Source, composed
+from lockstep.config.faults import ConfigError
+from lockstep.config.options import groups
+from lockstep.config.schema import KNOWN, Config, OpenPartial, Strategy, Trainer, fields
+from lockstep.config.validation import checked
+from lockstep.system import hardware
 from tests.harness import ROOT, command, environ
 
-GROUPS = overrides.groups(configuration.CONF)
+GROUPS = groups(compose.CONF)
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_PROCID")
 
 
@@ -39,7 +42,7 @@ def _composed(texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: boo
 @pytest.fixture(autouse=True)
 def _a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overrides, "composed", _composed)
-    monkeypatch.setattr(environment, "num_visible_gpus", lambda: 0)
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
 
@@ -47,7 +50,7 @@ def _a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
     """A copy of conf/ to spoil."""
-    return shutil.copytree(configuration.CONF, tmp_path / "conf")
+    return shutil.copytree(compose.CONF, tmp_path / "conf")
 
 
 def faults(*texts: str, is_multirun: bool = False, **places: Any) -> list[str]:
@@ -241,7 +244,7 @@ FAULTS = {
     "optimizer._target_=SGD": ["optimizer._target_=SGD must be a name like package.module.Class"],
     "optimizer._target_=torch.optim.SDG": ["optimizer._target_=", "did you mean torch.optim.SGD?"],
     "callbacks.timer._target_=lightning.pytorch.callback.Timer": ["did you mean lightning.pytorch.callbacks.Timer?"],
-    "data._target_=lockstep.models.resnet.ResNet18": ["data._target_=", "cannot be the data"],
+    "data._target_=lockstep.models.ResNet18": ["data._target_=", "cannot be the data"],
     "+optimizer.params=1": ["optimizer.params is set by the training itself", "remove it"],
     "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping": ["callbacks.stop.monitor is missing"],
     "+callbacks.timer.duration={_target_: datetime.nope}": ["callbacks.timer.duration._target_=datetime.nope"],
@@ -348,7 +351,7 @@ def test_a_folder_or_file_of_configurations_that_is_not_there_is_named(tmp_path:
     assert faults(added=tmp_path / "nope") == [
         f"there is no folder {tmp_path}/nope: correct the path of the configuration"
     ]
-    assert faults(config_name="nope") == [f"there is no nope.yaml in {configuration.CONF}: correct --config-name"]
+    assert faults(config_name="nope") == [f"there is no nope.yaml in {compose.CONF}: correct --config-name"]
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
@@ -414,7 +417,7 @@ def test_neither_the_check_nor_the_help_imports_torch() -> None:
 
 def resumed(saved: Config, *texts: str) -> Config:
     overrides.check(texts, is_multirun=False)
-    return overrides.resumed_config(saved, composed(texts), texts)
+    return resume.resumed_config(saved, composed(texts), texts)
 
 
 def test_a_resume_takes_what_does_not_change_the_mathematics() -> None:
@@ -461,7 +464,7 @@ FREE_KEYS = {
 
 
 def keys_of(config: Config) -> dict[str, Any]:
-    return dict(configuration.leaves(configuration.to_tree(config), ""))
+    return dict(targets.leaves(storage.to_tree(config), ""))
 
 
 def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
@@ -472,9 +475,9 @@ def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
         optimizer = "adamw" if option == "digits" else "sgd"
         texts = [f"data={option}", f"scheduler={scheduler}", f"optimizer={optimizer}"]
         config = config_of(*texts, *(["data.root=x"] if option == "image_folder" else []))
-        tree = configuration.to_tree(config)
+        tree = storage.to_tree(config)
         found = {key for key in keys_of(config) if not key.startswith("callbacks.")}
-        free |= {key for key in found if overrides.is_free_on_resume(key, tree)}
+        free |= {key for key in found if resume.is_free_on_resume(key, tree)}
         seen |= found
     known = {name for part in (*KNOWN.values(), Trainer, Strategy) for name in fields(part)}
     assert known <= {key.rpartition(".")[2] for key in seen}
@@ -496,7 +499,7 @@ def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
             ["strategy.gradient_dtype=bfloat16"],
             "strategy.gradient_dtype=bfloat16 cannot change on resume, this run has",
         ),
-        (["callbacks=ema"], "callbacks.ema._target_=lockstep.callbacks.average.AveragedWeights cannot"),
+        (["callbacks=ema"], "callbacks.ema._target_=lockstep.callbacks.AveragedWeights cannot"),
         (
             ["callbacks=early_stopping"],
             "callbacks.early_stopping._target_=lightning.pytorch.callbacks.EarlyStopping cannot",
@@ -521,7 +524,7 @@ def test_a_resume_refuses_what_changes_weights_or_the_choice_of_the_best(texts: 
 
 def test_a_key_of_ones_own_data_is_frozen_though_ours_of_that_name_is_free() -> None:
     tree = {"data": {"_target_": "mine.images", "memory": "auto", "num_workers": 2, "cache": "x"}}
-    assert [overrides.is_free_on_resume(f"data.{key}", tree) for key in ("memory", "num_workers", "cache")] == [
+    assert [resume.is_free_on_resume(f"data.{key}", tree) for key in ("memory", "num_workers", "cache")] == [
         True,
         False,
         False,
@@ -541,15 +544,15 @@ def test_a_resume_takes_the_whole_command_again() -> None:
 
 def test_scaling_multiplies_batch_and_rate_by_the_workers_once() -> None:
     config = config_of("scale_with_workers=true", "strategy=cpu", "trainer.devices=3", "optimizer.lr=0.1")
-    scaled = configuration.scaled(config)
+    scaled = build.scaled(config)
     assert scaled.global_batch_size == 3 * config.global_batch_size
-    assert configuration.learning_rate(scaled) == pytest.approx(3 * 0.1)
-    assert configuration.scaled(scaled) == scaled
-    assert configuration.scaled(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
+    assert rules.learning_rate(scaled) == pytest.approx(3 * 0.1)
+    assert build.scaled(scaled) == scaled
+    assert build.scaled(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
 
 
 def test_the_fingerprint_is_equal_for_equal_configurations_alone() -> None:
-    prints = [configuration.fingerprint(config_of(*texts)) for texts in ([], ["seed=0"], ["seed=1"], ["model.width=8"])]
+    prints = [storage.fingerprint(config_of(*texts)) for texts in ([], ["seed=0"], ["seed=1"], ["model.width=8"])]
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
 
@@ -557,14 +560,14 @@ def test_the_fingerprint_is_equal_for_equal_configurations_alone() -> None:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    configuration.save(config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]"), path)
+    storage.save(config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]"), path)
     return path
 
 
 def test_a_saved_configuration_comes_back_equal(saved: Path) -> None:
     config = config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]")
-    assert configuration.load(saved) == config
-    assert configuration.fingerprint(configuration.load(saved)) == configuration.fingerprint(config)
+    assert storage.load(saved) == config
+    assert storage.fingerprint(storage.load(saved)) == storage.fingerprint(config)
     assert checked(composed([])) != config
 
 
@@ -573,17 +576,17 @@ def test_a_saved_configuration_that_does_not_fit_is_told_with_its_path(saved: Pa
     tree["trainer"]["old_key"] = tree["trainer"].pop("deterministic")
     saved.write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError) as caught:
-        configuration.load(saved)
+        storage.load(saved)
     assert all(fault.startswith(f"{saved}: ") for fault in caught.value.faults)
     assert "trainer.deterministic is missing" in str(caught.value)
     assert "unknown key trainer.old_key" in str(caught.value)
     for text, reason in (("- 1\n", "holds no configuration"), ("a: [\n", "cannot be read")):
         saved.write_text(text)
         with pytest.raises(ConfigError, match=reason):
-            configuration.load(saved)
+            storage.load(saved)
 
 
 def test_a_partial_section_is_bound_and_another_is_called() -> None:
     config = config_of("optimizer.lr=0.25")
-    assert configuration.build(config.optimizer).keywords["lr"] == 0.25
-    assert configuration.build(config.model, in_channels=1, num_classes=3).fc.out_features == 3
+    assert build.build(config.optimizer).keywords["lr"] == 0.25
+    assert build.build(config.model, in_channels=1, num_classes=3).fc.out_features == 3

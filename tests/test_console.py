@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.callbacks.console import COLUMNS, EPOCH_WIDTH, columns_for, live_line
-from lockstep.run_folder import EXIT_STOPPED
+from lockstep.runs.folder import EXIT_STOPPED
 from tests.harness import PATIENCE_S, SMALL, command, environ, wait_until
 from tests.test_stop import training
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from lockstep import config as configuration
-from lockstep import staging
-from lockstep.data import cache as caches
-from lockstep.data import copying
-from lockstep.data.copying import Copy
-from lockstep.data.listing import list_classes
-from lockstep.schema import Data, ImageFolder
+from lockstep.config import build as configuration
+from lockstep.config.schema import Data, ImageFolder
+from lockstep.data.images import cache as caches
+from lockstep.data.images.listing import list_classes
+from lockstep.data.transfer import copying
+from lockstep.data.transfer.copying import Copy
+from lockstep.training import staging
 from tests.harness import ROOT, environ, wait_until
 from tests.image_files import CHANGES, write_folder, write_image
 
@@ -38,7 +38,7 @@ def section(root: Path | str, scratch: Path | None, **changes: Any) -> ImageFold
     values = {"root": str(root), "copy_to": str(scratch) if scratch else None, "copy_remove": False} | changes
     settings = {"val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0, "image_size": 8, "channels": 3}
     rest = {"cache": None, "memory": "host", "num_workers": 1}
-    return ImageFolder.model_validate({"_target_": "lockstep.data.folders.image_folder", **settings, **rest, **values})
+    return ImageFolder.model_validate({"_target_": "lockstep.data.image_folder", **settings, **rest, **values})
 
 
 def copy_of(root: Path, scratch: Path) -> Copy:

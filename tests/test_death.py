@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import launch, vitals
-from lockstep.run_folder import RunFolder
+from lockstep.launch import spawn
+from lockstep.runs import vitals
+from lockstep.runs.folder import RunFolder
 from tests import callbacks
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
@@ -84,7 +85,7 @@ def test_a_task_of_srun_that_dies_is_told_by_itself_and_not_by_its_consequence(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", dies(number.name, rank=1)])
-    words = [sys.executable, "-m", "lockstep.runner", str(folder.path), "--task", "train"]
+    words = [sys.executable, "-m", "lockstep.launch.runner", str(folder.path), "--task", "train"]
     place = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     place |= {"SLURM_NTASKS": "2", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "localhost"}
     tasks = [
@@ -125,8 +126,8 @@ def test_an_evaluation_that_dies_says_so(tmp_path: Path) -> None:
 def test_a_death_that_the_disk_does_not_take_is_told_on_the_screen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = launch.Job("train", str(tmp_path / "gone"), {})
-    launch.record_death(job, 1, 2, -signal.SIGBUS)
+    job = spawn.Job("train", str(tmp_path / "gone"), {})
+    spawn.record_death(job, 1, 2, -signal.SIGBUS)
     assert capsys.readouterr().err == f"rank 1 of 2 was ended by SIGBUS on {HOST}\n"
 
 
@@ -134,7 +135,7 @@ def test_a_failure_that_nobody_could_write_down_is_still_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     RunFolder(tmp_path).failure.touch()  # by a version that wrote in place, and was killed
-    launch.show_failure(launch.Job("train", str(tmp_path), {}))
+    spawn.show_failure(spawn.Job("train", str(tmp_path), {}))
     assert capsys.readouterr().err.splitlines()[0] == "a worker failed without a word"
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep import disk
-from lockstep.checkpoint_io import AtomicCheckpointIO
-from lockstep.memory import out_of_memory
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
+from lockstep.training import disk
+from lockstep.training.checkpoint_io import AtomicCheckpointIO
+from lockstep.training.memory import out_of_memory
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, environ
 from tests.image_files import write_folder
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from lockstep import drawing
+from lockstep.system import plots
 
 AWKWARD = ["$x_1$", "Ж", "日本", "a very long name of a class that nobody could read", "", "  ", "<b>"]
 
@@ -34,11 +34,11 @@ def words(figure: Figure) -> list[str]:
 def test_every_picture_can_be_drawn_for_any_classes(names: list[str]) -> None:
     counts = counts_of(len(names))
     histogram = np.random.default_rng(1).integers(0, 3, (len(names), 101))
-    with drawing.style():
+    with plots.style():
         for figure in (
-            drawing.confusion_matrix(counts, names, "title"),
-            drawing.class_accuracy(counts, names, "title"),
-            drawing.precision_recall(histogram, histogram, names, "title"),
+            plots.confusion_matrix(counts, names, "title"),
+            plots.class_accuracy(counts, names, "title"),
+            plots.precision_recall(histogram, histogram, names, "title"),
         ):
             pixels = drawn(figure)
             assert pixels.std() > 1
@@ -47,20 +47,20 @@ def test_every_picture_can_be_drawn_for_any_classes(names: list[str]) -> None:
 
 def test_a_matrix_holds_its_counts_and_of_many_classes_the_least_accurate() -> None:
     counts = np.array([[41, 0], [3, 1017]])
-    assert sorted(words(drawing.confusion_matrix(counts, ["a", "b"], "title"))) == ["1,017", "3", "41"]
+    assert sorted(words(plots.confusion_matrix(counts, ["a", "b"], "title"))) == ["1,017", "3", "41"]
     many = counts_of(100)
     many[17] = 1
-    with drawing.style():
-        figure = drawing.confusion_matrix(many, list(map(str, range(100))), "title")
+    with plots.style():
+        figure = plots.confusion_matrix(many, list(map(str, range(100))), "title")
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels[0] == "17"
-    assert len(labels) == drawing.MOST_CLASSES
+    assert len(labels) == plots.MOST_CLASSES
     assert figure.axes[0].get_title(loc="left") == "title: the 40 least accurate of 100 classes"
 
 
 def test_classes_are_sorted_by_accuracy_and_an_empty_one_says_so() -> None:
     counts = np.array([[9, 1, 0], [0, 0, 0], [5, 0, 5]])
-    figure = drawing.class_accuracy(counts, ["cat", "dog", "owl"], "title")
+    figure = plots.class_accuracy(counts, ["cat", "dog", "owl"], "title")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["owl", "cat", "dog"]
     assert words(figure) == ["50.0 %  of 10", "90.0 %  of 10", "no samples"]
 
@@ -68,18 +68,18 @@ def test_classes_are_sorted_by_accuracy_and_an_empty_one_says_so() -> None:
 def test_a_curve_is_drawn_for_every_class_that_occurs() -> None:
     positives = np.zeros((3, 101), dtype=np.int64)
     positives[[0, 2], 60] = 4
-    figure = drawing.precision_recall(positives, np.ones_like(positives), ["cat", "dog", "owl"], "title")
+    figure = plots.precision_recall(positives, np.ones_like(positives), ["cat", "dog", "owl"], "title")
     assert {str(line.get_label()).split()[0] for line in figure.axes[0].lines} == {"cat", "owl"}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_grid_shows_the_pixels_with_mistakes_in_red(channels: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, channels, 8, 8)).astype(np.uint8)
-    figure = drawing.image_grid(pixels, [f"no. {n}" for n in range(7)], [n != 6 for n in range(7)], "title")
+    figure = plots.image_grid(pixels, [f"no. {n}" for n in range(7)], [n != 6 for n in range(7)], "title")
     last = figure.axes[6]
     shown = last.images[0].get_array()
     assert shown is not None
     assert (np.asarray(shown) == (pixels[6, 0] if channels == 1 else pixels[6].transpose(1, 2, 0))).all()
     assert last.xaxis.label.get_text() == "no. 6"
-    assert [ax.xaxis.label.get_color() for ax in figure.axes[5:7]] == [drawing.DARK, drawing.RED]
+    assert [ax.xaxis.label.get_color() for ax in figure.axes[5:7]] == [plots.DARK, plots.RED]
     assert drawn(figure).std() > 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lockstep
-from lockstep import environment
+from lockstep.system import hardware
 from tests.harness import ROOT, environ
 
 DESCRIBE = "import json; from lockstep import environment; print(json.dumps(environment.describe()))"
@@ -66,7 +66,7 @@ def test_visible_gpus_are_counted_as_cuda_counts_them(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
-    assert environment.num_visible_gpus() == num_gpus
+    assert hardware.num_visible_gpus() == num_gpus
     # what torch makes of the variable before it asks the driver
     entries = torch.cuda._parse_visible_devices()
     real = itertools.takewhile(lambda entry: isinstance(entry, str) or entry < 4, entries)
@@ -79,6 +79,6 @@ def test_torch_is_asked_where_device_files_do_not_tell(files: list[str], monkeyp
     monkeypatch.setattr("os.listdir", lambda path: files)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1a/1/0" if "MIG" in files else "0")
-    assert environment.num_visible_gpus() == 3
+    assert hardware.num_visible_gpus() == 3
     monkeypatch.setattr("os.listdir", lambda path: ["null", "nvram"])
-    assert environment.num_visible_gpus() == 0
+    assert hardware.num_visible_gpus() == 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
 from tests.harness import ACCUMULATE_AUGMENT, SMALL, difference, own_network, train_all, write_run
 
 # what is trained: a last batch of two (empty shares); one that takes in a last sample, which batch norm could not

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import launch
-from lockstep.run_folder import RunFolder
+from lockstep.launch import spawn
+from lockstep.runs.folder import RunFolder
 from tests.harness import PATIENCE_S, SMALL, command, environ, write_run
 
 pytestmark = pytest.mark.processes
@@ -29,7 +29,7 @@ sys.meta_path.insert(0, Signals())
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = write_run(tmp_path_factory.mktemp("trained") / "run", [*SMALL, "trainer.max_epochs=1"])
-    assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": False}), None) == 0
+    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": False}), None) == 0
     return folder
 
 
@@ -53,7 +53,7 @@ def signalled(
     return done, (done.stdout + done.stderr).splitlines()
 
 
-@pytest.mark.parametrize("module", ["hydra", "lockstep.config", "lockstep.runner"])
+@pytest.mark.parametrize("module", ["hydra", "lockstep.config.validation", "lockstep.launch.runner"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_before_there_is_a_run_ends_the_command_with_one_line(
     tmp_path: Path, number: signal.Signals, module: str
@@ -67,10 +67,10 @@ def test_a_signal_before_there_is_a_run_ends_the_command_with_one_line(
 @pytest.mark.parametrize(
     ("words", "module"),
     [
-        (["eval", "{run}", "--devices", "1"], "lockstep.cli"),
+        (["eval", "{run}", "--devices", "1"], "lockstep.cli.main"),
         (["eval", "{run}", "--devices", "1"], "torch"),
         (["eval", "{run}", "--devices", "1"], "lightning"),
-        (["predict", "{run}", "test", "--output", "out.csv", "--devices", "2"], "lockstep.environment"),
+        (["predict", "{run}", "test", "--output", "out.csv", "--devices", "2"], "lockstep.system.hardware"),
         (["benchmark", "trainer.max_epochs=1"], "lockstep.benchmark"),
     ],
 )

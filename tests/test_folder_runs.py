@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lockstep import config as configuration
-from lockstep import launch
 from lockstep.callbacks.stop import StopTogether
-from lockstep.run_folder import EXIT_STOPPED, RunFolder
+from lockstep.config import storage, validation
+from lockstep.launch import spawn
+from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from tests.harness import difference, train_all, write_run
 from tests.image_files import write_folder
 
@@ -89,7 +89,7 @@ def test_any_place_and_any_split_end_with_the_weights_of_one_process_that_has_al
 
 
 def train(folder: RunFolder) -> int:
-    return launch.run_here(launch.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
+    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 @pytest.mark.processes
@@ -104,9 +104,9 @@ def test_a_streamed_run_cut_in_the_middle_goes_on_with_the_same_bits_streamed_or
         with monkeypatch.context() as patch:
             patch.setattr(StopTogether, "_request", lambda self, trainer, at=step: 15 * (trainer.global_step == at))
             assert train(cut) == EXIT_STOPPED
-        tree = configuration.to_tree(configuration.load(cut.config))
+        tree = storage.to_tree(storage.load(cut.config))
         tree["data"] |= {"memory": "auto", "cache": str(root / "cache later")} if later == "cache" else {}
-        configuration.save(configuration.check_tree(tree), cut.config)
+        storage.save(validation.check_tree(tree), cut.config)
         time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second they were begun in
         assert train(cut) == 0
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"
@@ -124,7 +124,7 @@ def test_an_image_that_breaks_while_it_is_streamed_ends_the_run_with_its_name(
         (images / name).rename(tmp_path / name)
     (images / "val" / "red fox" / "bild ü 07.png").write_bytes(b"no image")
     folder = write_run(tmp_path / "run", overrides(tmp_path, "stream"))
-    assert train(folder) == launch.EXIT_CONFIG
+    assert train(folder) == spawn.EXIT_CONFIG
     text = capsys.readouterr().err
     assert "val/red fox/bild ü 07.png cannot be read (not an image): replace or delete it." in text
     assert "Traceback" not in text

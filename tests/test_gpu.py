@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.run_folder import EXIT_FAILED, RunFolder
+from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, train_all, write_run
 
 pytestmark = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
 from tests.callbacks import SEES
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until
 from tests.support.gpus import MEMORY_MIB, PretendedGpus

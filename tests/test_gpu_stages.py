@@ -17,7 +17,7 @@ from benchmarks.gpu import facts, page, runner
 from benchmarks.gpu.profiled import in_words
 from benchmarks.gpu.runner import EXIT_UNUSABLE
 from benchmarks.gpu.stage import Aim, Bench, Done, command
-from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED
 from tests.harness import PATIENCE_S, ROOT, environ, wait_until
 
 pytestmark = pytest.mark.processes

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep import environment
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
+from lockstep.system import hardware
 from tests.harness import ACCUMULATE_AUGMENT, SMALL, WATCHED, difference, train_all, write_run
 from tests.image_files import write_folder
 from tests.support.gpus import PretendedGpus
@@ -68,7 +68,7 @@ def _typed(numbers: list[int]) -> str:
 def four_gpus_in_this_process() -> Iterator[None]:
     """Configurations are checked here, where there are none."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "num_visible_gpus", lambda: 4)
+        patch.setattr(hardware, "num_visible_gpus", lambda: 4)
         yield
 
 

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from lockstep import config as configuration
-from lockstep import help, overrides
-from lockstep.schema import KNOWN, Config, fields, kind_of
+from lockstep.cli import help
+from lockstep.config import compose, faults, storage, targets, validation
+from lockstep.config.options import groups
+from lockstep.config.schema import KNOWN, Config, fields, kind_of
 
 SECTIONS = {
     "augment",
@@ -32,24 +33,24 @@ def text_of(capsys: pytest.CaptureFixture[str], *texts: str) -> str:
 
 def test_every_group_stands_with_all_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     lines = text_of(capsys).splitlines()
-    for group, options in overrides.groups(configuration.CONF).items():
+    for group, options in groups(compose.CONF).items():
         assert (f"  {group:<12} {', '.join(options)}" in lines) == (group not in help.ELSEWHERE)
 
 
 def test_every_key_stands_with_its_value_in_conf(capsys: pytest.CaptureFixture[str]) -> None:
     text = text_of(capsys)
     shown = dict(re.findall(r"^  ([a-z][\w.]*)=(\S*)", text, re.MULTILINE))
-    tree = configuration.to_tree(configuration.checked(configuration.composed([])))
-    keys = {key: value for key, value in configuration.leaves(tree, "") if not key.endswith("_partial_")}
+    tree = storage.to_tree(validation.checked(compose.composed([])))
+    keys = {key: value for key, value in targets.leaves(tree, "") if not key.endswith("_partial_")}
     assert set(shown) == set(keys)
     for key, value in keys.items():
-        assert shown[key] == configuration.shown(value)
+        assert shown[key] == faults.shown(value)
 
 
 @pytest.mark.parametrize("choice", ["", "data=image_folder", "data=synthetic", "optimizer=adamw", "scheduler=cosine"])
 def test_every_key_of_the_schema_stands_with_meaning_and_type(choice: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(text_of(capsys, *filter(None, [choice])).split())
-    tree = configuration.plain(configuration.composed([choice] if choice else []))[0]
+    tree = compose.plain(compose.composed([choice] if choice else []))[0]
     for name in (*SECTIONS - {"callbacks", "logger"}, ""):
         known = KNOWN.get(tree[name].get("_target_")) if name else Config
         for key, field in fields(known).items() if known else ():

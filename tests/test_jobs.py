@@ -15,20 +15,21 @@ from typing import Any
 
 import pytest
 
-from lockstep import config as configuration
-from lockstep import launch, runner, runs
-from lockstep.allocation import KEYS
 from lockstep.cluster import code, commands, job, jobs, record, scheduler, slurm, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
-from lockstep.config import ConfigError
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
-from lockstep.schema import Config
-from lockstep.signals import SignalFlag
+from lockstep.config import compose, storage, validation
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.config.slurm_rules import KEYS
+from lockstep.launch import runner, spawn
+from lockstep.runs import discovery
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.table import Objective
+from lockstep.system.signals import SignalFlag
 from tests.harness import PATIENCE_S, SMALL, command, difference, environ, wait_until, write_run
 from tests.test_watching import on_terminal
 
@@ -58,7 +59,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def faults(*overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        configuration.checked(configuration.composed(overrides))
+        validation.checked(compose.composed(overrides))
     return caught.value.faults
 
 
@@ -132,17 +133,17 @@ def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
         ("trainer.devices=2", "cluster.gpus_per_node=0", "cluster.sbatch=['--gres=gpu:a100:2']"): (2, 0),
     }
     for overrides, (num_workers, num_gpus) in asked.items():
-        config = configuration.checked(configuration.composed([*SLURM, *overrides]))
+        config = validation.checked(compose.composed([*SLURM, *overrides]))
         found = submission.workers.found(config)
         assert (found.num_local, len(found.gpus)) == (num_workers, num_gpus), overrides
         there = submission.for_job(config)
         assert (there.cluster.name, there.trainer.devices) == ("none", num_workers)
-        configuration.check_tree(configuration.to_tree(there))  # what the job reads has no fault, as here so there
+        validation.check_tree(storage.to_tree(there))  # what the job reads has no fault, as here so there
 
 
 def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Path) -> None:
-    config = configuration.checked(
-        configuration.composed(
+    config = validation.checked(
+        compose.composed(
             [*SLURM, "cluster.memory_gib=1", "cluster.cpus_per_worker=1", *(f"cluster.{key}=x" for key in WORDS)]
         )
     )
@@ -155,11 +156,11 @@ def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Pa
 
 
 def test_many_runs_are_one_array(tools: Path, tmp_path: Path) -> None:
-    config = configuration.checked(configuration.composed([*SLURM, "cluster.parallel=2"]))
+    config = validation.checked(compose.composed([*SLURM, "cluster.parallel=2"]))
     lines = submission.script(RunFolder(tmp_path / "sweep"), config, name="x", num_runs=5).splitlines()
     assert "#SBATCH --array=0-4%2" in lines
     assert f"#SBATCH --output={tmp_path}/sweep/job/%A_%a_0_log.out" in lines
-    config = configuration.checked(configuration.composed(SLURM))
+    config = validation.checked(compose.composed(SLURM))
     assert "#SBATCH --array=0-299%300" in submission.script(
         RunFolder(tmp_path / "sweep"), config, name="x", num_runs=300
     )
@@ -167,7 +168,7 @@ def test_many_runs_are_one_array(tools: Path, tmp_path: Path) -> None:
 
 def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:
     overrides = [*SLURM, "cluster.container='apptainer exec --nv a.sif'"]
-    config = configuration.checked(configuration.composed(overrides))
+    config = validation.checked(compose.composed(overrides))
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
     script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places), 1)
     (line,) = [line for line in script.splitlines() if line.startswith("srun")]
@@ -177,7 +178,7 @@ def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> 
 
 
 def test_runs_of_one_array_must_ask_for_the_same(tools: Path, tmp_path: Path) -> None:
-    configs = [configuration.checked(configuration.composed([*SLURM, f"trainer.devices={n}"])) for n in (1, 2)]
+    configs = [validation.checked(compose.composed([*SLURM, f"trainer.devices={n}"])) for n in (1, 2)]
     folders = [RunFolder(tmp_path / str(n)) for n in (1, 2)]
     with pytest.raises(ConfigError, match="runs of one job array must have the same"):
         submission.submit_all(folders, configs, SignalFlag(), base=RunFolder(tmp_path), name="x")
@@ -200,7 +201,7 @@ def test_variables_of_sbatch_are_not_above_the_configuration(
     for name in ("TIMELIMIT", "PARTITION", "ACCOUNT", "RESERVATION", "EXPORT", "WAIT"):
         monkeypatch.setenv(f"SBATCH_{name}", "mine")
     overrides = [*SLURM, "cluster.partition=gpu", "cluster.sbatch=['--reservation=class']"]
-    submission.start(configuration.checked(configuration.composed(overrides)), [], tmp_path / "run")
+    submission.start(validation.checked(compose.composed(overrides)), [], tmp_path / "run")
     assert (tmp_path / "seen").read_text() == "SBATCH_ACCOUNT=mine\n"
 
 
@@ -218,7 +219,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_keeps_them(
     (chosen / "code").mkdir(parents=True)
     (chosen / "code" / "own.py").write_text("own\n")
     with pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*project is not empty: choose a new folder"):
-        submission.start(configuration.checked(configuration.composed(engine)), [], chosen)
+        submission.start(validation.checked(compose.composed(engine)), [], chosen)
     assert [path.name for path in chosen.rglob("*")] == ["code", "own.py"]
 
 
@@ -227,7 +228,7 @@ def test_what_is_refused_leaves_a_chosen_folder_that_was_there(tools: Path, tmp_
     chosen = tmp_path / "mine" / "empty"
     chosen.mkdir(parents=True)
     with pytest.raises(ConfigError, match="sbatch refused the job"):
-        submission.start(configuration.checked(configuration.composed(SLURM)), [], chosen)
+        submission.start(validation.checked(compose.composed(SLURM)), [], chosen)
     assert list(chosen.iterdir()) == []
 
 
@@ -237,7 +238,7 @@ def test_a_cancelled_run_that_is_submitted_anew_is_cancelled_no_more(
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     submitted(folder, "16", cancelled=True)
-    config = configuration.checked(configuration.composed(SLURM))
+    config = validation.checked(compose.composed(SLURM))
     look = f"grep cancelled {folder.job_file} > {tmp_path}/seen"  # what a job reads that starts at once
     tool(tools, "sbatch", f"{look}; {'exit 1' if is_refused else ANSWERS}")
     with contextlib.suppress(ConfigError):
@@ -251,7 +252,7 @@ def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config
     ledger = Ledger(path, None, ())
     made = []
     for text in overrides:
-        config = configuration.checked(configuration.composed([*SLURM, text]))
+        config = validation.checked(compose.composed([*SLURM, text]))
         made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}")))
     return ledger, made
 
@@ -448,9 +449,9 @@ def test_packages_that_git_ignores_are_named_for_every_trial_of_an_array(
     (tmp_path / ".gitignore").write_text("*_own.py\n")
     subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
     monkeypatch.syspath_prepend(tmp_path)
-    tree = configuration.to_tree(configuration.checked(configuration.composed([])))
+    tree = storage.to_tree(validation.checked(compose.composed([])))
     plain, *others = (
-        configuration.check_tree({**tree, "data": section})
+        validation.check_tree({**tree, "data": section})
         for section in (
             tree["data"],
             {"_target_": "first_own.load", "memory": "auto"},
@@ -470,7 +471,7 @@ def test_code_of_jobs_is_no_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "outputs" / "day" / "it", SMALL)
     code.freeze(code.files(), folder.code)
     code.freeze(code.files(), tmp_path / "outputs" / "day" / "code")
-    assert [found.name for found in runs.scan(tmp_path / "outputs").values()] == ["day/it"]
+    assert [found.name for found in discovery.scan(tmp_path / "outputs").values()] == ["day/it"]
 
 
 # -- what SLURM says ---------------------------------------------------------------------------------------------------
@@ -1036,7 +1037,10 @@ def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys
 def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
     RunFolder(four / "outputs/day/bad").lock_file.touch()  # once it was trained
     done = subprocess.run(
-        [sys.executable, "-m", "lockstep.cli", "runs", "--prune", "--yes"], cwd=four, env=environ(), capture_output=True
+        [sys.executable, "-m", "lockstep.cli.main", "runs", "--prune", "--yes"],
+        cwd=four,
+        env=environ(),
+        capture_output=True,
     )
     assert done.returncode == 0
     assert b"it has a job, remove it by lockstep jobs delete" in done.stderr
@@ -1047,14 +1051,14 @@ def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
 
 
 def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    words_ = [sys.executable, "-m", "lockstep.cli", "jobs", *words]
+    words_ = [sys.executable, "-m", "lockstep.cli.main", "jobs", *words]
     return subprocess.run(words_, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.processes
 def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes_on_exactly(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", TINY)
-    assert launch.run_here(launch.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
+    assert spawn.run_here(spawn.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
     slow = "+callbacks.slow={_target_:tests.callbacks.SlowAtFirst,step_s:1}"
     words = ["train", *TINY, slow, "trainer.devices=1", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
     folder = RunFolder(tmp_path / "run")

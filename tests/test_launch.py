@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from lockstep import launch, processes
-from lockstep.environment import World
-from lockstep.run_folder import FailedElsewhere, RunFolder, read_json
-from lockstep.signals import STOP_SIGNALS
+from lockstep.launch import processes, spawn
+from lockstep.runs.files import read_json
+from lockstep.runs.folder import FailedElsewhere, RunFolder
+from lockstep.system.launcher import World
+from lockstep.system.signals import STOP_SIGNALS
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, write_run
 
 pytestmark = pytest.mark.processes
@@ -146,8 +147,8 @@ def test_a_process_with_threads_or_a_debugger_or_for_gpus_is_not_forked(monkeypa
 def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "trainer.max_epochs=1"])
     before = dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]
-    job = launch.Job("train", str(folder.path), {"command": "", "has_test": True})
-    assert launch.run_workers(job, 2, uses_gpus=False) == 0
+    job = spawn.Job("train", str(folder.path), {"command": "", "has_test": True})
+    assert spawn.run_workers(job, 2, uses_gpus=False) == 0
     assert (dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]) == before
     assert folder.read_summary()["workers"] == 2
     assert folder.rank_log(1).exists()
@@ -208,9 +209,9 @@ def test_a_rank_that_fails_because_of_another_lets_that_one_record_the_cause(
         Timer(0.3, folder.record_failure, ["rank 1 failed: the cause\n"]).start()
         raise FailedElsewhere("something is wrong on rank 1")
 
-    monkeypatch.setattr(launch, "task_function", lambda task: told)
+    monkeypatch.setattr(spawn, "task_function", lambda task: told)
     place = World("torchrun", rank=0, local_rank=0, node_rank=0, world_size=2)
-    assert launch.run_here(launch.Job("train", str(tmp_path), {}), place) == 1
+    assert spawn.run_here(spawn.Job("train", str(tmp_path), {}), place) == 1
     assert RunFolder(tmp_path).failure.read_text() == "rank 1 failed: the cause\n"
     assert "something is wrong on rank 1" in RunFolder(tmp_path).rank_log(0).read_text()
 
@@ -231,7 +232,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path
 
 def test_torchrun_trains_the_same_weights_in_one_folder(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", SMALL)
-    assert launch.run_here(launch.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
+    assert spawn.run_here(spawn.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*torchrun, str(ROOT / "train.py"), *SMALL], cwd=tmp_path, env=environ(), capture_output=True, text=True

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep import config as configuration
+from lockstep.config import build, compose, storage, validation
+from lockstep.config.options import groups
 from lockstep.models.layout import AVX512, chosen, faulty_convolution, has_faulty_onednn
-from lockstep.overrides import groups
-from lockstep.run_folder import EXIT_CONFIG, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, state, train_all, write_run
 from tests.test_compile import needs_compiler
 
@@ -28,12 +28,12 @@ INSTRUCTIONS = {
 # dropout draws other masks in float64
 ONE_EPOCH = (*SMALL, "trainer.max_epochs=1", "model.dropout=0")
 FLOAT32 = (*ONE_EPOCH, "trainer.precision=float32")
-MODELS = groups(configuration.CONF)["model"]
+MODELS = groups(compose.CONF)["model"]
 
 
 def network(option: str, *changes: str, channels: int = 1) -> nn.Module:
-    config = configuration.checked(configuration.composed([f"model={option}", *changes]))
-    return configuration.build(config.model, in_channels=channels, num_classes=10)
+    config = validation.checked(compose.composed([f"model={option}", *changes]))
+    return build.build(config.model, in_channels=channels, num_classes=10)
 
 
 # -- which networks ----------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_the_header_tells_the_layout_and_a_dangerous_one_is_refused_but_for_a_fo
     assert "use trainer.memory_format=auto" in forced.stderr
     saved = tmp_path / "run" / "config.yaml"
     saved.write_text(saved.read_text().replace("memory_format: auto", "memory_format: channels_last"))
-    tool = [sys.executable, "-m", "lockstep.cli", "eval", "run"]
+    tool = [sys.executable, "-m", "lockstep.cli.main", "eval", "run"]
     evaluated = run(tmp_path, tool, **WITHOUT_AVX512)
     assert evaluated.returncode == 0, evaluated.stderr
 
@@ -218,8 +218,8 @@ def test_a_run_goes_on_in_another_layout(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", [*recipe, "trainer.memory_format=contiguous"])
     first = write_run(tmp_path / "first", [*recipe, "trainer.memory_format=channels_last", "trainer.max_epochs=1"])
     train_all([alone, first], 1)
-    config = configuration.checked(configuration.composed([*recipe, "trainer.memory_format=contiguous"]))
-    configuration.save(config, first.config)
+    config = validation.checked(compose.composed([*recipe, "trainer.memory_format=contiguous"]))
+    storage.save(config, first.config)
     train_all([first], 1)
     assert difference(alone, first) < 1e-12
     assert {value.is_contiguous() for value in state(first).values()} == {True}

@@ -67,7 +67,9 @@ def test_a_training_imports_nothing_until_its_first_step_that_it_has_no_use_for(
 def test_what_is_made_to_wait_is_still_imported_at_once_by_upstream(code: str, imported: list[str]) -> None:
     found = json.loads(python(f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))").splitlines()[-1])
     mended = [name for name in imported if name not in found]
-    assert mended == [], "upstream waits by itself: remove what makes this wait from lockstep.lazy_imports or session"
+    assert mended == [], (
+        "upstream waits by itself: remove what makes this wait from lockstep.system.lazy_imports or session"
+    )
 
 
 LATER = {
@@ -194,5 +196,7 @@ def test_a_library_that_is_laid_out_in_another_way_is_imported_as_without_us(
         path = tmp_path / "torchmetrics" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    code = "from lockstep.lazy_imports import lazy\nwith lazy():\n    import torchmetrics\nprint(torchmetrics.here)"
+    code = (
+        "from lockstep.system.lazy_imports import lazy\nwith lazy():\n    import torchmetrics\nprint(torchmetrics.here)"
+    )
     assert python(code, PYTHONPATH=str(tmp_path)) == "1\n"

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lockstep import config as configuration
-from lockstep.memory import explained, out_of_memory
-from lockstep.schema import Config
+from lockstep.config import compose, validation
+from lockstep.config.schema import Config
+from lockstep.training.memory import explained, out_of_memory
 
 CUDA = torch.device("cuda", 1)
 SAID = (
@@ -17,7 +17,7 @@ SAID = (
 
 
 def config_of(*texts: str) -> Config:
-    return configuration.checked(configuration.composed([*texts, "strategy=cpu"]))
+    return validation.checked(compose.composed([*texts, "strategy=cpu"]))
 
 
 def raised(function: Callable[[], object]) -> BaseException:

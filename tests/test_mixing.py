@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.data import mixing
 from lockstep.data.loader import Batch
-from lockstep.data.mixing import ONE, MixDraws
-from lockstep.parallel.partition import Share
+from lockstep.data.transforms import mixing
+from lockstep.data.transforms.mixing import ONE, MixDraws
+from lockstep.distributed.partition import Share
 
 
 def whole(size: int) -> Share:

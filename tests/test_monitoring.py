@@ -17,12 +17,13 @@ from tensorboard.util import tensor_util
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from lockstep import drawing, launch
 from lockstep.callbacks import curves
 from lockstep.callbacks.events import split_and_tag
+from lockstep.launch import spawn
 from lockstep.models.classifier import Classifier
-from lockstep.run_folder import RunFolder
-from lockstep.runs import read_confusion
+from lockstep.runs.discovery import read_confusion
+from lockstep.runs.folder import RunFolder
+from lockstep.system import plots
 from tests.boards import full_board, told
 from tests.harness import SMALL, WATCHED, train_all, write_run
 from tests.modules import classifier
@@ -230,9 +231,9 @@ def test_a_picture_that_cannot_be_drawn_costs_no_training(tmp_path: Path, monkey
     folder = write_run(tmp_path / "run", [*SMALL, *WATCHED, "logger=none", "trainer.max_epochs=1"])
     folder.pictures.mkdir()
     (folder.pictures / "test_worst_mistakes.png").write_text("of an earlier session")
-    monkeypatch.setattr(drawing, "class_accuracy", fail)
+    monkeypatch.setattr(plots, "class_accuracy", fail)
     with pytest.warns(UserWarning, match="pictures of the test split are not complete: OSError"):
-        assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+        assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     assert folder.read_status()["state"] == "finished"
     assert "test_accuracy" in folder.read_summary()
     assert {path.stem for path in folder.pictures.iterdir()} == {"test_confusion_matrix"}
@@ -272,5 +273,5 @@ def test_a_failure_of_the_test_is_told_as_it_is(tmp_path: Path, monkeypatch: pyt
 
     folder = write_run(tmp_path / "run", [*SMALL, WATCHED[1], "trainer.max_epochs=1"])
     monkeypatch.setattr(Classifier, "_evaluate", fail)
-    assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 1
+    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 1
     assert folder.failure.read_text().splitlines()[-1] == "RuntimeError: out of memory"

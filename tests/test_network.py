@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
-from lockstep import cli, launch, overrides, session, workers
-from lockstep import config as configuration
-from lockstep.environment import World, first_node, outer_world, step_port
-from lockstep.run_folder import RunFolder
-from lockstep.schema import Config
+from lockstep.cli import main
+from lockstep.config import compose, overrides, resume, storage, validation, workers
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.launch import spawn
+from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import World, first_node, outer_world, step_port
+from lockstep.training import process_group
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
@@ -34,11 +37,11 @@ print(gather_objects((rank, [os.environ.get(name) for name in ("GLOO_SOCKET_IFNA
 
 
 def config_of(*texts: str) -> Config:
-    return configuration.checked(configuration.composed(texts))
+    return validation.checked(compose.composed(texts))
 
 
 def faults(*texts: str) -> list[str]:
-    with pytest.raises(configuration.ConfigError) as caught:
+    with pytest.raises(ConfigError) as caught:
         overrides.check(texts, is_multirun=False)
     return caught.value.faults
 
@@ -114,7 +117,7 @@ def test_ranks_meet_where_rank_0_says_in_the_folder(tmp_path: Path) -> None:
 def test_a_file_that_does_not_come_is_told(tmp_path: Path) -> None:
     path = RunFolder(tmp_path).rendezvous("7-0-2")
     with pytest.raises(TimeoutError, match=rf"{path} is not there after 0 s .* not on a disk that all nodes share"):
-        session._read_address(path, timedelta(seconds=0.2))
+        process_group._read_address(path, timedelta(seconds=0.2))
 
 
 def test_a_meeting_that_fails_leaves_no_address_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +127,7 @@ def test_a_meeting_that_fails_leaves_no_address_behind(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(dist, "init_process_group", fail)
     with pytest.raises(RuntimeError, match="nobody came"):
-        session.join(config_of(*SMALL), World("srun", 0, 0, 0, 2, "7-0-2", ("nowhere", 1)), RunFolder(tmp_path))
+        process_group.join(config_of(*SMALL), World("srun", 0, 0, 0, 2, "7-0-2", ("nowhere", 1)), RunFolder(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -142,18 +145,18 @@ def test_a_network_that_is_not_there_is_a_config_error_before_anything_starts(tm
 def test_an_evaluation_elsewhere_needs_no_network_of_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs: list[launch.Job] = []
+    jobs: list[spawn.Job] = []
 
-    def run_workers(job: launch.Job, num_workers: int, flag: object, *, uses_gpus: bool) -> int:
+    def run_workers(job: spawn.Job, num_workers: int, flag: object, *, uses_gpus: bool) -> int:
         jobs.append(job)
         return 0
 
-    monkeypatch.setattr(launch, "run_workers", run_workers)
+    monkeypatch.setattr(spawn, "run_workers", run_workers)
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "strategy.interface=ib0"])
     folder.checkpoints.mkdir()
     torch.save({}, folder.best_checkpoint)
     monkeypatch.setattr(sys, "argv", ["lockstep", "eval", str(folder.path)])
-    assert cli._command() == 0
+    assert main._command() == 0
     assert jobs[0].options["config"]["strategy"]["interface"] is None
 
 
@@ -186,9 +189,9 @@ def test_a_variable_without_its_plus_is_told_with_it() -> None:
 def test_machines_may_reach_each_other_by_other_networks_and_a_resume_too() -> None:
     texts = ("strategy.interface=ib0", "+strategy.variables.NCCL_DEBUG=INFO")
     changed = config_of(*texts)
-    assert configuration.fingerprint(changed) == configuration.fingerprint(config_of())
-    assert configuration.fingerprint(config_of("strategy.bucket_size_mib=1")) != configuration.fingerprint(changed)
-    cfg = configuration.composed(["strategy.interface=null"])
-    assert overrides.resumed_config(changed, cfg, ["strategy.interface=null"]).strategy.interface is None
-    cfg = configuration.composed(texts)
-    assert overrides.resumed_config(config_of(), cfg, texts).strategy == changed.strategy
+    assert storage.fingerprint(changed) == storage.fingerprint(config_of())
+    assert storage.fingerprint(config_of("strategy.bucket_size_mib=1")) != storage.fingerprint(changed)
+    cfg = compose.composed(["strategy.interface=null"])
+    assert resume.resumed_config(changed, cfg, ["strategy.interface=null"]).strategy.interface is None
+    cfg = compose.composed(texts)
+    assert resume.resumed_config(config_of(), cfg, texts).strategy == changed.strategy

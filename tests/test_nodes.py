@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep import launch
-from lockstep.run_folder import EXIT_STOPPED, LIVE_STATES, RunFolder
-from lockstep.watching import status
+from lockstep.launch import spawn
+from lockstep.monitoring import status
+from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from tests import nodes
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
 
@@ -32,7 +32,7 @@ def two() -> Iterator[nodes.Nodes]:
 
 def trained_alone(path: Path, *overrides: str) -> RunFolder:
     folder = write_run(path, overrides)
-    assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 
@@ -168,7 +168,7 @@ def pods(tmp_path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:
     _, job = yaml.safe_load_all((ROOT / "docs/cluster.md").read_text().split("```yaml\n")[1].split("```")[0])
     (container,) = job["spec"]["template"]["spec"]["containers"]
     script = container["args"][0].replace("lockstep-0.lockstep", "n1").replace("train.py", str(ROOT / "train.py"))
-    for name, module in {"lockstep": "lockstep.cli", "torchrun": "torch.distributed.run"}.items():
+    for name, module in {"lockstep": "lockstep.cli.main", "torchrun": "torch.distributed.run"}.items():
         (tmp_path / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
         (tmp_path / name).chmod(0o755)
     given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NODES": "2", "GPUS": "1", "RUN": str(tmp_path / "run")}

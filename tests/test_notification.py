@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep import config as configuration
-from lockstep import launch, notification, overrides, run_folder, runner
-from lockstep.config import ConfigError, composed
-from lockstep.environment import World, without_secrets
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
-from lockstep.schema import Config
+from lockstep.config import overrides, resume, storage, validation
+from lockstep.config.compose import composed
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.launch import notification, runner, spawn
+from lockstep.runs import naming
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.system.launcher import World
+from lockstep.system.provenance import without_secrets
 from tests.harness import PATIENCE_S, SMALL, command, environ, wait_until
 
 TOKEN = "s3cret"
@@ -95,7 +98,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def config_of(**notify: Any) -> Config:
-    config = configuration.checked(composed([]))
+    config = validation.checked(composed([]))
     return config.model_copy(update={"notify": config.notify.model_copy(update={"timeout_s": PATIENCE_S, **notify})})
 
 
@@ -105,7 +108,7 @@ def config_of(**notify: Any) -> Config:
 def test_without_a_setting_nobody_is_told(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_run", "_post"):
         monkeypatch.setattr(notification, name, lambda *_: pytest.fail("told"))
-    config = configuration.checked(composed([]))
+    config = validation.checked(composed([]))
     assert (config.notify.command, config.notify.url) == (None, None)
     notification.send(config, folder, 0)
 
@@ -319,12 +322,12 @@ def test_a_url_passes(url: str) -> None:
 
 
 def test_who_is_told_is_not_part_of_the_training() -> None:
-    saved = configuration.checked(composed(["seed=3", "notify.command=tell", "notify.timeout_s=3.0"]))
+    saved = validation.checked(composed(["seed=3", "notify.command=tell", "notify.timeout_s=3.0"]))
     texts = ["resume=x", "notify.command=null", 'notify.url="http://x/y"']
-    config = overrides.resumed_config(saved, composed(texts), texts)
+    config = resume.resumed_config(saved, composed(texts), texts)
     assert (config.notify.command, config.notify.url, config.notify.timeout_s) == (None, "http://x/y", 3.0)
-    assert configuration.fingerprint(config) == configuration.fingerprint(saved)
-    assert overrides.resumed_config(saved, composed(["resume=x"]), ["resume=x"]).notify == saved.notify
+    assert storage.fingerprint(config) == storage.fingerprint(saved)
+    assert resume.resumed_config(saved, composed(["resume=x"]), ["resume=x"]).notify == saved.notify
 
 
 def test_what_is_kept_of_a_command_line_holds_no_token() -> None:
@@ -358,13 +361,13 @@ def test_one_process_tells_once_after_the_run_is_free(
 
     world = None if rank is None else World("torchrun", rank, rank, 0, num_workers)
     monkeypatch.setattr(notification, "send", send)
-    monkeypatch.setattr(launch, "run_here", lambda job, place, flag: code)
-    monkeypatch.setattr(launch, "run_workers", lambda job, count, flag, uses_gpus: code)
-    monkeypatch.setattr("lockstep.environment.outer_world", lambda environ: world)
+    monkeypatch.setattr(spawn, "run_here", lambda job, place, flag: code)
+    monkeypatch.setattr(spawn, "run_workers", lambda job, count, flag, uses_gpus: code)
+    monkeypatch.setattr("lockstep.system.launcher.outer_world", lambda environ: world)
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
     session = SimpleNamespace(join=lambda *args: None, shared_folder=lambda make, config, place, known: make())
-    monkeypatch.setitem(sys.modules, "lockstep.session", session)  # which imports torch
-    config = configuration.checked(composed([f"trainer.devices={num_workers}", "strategy=ddp", "silent=true"]))
+    monkeypatch.setitem(sys.modules, "lockstep.training.session", session)  # which imports torch
+    config = validation.checked(composed([f"trainer.devices={num_workers}", "strategy=ddp", "silent=true"]))
 
     def make(held: Any) -> RunFolder:
         held.enter_context(runner.locked(folder))
@@ -413,4 +416,4 @@ def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path,
     assert (end["state"], end["exit_code"], end["epoch"]) == ("finished", 0, epochs)
     assert end["summary"]["test_accuracy"] == latest.read_summary()["test_accuracy"]
     assert end["run"] == str(latest.path.resolve())
-    assert run_folder.find("latest").read_status()["state"] == "finished"
+    assert naming.find("latest").read_status()["state"] == "finished"

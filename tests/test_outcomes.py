@@ -8,8 +8,8 @@ import torch
 from sklearn import metrics
 from torch import Tensor
 
-from lockstep.drawing import average_precision, curve
 from lockstep.models.outcomes import NUM_THRESHOLDS, Findings, Outcomes
+from lockstep.system.plots import average_precision, curve
 from tests.processes import Ranks, started
 
 NUM_CLASSES = 5

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.run_folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from tests.harness import PATIENCE_S, SMALL, command, environ, wait_until
 
 pytestmark = pytest.mark.processes

@@ -5,7 +5,7 @@ from math import ceil, floor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.parallel.partition import Share, interval
+from lockstep.distributed.partition import Share, interval
 
 LOADS = st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any)
 repeatable = settings(deadline=None, derandomize=True)

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep import config as configuration
-from lockstep import presence, signatures
-from lockstep.config import ConfigError
-from lockstep.run_folder import EXIT_CONFIG, RunFolder
+from lockstep.config import compose, presence, signatures, storage, validation
+from lockstep.config.faults import ConfigError
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 from tests.image_files import write_folder
 
 
 def data(*overrides: str) -> Any:
-    return configuration.checked(configuration.composed(overrides)).data
+    return validation.checked(compose.composed(overrides)).data
 
 
 def fault(*overrides: str) -> str:
@@ -81,9 +80,9 @@ def test_a_source_of_the_users_own_is_asked_by_its_own_check(tmp_path: Path, mon
         "def check(*, place):\n    raise FileNotFoundError(f'data.place={place} is empty: fill it.')\n"
     )
     section = {"_target_": "own_source.load", "place": "here", "memory": "auto"}
-    tree = configuration.to_tree(configuration.checked(configuration.composed([])))
-    presence.check(configuration.check_tree({**tree, "data": section}).data)
-    checked = configuration.check_tree({**tree, "data": {**section, "_check_": "own_check.check"}})
+    tree = storage.to_tree(validation.checked(compose.composed([])))
+    presence.check(validation.check_tree({**tree, "data": section}).data)
+    checked = validation.check_tree({**tree, "data": {**section, "_check_": "own_check.check"}})
     assert checked.data.arguments() == {"place": "here"}
     with pytest.raises(ConfigError, match=r"data\.place=here is empty: fill it\."):
         presence.check(checked.data)
@@ -111,9 +110,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, **more: str
     (tmp_path / "our_checks.py").write_text(CHECKS)
     signatures.find.cache_clear()
     section = {"_target_": "our_source.load", "_check_": check, "place": "here", "memory": "auto", **more}
-    tree = configuration.to_tree(configuration.checked(configuration.composed([])))
+    tree = storage.to_tree(validation.checked(compose.composed([])))
     try:
-        presence.check(configuration.check_tree({**tree, "data": section}).data)
+        presence.check(validation.check_tree({**tree, "data": section}).data)
     except ConfigError as error:
         return error.faults
     return []

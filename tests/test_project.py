@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.run_folder import EXIT_CONFIG, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
 
 pytestmark = pytest.mark.processes
@@ -164,7 +164,7 @@ def test_a_project_that_has_moved_is_missed_by_name_and_found_from_its_new_place
         assert "the folder is gone" in said
         assert "start this command in the folder that holds my_package now" in said
         assert "test images" in lockstep(tmp_path / "new place", "eval", folder.path)
-    done = run(tmp_path, "-m", "lockstep.runner", folder.path, "--task", "test")
+    done = run(tmp_path, "-m", "lockstep.launch.runner", folder.path, "--task", "test")
     assert done.returncode == EXIT_CONFIG
     assert "there is no package 'my_package' in" in folder.failure.read_text()
 

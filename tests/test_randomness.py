@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from lockstep.parallel.partition import Share, interval
-from lockstep.parallel.randomness import ExactDropout, generator, replace_dropout, seed_of
+from lockstep.distributed.partition import Share, interval
+from lockstep.distributed.rng import ExactDropout, generator, replace_dropout, seed_of
 
 repeatable = settings(deadline=None, derandomize=True)
 

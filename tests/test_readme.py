@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.run_folder import EXIT_STOPPED
+from lockstep.runs.folder import EXIT_STOPPED
 from tests.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.test_stop import training
 from tests.test_watching import on_terminal

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.callbacks.record import Record
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
 
 AT_WORK_S = 0.2  # what a GPU still computes when the host has asked for the last step
 

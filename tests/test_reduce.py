@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from lockstep.parallel.reduce import FlagChannel, gather_objects, is_distributed, sum_over_ranks
+from lockstep.distributed.collectives import FlagChannel, gather_objects, is_distributed, sum_over_ranks
 from tests.processes import TIMEOUT, Ranks, started
 
 # the flag each of three ranks raises at each step

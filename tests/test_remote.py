@@ -18,12 +18,13 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 
-from lockstep import config as configuration
-from lockstep import preparation, staging
-from lockstep.config import ConfigError
-from lockstep.data import copying, remote
-from lockstep.data.listing import list_classes
-from lockstep.environment import without_secrets
+from lockstep.cli import prepare
+from lockstep.config import compose, validation
+from lockstep.config.faults import ConfigError
+from lockstep.data.images.listing import list_classes
+from lockstep.data.transfer import copying, remote
+from lockstep.system.provenance import without_secrets
+from lockstep.training import staging
 from tests.image_files import write_folder, write_image
 from tests.test_copying import contents, section
 
@@ -243,12 +244,12 @@ def test_prepare_takes_a_url_and_the_training_finds_all_of_it(
 ) -> None:
     changes = {"image_size": "8", "channels": None, "cache": str(tmp_path / "cache")}
     for first in ("Decoded into", "Up to date:"):
-        assert preparation.prepare(f"{server}/flowers", changes) == 0
+        assert prepare.prepare(f"{server}/flowers", changes) == 0
         assert f"\n{first} {tmp_path / 'cache'}/flowers-3x8x8-" in capsys.readouterr().out
     assert len(Handler.fetched) == len(contents(root))
     listing = list_classes(str(fetch(f"{server}/flowers", None, cache=str(tmp_path / "cache"))))  # pyright: ignore[reportArgumentType]
     assert len(Handler.fetched) == len(contents(root))
-    assert preparation.caches.entry(changes["cache"] or "", listing, image_size=8, channels=3).opened() is not None
+    assert prepare.caches.entry(changes["cache"] or "", listing, image_size=8, channels=3).opened() is not None
 
 
 # -- names that lead elsewhere -----------------------------------------------------------------------------------------
@@ -357,7 +358,7 @@ def test_a_url_that_cannot_be_read_here_is_told_before_anything_starts(
     for name in ("s3", "gs"):
         monkeypatch.delitem(known._registry, name, raising=False)
     with pytest.raises(ConfigError) as caught:
-        configuration.checked(configuration.composed(["data=image_folder", f"data.root='{url}'"]))
+        validation.checked(compose.composed(["data=image_folder", f"data.root='{url}'"]))
     assert len(caught.value.faults) == 1
     assert FAULTS[url] in caught.value.faults[0]
     assert "hunter2" not in str(caught.value)
@@ -366,7 +367,7 @@ def test_a_url_that_cannot_be_read_here_is_told_before_anything_starts(
 def test_settings_of_copies_meet() -> None:
     def faults(*texts: str) -> list[str]:
         try:
-            configuration.checked(configuration.composed(texts))
+            validation.checked(compose.composed(texts))
         except ConfigError as error:
             return error.faults
         return []

@@ -16,26 +16,24 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 from tensorboard.summary.writer import event_file_writer
 
-from lockstep import launch, run_folder, runner
 from lockstep.callbacks.stop import StopTogether
-from lockstep.run_folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from lockstep.launch import runner, spawn
+from lockstep.runs.folder import CURVES, EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, write_run
 
 RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
 NUM_STEPS = 8  # 4 an epoch
 # every session of a run writes its texts, layout and settings anew
-WITH_CURVES = "callbacks.curves={_target_:lockstep.callbacks.curves.Curves,graph:false}"
+WITH_CURVES = "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:false}"
 
 
 def train(folder: RunFolder) -> int:
-    return launch.run_here(launch.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
+    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
     """Points (step, value) of every scalar in TensorBoard; of speed and memory, which differ, the steps."""
-    read = {
-        split: event_accumulator.EventAccumulator(str(folder.curves(split))).Reload() for split in run_folder.CURVES
-    }
+    read = {split: event_accumulator.EventAccumulator(str(folder.curves(split))).Reload() for split in CURVES}
     return {
         f"{split} {tag}": [(e.step, 0.0 if tag.startswith("machine/") else e.value) for e in events.Scalars(tag)]
         for split, events in read.items()
@@ -73,10 +71,7 @@ def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(
 
 def shown(folder: RunFolder) -> dict[str, list[int]]:
     """Steps of every scalar as the server of TensorBoard reads them, which is another reader than that of `curve`."""
-    read = {
-        split: plugin_event_accumulator.EventAccumulator(str(folder.curves(split))).Reload()
-        for split in run_folder.CURVES
-    }
+    read = {split: plugin_event_accumulator.EventAccumulator(str(folder.curves(split))).Reload() for split in CURVES}
     return {
         f"{split} {tag}": [e.step for e in events.Tensors(tag)]
         for split, events in read.items()
@@ -107,7 +102,7 @@ def test_a_run_that_is_killed_and_goes_on_has_every_point_of_its_curves_once(
 ) -> None:
     killed = f"+callbacks.killed={{_target_:tests.callbacks.Killed,hook:{hook},step:{step},flushes:{flushes}}}"
     folder = write_run(tmp_path / "run", [*RECIPE, WITH_CURVES, killed])
-    words = [sys.executable, "-m", "lockstep.runner", str(folder.path), "--task", "train"]
+    words = [sys.executable, "-m", "lockstep.launch.runner", str(folder.path), "--task", "train"]
     for code in (128 + signal.SIGKILL, 0):
         done = subprocess.run(
             words, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_S

@@ -16,18 +16,10 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from lockstep import run_folder
-from lockstep.run_folder import (
-    LIVE_STATES,
-    MAX_BYTES,
-    SILENT_S,
-    RunFolder,
-    atomic_file,
-    create,
-    find,
-    write_atomically,
-    write_json,
-)
+from lockstep.runs import naming
+from lockstep.runs.files import MAX_BYTES, atomic_file, write_atomically, write_json
+from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
+from lockstep.runs.naming import create, find
 
 NOW = datetime(2026, 11, 20, 19, 5, 7)
 HOLD = """
@@ -275,7 +267,7 @@ def test_the_status_of_another_machine_is_taken_at_its_word(folder: RunFolder) -
     assert folder.read_status()["state"] == "training"
 
 
-@pytest.mark.parametrize("state", run_folder.ENDED_STATES)
+@pytest.mark.parametrize("state", ENDED_STATES)
 def test_a_run_that_ended_keeps_its_state(folder: RunFolder, state: str) -> None:
     folder.write_status(state=state, host=socket.gethostname())
     assert folder.read_status()["state"] == state
@@ -463,10 +455,10 @@ def test_a_hint_names_the_same_folder_to_the_shell_and_to_hydra(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path / name, tmp_path / "outputs" / name):
-        command, word = shlex.split(f"eval {run_folder.quoted(path)}")
+        command, word = shlex.split(f"eval {naming.quoted(path)}")
         assert (command, Path(word).absolute()) == ("eval", path)
         assert not word.startswith("-")
-        python, script, resume = shlex.split(run_folder.resume_command(path))
+        python, script, resume = shlex.split(naming.resume_command(path))
         assert (python, script) == ("python", "train.py")
         override = OverridesParser.create().parse_override(resume)
         assert Path(str(override.value())).absolute() == path

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lockstep import runs
-from lockstep.run_folder import RunFolder
-from lockstep.runs import Found, Watched, differing_overrides, look, look_at, read_rows, read_tests, scan
+from lockstep.runs import discovery
+from lockstep.runs.discovery import Found, Watched, differing_overrides, look, look_at, read_rows, read_tests, scan
+from lockstep.runs.folder import RunFolder
 from tests.harness import PATIENCE_S
 
 FULL = {
@@ -92,7 +92,7 @@ def test_the_search_ends_at_its_depth_and_its_number(tmp_path: Path, monkeypatch
     assert [each.name for each in scan(tmp_path).values()] == ["a/b/c/d/e/f"]
     for number in range(5):
         run(tmp_path / str(number))
-    monkeypatch.setattr(runs, "MOST", 3)
+    monkeypatch.setattr(discovery, "MOST", 3)
     assert len(scan(tmp_path)) == 3
 
 
@@ -227,7 +227,7 @@ def test_no_file_of_a_run_stops_the_look_at_it_or_leaves_a_file_open(tmp_path: P
     (folder.path / name).unlink(missing_ok=True)
     HOSTILE[what](folder.path / name)
     before = len(os.listdir("/proc/self/fd"))
-    assert look(found(folder))["state"] in runs.STATES
+    assert look(found(folder))["state"] in discovery.STATES
     for row in read_rows(found(folder)):
         assert all(isinstance(value, int | float) for value in row.values())
     assert read_tests(folder) == {}
@@ -276,7 +276,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(found.name)
         return look(found)
 
-    monkeypatch.setattr(runs, "look", counting)
+    monkeypatch.setattr(discovery, "look", counting)
     return names
 
 

@@ -14,10 +14,12 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from lockstep import config as configuration
-from lockstep.config import CONF, ConfigError
-from lockstep.overrides import Interval, groups, searched
-from lockstep.schema import Search
+from lockstep.config import build, compose, validation
+from lockstep.config.compose import CONF
+from lockstep.config.faults import ConfigError
+from lockstep.config.options import groups
+from lockstep.config.schema import Search
+from lockstep.config.sweep_space import Interval, searched
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.search import MOST_REPEATS, Draws, distributions, study_in
 from lockstep.sweeps.table import Objective
@@ -31,7 +33,7 @@ Result = Callable[[dict[str, str]], float | None]
 
 
 def search_of(*overrides: str) -> Search:
-    found = configuration.checked(configuration.composed(["search=random", *overrides])).search
+    found = validation.checked(compose.composed(["search=random", *overrides])).search
     assert found is not None
     return found
 
@@ -283,11 +285,11 @@ def test_what_is_optimized_need_not_be_what_the_best_checkpoint_is_chosen_by(tmp
 
 def test_every_search_of_conf_names_a_sampler_there_is() -> None:
     for option in groups(CONF)["search"]:
-        found = configuration.checked(configuration.composed([f"search={option}"])).search
+        found = validation.checked(compose.composed([f"search={option}"])).search
         assert found is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            assert isinstance(configuration.build(found.sampler), optuna.samplers.BaseSampler)
+            assert isinstance(build.build(found.sampler), optuna.samplers.BaseSampler)
 
 
 @pytest.mark.processes
@@ -311,7 +313,7 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
     assert (status["state"], status["workers"]) == ("pruned", 2)
     assert "other trials were better by now" in status["reason"]
     listed = subprocess.run(
-        [sys.executable, "-m", "lockstep.cli", "runs"], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "lockstep.cli.main", "runs"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert sorted(row.partition("\t")[0] for row in listed.stdout.splitlines()[1:]) == ["pruned", "stopped"]
     assert (first.stop_flag.exists(), first.is_locked()) == (False, False)

@@ -9,16 +9,18 @@ import pytest
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from lockstep import config as configuration
-from lockstep import measurement, session
-from lockstep.environment import World
-from lockstep.run_folder import RunFolder
-from lockstep.schema import Config, Trainer
-from lockstep.session import JoinedEnvironment, Session
+from lockstep.config import compose, faults, validation
+from lockstep.config.schema import Config, Trainer
+from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import World
+from lockstep.training import assembly, measure, session
+from lockstep.training.precision import LIGHTNING_PRECISION
+from lockstep.training.process_group import JoinedEnvironment
+from lockstep.training.session import Session
 
 
 def config_of(*texts: str) -> Config:
-    return configuration.checked(configuration.composed([*texts, "strategy=cpu"]))
+    return validation.checked(compose.composed([*texts, "strategy=cpu"]))
 
 
 def session_of(config: Config, place: World, gpus: tuple[int, ...], folder: Path) -> Session:
@@ -52,7 +54,7 @@ def test_lightning_trains_on_the_gpu_of_the_worker(
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_visible)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     here = session_of(config_of(), World("srun", 3, 1, 1, 4), gpus, tmp_path)
-    trainer = session.lightning_trainer(here, logger=False, enable_checkpointing=False)
+    trainer = assembly.lightning_trainer(here, logger=False, enable_checkpointing=False)
     assert trainer.strategy.root_device == torch.device(device)
     assert (trainer.world_size, trainer.global_rank, trainer.local_rank) == (4, 3, 1)
 
@@ -65,7 +67,7 @@ class Card:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.capability: tuple[int, int] = (9, 0)
-        monkeypatch.setattr("lockstep.environment.num_visible_gpus", lambda: 1)
+        monkeypatch.setattr("lockstep.system.hardware.num_visible_gpus", lambda: 1)
         monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
         monkeypatch.setattr("torch.cuda.set_device", lambda number: None)
         monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "A Card")
@@ -81,7 +83,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
 
 def opened(*texts: str) -> tuple[str, str]:
     """Precision and reason of a session on the machine's GPU, if it has one."""
-    config = configuration.checked(configuration.composed(texts))
+    config = validation.checked(compose.composed(texts))
     with session.opened(RunFolder(Path()), config, None) as here:
         return here.precision, here.precision_reason
 
@@ -126,17 +128,17 @@ def test_float32_is_float32_whatever_was_set_before(card: Card, before: str) -> 
 
 def test_tf32_needs_a_gpu_that_has_it(card: Card) -> None:
     card.capability = (7, 5)
-    with pytest.raises(configuration.ConfigError) as caught:
+    with pytest.raises(faults.ConfigError) as caught:
         opened("trainer.precision=tf32")
     assert caught.value.faults == [
         "trainer.precision=tf32, but A Card has no TF32 (compute capability 7.5, it begins with 8.0): use float32"
     ]
     assert opened("trainer.precision=auto") == ("float32", "A Card lacks bfloat16")
-    with pytest.raises(configuration.ConfigError) as caught:
+    with pytest.raises(faults.ConfigError) as caught:
         opened("trainer.precision=tf32", "strategy=cpu")
     assert caught.value.faults == ["trainer.precision=tf32 needs GPUs, and this run uses none: use float32"]
 
 
 def test_every_precision_is_known_to_lightning_and_to_the_benchmark() -> None:
     precisions = set(get_args(Trainer.model_fields["precision"].annotation)) - {"auto"}
-    assert session.LIGHTNING_PRECISION.keys() == measurement.DTYPES.keys() == precisions
+    assert LIGHTNING_PRECISION.keys() == measure.DTYPES.keys() == precisions

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep.distributed import collectives, gradients, shared_memory
+from lockstep.distributed.batch_norm import ExactBatchNorm
+from lockstep.distributed.collectives import FlagChannel, add_up, all_gather, gather_objects, is_lost_rank
+from lockstep.distributed.shared_memory import Channel, Neighbours, RankLost, Segment
 from lockstep.models.resnet import ResNet18
-from lockstep.parallel import gradients, reduce, shared_memory
-from lockstep.parallel.batch_norm import ExactBatchNorm
-from lockstep.parallel.reduce import FlagChannel, add_up, all_gather, gather_objects, is_lost_rank
-from lockstep.parallel.shared_memory import Channel, Neighbours, RankLost, Segment
 from tests.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.processes import TIMEOUT, Ranks, started
 
@@ -60,7 +60,7 @@ def sums(lengths: tuple[int, ...], dtype: torch.dtype) -> tuple[bool, list[Tenso
         values = values_of(dist.get_rank(), length, dtype)
         add_up(values)
         found.append(values)
-    return reduce.shares_memory(), found
+    return collectives.shares_memory(), found
 
 
 @pytest.mark.processes
@@ -124,12 +124,12 @@ def as_on_machines(names: str, function: Callable[..., Any], *args: Any) -> Any:
     """`function` in ranks that find themselves on the machines `names`, a letter for each."""
     here = shared_memory.Place.here()
     assert here is not None
-    reduce._exchange = None  # that of `Ranks`
+    collectives._exchange = None  # that of `Ranks`
     place = here._replace(host=names[dist.get_rank()])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_memory.Place, "here", lambda: place)
-        reduce.connect(TIMEOUT)
-    exchange = reduce._exchange
+        collectives.connect(TIMEOUT)
+    exchange = collectives._exchange
     return (exchange is not None and exchange.here is not None), function(*args)
 
 
@@ -225,7 +225,7 @@ def test_nothing_of_a_step_goes_through_a_socket_and_gradients_have_the_same_bit
 
 def refused_memory(refusing_rank: int) -> tuple[bool, str, float]:
     """What rank 0 says, and a sum, when one rank gets no memory."""
-    reduce._exchange = None
+    collectives._exchange = None
     name = "make" if refusing_rank == 0 else "open"
 
     def refuse(*args: object) -> None:
@@ -236,10 +236,10 @@ def refused_memory(refusing_rank: int) -> tuple[bool, str, float]:
         if dist.get_rank() == refusing_rank:
             patch.setattr(Segment, name, refuse)
         patch.setattr(sys.stderr, "write", text.append)
-        reduce.connect(TIMEOUT)
+        collectives.connect(TIMEOUT)
     total = torch.ones(3)
     add_up(total)
-    return reduce.shares_memory(), "".join(text), total[0].item()
+    return collectives.shares_memory(), "".join(text), total[0].item()
 
 
 @pytest.mark.processes
@@ -341,7 +341,7 @@ def what_a_backward_pass_raises() -> str:
     gradients.choose(model, is_bfloat16=False)
     norm = ExactBatchNorm().apply(nn.BatchNorm1d(3))
     normalized = norm(torch.randn(4, 3, requires_grad=True))
-    exchange = reduce._exchange
+    exchange = collectives._exchange
     assert exchange is not None
     assert exchange.here is not None
     if dist.get_rank() == 1:
@@ -362,15 +362,15 @@ def test_a_lost_rank_is_known_as_such_also_out_of_a_backward_pass(ranks: Ranks) 
 
 
 def connected_where_one_cannot() -> bool:
-    reduce._exchange = None
+    collectives._exchange = None
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 1:
             patch.setattr(sys, "platform", "darwin")
-        reduce.connect(TIMEOUT)
+        collectives.connect(TIMEOUT)
     total = torch.ones(2)
     add_up(total)
     assert total[0] == 2
-    return reduce.shares_memory()
+    return collectives.shares_memory()
 
 
 @pytest.mark.processes

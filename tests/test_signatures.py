@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import signatures
-from lockstep.signatures import Missing, Signature
+from lockstep.config import signatures
+from lockstep.config.signatures import Missing, Signature
 
 REAL = [
     *(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "RMSprop", "LBFGS", "Adagrad")),
@@ -19,11 +19,11 @@ REAL = [
         for name in ("ModelCheckpoint", "EarlyStopping", "Timer", "LearningRateMonitor", "EMAWeightAveraging")
     ),
     *(f"lightning.pytorch.loggers.{name}" for name in ("TensorBoardLogger", "CSVLogger", "WandbLogger")),
-    "lockstep.data.sources.digits",
-    "lockstep.data.folders.image_folder",
-    "lockstep.callbacks.events.SplitTensorBoardLogger",
-    "lockstep.models.resnet.ResNet18",
-    "lockstep.models.optimizers.cosine",
+    "lockstep.data.digits",
+    "lockstep.data.image_folder",
+    "lockstep.callbacks.SplitTensorBoardLogger",
+    "lockstep.models.ResNet18",
+    "lockstep.models.cosine",
     "lockstep.models.classifier.Classifier",
 ]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from lockstep import config as configuration
-from lockstep import launch, runner
 from lockstep.cluster import submission
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
-from lockstep.signals import SignalFlag
+from lockstep.config import compose, storage, validation
+from lockstep.launch import runner, spawn
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.system.signals import SignalFlag
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, wait_until, write_run
 from tests.slurm import Slurm
 
@@ -55,7 +55,7 @@ class Shell:
 
     def jobs(self, *words: str | Path, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """`lockstep jobs ...`."""
-        return self.slurm.run(sys.executable, "-m", "lockstep.cli", "jobs", *words, cwd=self.cwd, code=code)
+        return self.slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", *words, cwd=self.cwd, code=code)
 
 
 class Submitted:
@@ -90,7 +90,7 @@ class Submitted:
         """Let `lockstep jobs follow` and `wait` look on from now on: `watching` holds their processes."""
         with contextlib.ExitStack() as ended:
             for word in ("follow", "wait"):
-                words = [sys.executable, "-m", "lockstep.cli", "jobs", word, self.id]
+                words = [sys.executable, "-m", "lockstep.cli.main", "jobs", word, self.id]
                 pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
                 process = subprocess.Popen(words, cwd=self.shell.cwd, env=self.slurm.environ, **pipes)
                 ended.enter_context(process)
@@ -108,7 +108,7 @@ class Submitted:
 
 def submit_array(shell: Shell, name: str, trees: Sequence[Sequence[str]]) -> list[Submitted]:
     """A run for each list of overrides, as one array of jobs."""
-    configs = [configuration.checked(configuration.composed([*CLUSTER, *tree])) for tree in trees]
+    configs = [validation.checked(compose.composed([*CLUSTER, *tree])) for tree in trees]
     base = shell.cwd / "outputs" / name
     folders = [RunFolder(base / str(number)) for number in range(len(configs))]
     for folder, config in zip(folders, configs, strict=True):
@@ -130,7 +130,7 @@ def shell(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of all these tests, in one process and in one go."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", TINY)
-    assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 
@@ -237,7 +237,7 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
         assert "ReqNodeNotAvail" in shell.jobs("show", run.id).stdout
         assert run.folder.read_status()["state"] == "not started"
         following = subprocess.Popen(
-            [sys.executable, "-m", "lockstep.cli", "jobs", "follow", run.id],
+            [sys.executable, "-m", "lockstep.cli.main", "jobs", "follow", run.id],
             cwd=shell.cwd,
             env=slurm.environ,
             stdout=subprocess.PIPE,
@@ -345,10 +345,10 @@ def test_a_cut_run_goes_on_exactly_as_a_job_of_more_nodes(
 
 def test_more_workers_than_tasks_are_refused_in_the_job(shell: Shell, slurm: Slurm) -> None:
     folder = write_run(shell.cwd / "outputs" / "two", [*TINY, "trainer.devices=2"])
-    config = configuration.checked(configuration.composed([*CLUSTER, *TINY, "trainer.devices=1"]))
+    config = validation.checked(compose.composed([*CLUSTER, *TINY, "trainer.devices=1"]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
-        patch.setattr(submission, "for_job", lambda _: configuration.load(folder.config))
+        patch.setattr(submission, "for_job", lambda _: storage.load(folder.config))
         record = submission.submit_all([folder], [config], SignalFlag(), base=folder, name="two")[0]
     run = Submitted(shell, folder, "")
     run.wait(state="FAILED")
@@ -389,7 +389,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(slurm: Slurm, tmp_path: 
     assert not [line for line in lines if "gpus" in line or "wckey" in line]
     assert "module load x" in lines
     queued = slurm.run("squeue", "--noheader", "--format=%j").stdout.split()
-    assert configuration.composed(TINY).name not in queued
+    assert compose.composed(TINY).name not in queued
 
 
 def test_the_latency_of_a_submission_is_measured(slurm: Slurm) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.run_folder import EXIT_FAILED, RunFolder, read_json
+from lockstep.runs.files import read_json
+from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from tests.harness import SMALL, command
 from tests.slurm import Slurm
 
@@ -41,14 +42,14 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
     again = slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     assert "Nothing to submit" in again.stdout
     slurm.run("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
-    slurm.run(sys.executable, "-m", "lockstep.cli", "jobs", "wait", tree, cwd=tmp_path, code=EXIT_FAILED)
+    slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", "wait", tree, cwd=tmp_path, code=EXIT_FAILED)
     before = {path: path.stat().st_mtime_ns for path in (tree / "0").rglob("*")}
     more = slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     assert "Submitted 1 trial as job" in more.stdout
     assert states_of(tmp_path) == ["finished", "submitted", "finished"]
-    slurm.run(sys.executable, "-m", "lockstep.cli", "jobs", "wait", tree, cwd=tmp_path, code=EXIT_FAILED)
+    slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", "wait", tree, cwd=tmp_path, code=EXIT_FAILED)
     assert {path: path.stat().st_mtime_ns for path in (tree / "0").rglob("*")} == before
-    results = slurm.run(sys.executable, "-m", "lockstep.cli", "jobs", "result", tree / "0", cwd=tmp_path)
+    results = slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", "result", tree / "0", cwd=tmp_path)
     assert json.loads(results.stdout)["test_accuracy"] is None
     # the rest goes on here, and the best one meets the test set
     here = slurm.run(*command(*SWEEP), cwd=tmp_path, code=1)

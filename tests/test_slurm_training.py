@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from lockstep import launch
-from lockstep.environment import step_port
-from lockstep.run_folder import RunFolder
+from lockstep.launch import spawn
+from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import step_port
 from tests.harness import ROOT, SMALL, command, difference, write_run
 from tests.slurm import Slurm
 
@@ -28,7 +28,7 @@ def _nodes_have_networks(slurm: Slurm) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of one process without SLURM."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
-    assert launch.run_here(launch.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 
@@ -160,7 +160,7 @@ def test_processes_of_a_known_folder_meet_on_a_port_that_is_free(
     slurm: Slurm, alone: RunFolder, tmp_path: Path
 ) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "strategy.interface=eth0"])
-    task = shlex.join([sys.executable, "-m", "lockstep.runner", str(folder.path), "--task", "train"])
+    task = shlex.join([sys.executable, "-m", "lockstep.launch.runner", str(folder.path), "--task", "train"])
     job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--nodes=2", cwd=tmp_path)
     assert slurm.wait(job) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
     assert folder.read_summary()["workers"] == 2

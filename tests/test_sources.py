@@ -12,12 +12,13 @@ from torchvision.datasets import cifar
 from torchvision.datasets import utils as downloads
 from torchvision.transforms.v2 import functional as F
 
-from lockstep.data import folders
-from lockstep.data.decode import resize
-from lockstep.data.folders import image_folder, unlabelled_folder
-from lockstep.data.listing import IMAGE_SUFFIXES
-from lockstep.data.pixels import whole
-from lockstep.data.sources import Images, Splits, cifar10, digits, fashion_mnist, synthetic
+from lockstep.data.images.decode import resize
+from lockstep.data.images.listing import IMAGE_SUFFIXES
+from lockstep.data.images.pixels import whole
+from lockstep.data.images.splits import Images, Splits
+from lockstep.data.sources import folders
+from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
+from lockstep.data.sources.folders import image_folder, unlabelled_folder
 
 REPOSITORY = Path(__file__).parents[1]
 TEST_DATA = Path(os.environ.get("LOCKSTEP_TEST_DATA", REPOSITORY.parent / "shared" / "data"))

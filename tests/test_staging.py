@@ -13,14 +13,16 @@ import pytest
 from torch import distributed as dist
 from torchvision.datasets import CIFAR10, FashionMNIST
 
-from lockstep import config as configuration
-from lockstep import launch, staging
-from lockstep.config import ConfigError
-from lockstep.data import copying, sources
-from lockstep.data.listing import list_classes
-from lockstep.overrides import resumed_config
-from lockstep.run_folder import RunFolder
-from lockstep.schema import Data, Downloaded
+from lockstep.config import compose, storage, validation
+from lockstep.config.faults import ConfigError
+from lockstep.config.resume import resumed_config
+from lockstep.config.schema import Data, Downloaded
+from lockstep.data.images.listing import list_classes
+from lockstep.data.sources import builtin
+from lockstep.data.transfer import copying
+from lockstep.launch import spawn
+from lockstep.runs.folder import RunFolder
+from lockstep.training import staging
 from tests.harness import difference, train_all, wait_until, write_run
 from tests.image_files import write_folder, write_image
 from tests.processes import Ranks, started
@@ -218,8 +220,7 @@ def _download(root: str, scratch: str | None, ranks_per_node: int) -> Any:
 
     values = {"root": root, "download": True, "copy_to": scratch, "copy_remove": False}
     data = Downloaded.model_validate(
-        {"_target_": "lockstep.data.sources.fashion_mnist", "val_fraction": 0.1, "split_seed": 0, "memory": "auto"}
-        | values
+        {"_target_": "lockstep.data.fashion_mnist", "val_fraction": 0.1, "split_seed": 0, "memory": "auto"} | values
     )
     with contextlib.ExitStack() as held:
         local_rank = rank % ranks_per_node
@@ -249,16 +250,16 @@ def test_a_download_goes_once_into_the_root_all_nodes_share_and_is_copied_from_t
 
 
 def test_the_folders_of_downloads_are_those_of_torchvision() -> None:
-    assert sources.FOLDERS["lockstep.data.sources.cifar10"] == CIFAR10.base_folder
+    assert builtin.FOLDERS["lockstep.data.cifar10"] == CIFAR10.base_folder
     raw = FashionMNIST.raw_folder.fget(type("FashionMNIST", (), {"root": ""})())  # pyright: ignore[reportOptionalCall]
-    assert raw == sources.FOLDERS["lockstep.data.sources.fashion_mnist"]
+    assert raw == builtin.FOLDERS["lockstep.data.fashion_mnist"]
 
 
 def test_a_resume_may_copy_elsewhere_but_not_read_something_else() -> None:
-    saved = configuration.checked(configuration.composed(["data=cifar10", "data.copy_to=a"]))
+    saved = validation.checked(compose.composed(["data=cifar10", "data.copy_to=a"]))
 
     def again(*texts: str) -> Any:
-        return resumed_config(saved, configuration.composed(["data=cifar10", *texts]), ["resume=x", *texts])
+        return resumed_config(saved, compose.composed(["data=cifar10", *texts]), ["resume=x", *texts])
 
     data = again("data.copy_to=b", "data.copy_remove=true").data
     assert (data.copy_to, data.copy_remove) == ("b", True)
@@ -273,16 +274,16 @@ def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypat
     removed = write_run(tmp_path / "removed", recipe(images, scratch, "data.copy_remove=true"))
     make(images, scratch)
     killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    monkeypatch.setattr(launch, "_start_worker", lambda *_: subprocess.Popen(killed))
-    monkeypatch.setattr(launch, "_rendezvous_store", lambda *_: None)
-    config = configuration.to_tree(configuration.load(removed.config))
+    monkeypatch.setattr(spawn, "_start_worker", lambda *_: subprocess.Popen(killed))
+    monkeypatch.setattr(spawn, "_rendezvous_store", lambda *_: None)
+    config = storage.to_tree(storage.load(removed.config))
     for job, is_left in (
-        (launch.Job("train", str(kept.path), {}), True),
-        (launch.Job("train", str(removed.path), {}), False),
-        (launch.Job("evaluate", str(tmp_path), {"config": config}), False),
+        (spawn.Job("train", str(kept.path), {}), True),
+        (spawn.Job("train", str(removed.path), {}), False),
+        (spawn.Job("evaluate", str(tmp_path), {"config": config}), False),
     ):
         make(images, scratch)
-        assert launch.run_workers(job, 2, uses_gpus=False) == launch.EXIT_FAILED
+        assert spawn.run_workers(job, 2, uses_gpus=False) == spawn.EXIT_FAILED
         assert bool(list(scratch.iterdir())) == is_left
 
 
@@ -292,8 +293,8 @@ def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(
     images = write_folder(tmp_path / "images", count=6)
     (tmp_path / "scratch").write_text("no folder")
     folder = write_run(tmp_path / "run", recipe(images, tmp_path / "scratch"))
-    job = launch.Job("train", str(folder.path), {"command": "none", "has_test": True})
-    assert launch.run_here(job, None) == launch.EXIT_CONFIG
+    job = spawn.Job("train", str(folder.path), {"command": "none", "has_test": True})
+    assert spawn.run_here(job, None) == spawn.EXIT_CONFIG
     text = capsys.readouterr().err
     assert f"config error: data.copy_to={tmp_path / 'scratch'} cannot be used" in text
     assert "Traceback" not in text

@@ -14,10 +14,10 @@ from torch.autograd import grad
 
 from lockstep.data.loader import Batch, ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
+from lockstep.distributed.partition import Share
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
-from lockstep.parallel.partition import Share
-from lockstep.run_folder import FailedElsewhere
+from lockstep.runs.folder import FailedElsewhere
 from tests.modules import classifier
 from tests.processes import Ranks, started
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.run_folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, train_all, wait_until, write_run
 
 pytestmark = pytest.mark.processes
@@ -243,7 +243,7 @@ def test_a_chain_of_2_3_and_1_processes_ends_where_one_would(tmp_path: Path, fig
             if number is not None:
                 run.process.send_signal(number)
             else:
-                stop = [sys.executable, "-m", "lockstep.cli", "stop", "latest"]
+                stop = [sys.executable, "-m", "lockstep.cli.main", "stop", "latest"]
                 subprocess.run(stop, check=True, cwd=chain, capture_output=True)
             assert run.exit_code() == EXIT_STOPPED
             steps.append(run.folder.read_status()["step"])

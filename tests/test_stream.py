@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.data.ahead import read_ahead
-from lockstep.data.decode import ImageFault
+from lockstep.data.images.decode import ImageFault
 from lockstep.data.loader import Batch, ShareLoader, TensorImages
+from lockstep.data.prefetch import read_ahead
 from lockstep.data.sampler import GlobalBatches
-from lockstep.signals import STOP_SIGNALS
+from lockstep.system.signals import STOP_SIGNALS
 from tests.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.image_files import read, write_folder, write_image
 from tests.test_sampler import Plan

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import launch
-from lockstep.run_folder import RunFolder
+from lockstep.launch import spawn
+from lockstep.runs.folder import RunFolder
 from tests.harness import PATIENCE_S, environ, wait_until
 from tests.test_stop import is_alive
 
@@ -161,8 +161,8 @@ def test_a_part_that_calls_sys_exit_is_a_failure_and_no_ctrl_c(tmp_path: Path, m
     def leaves(folder: RunFolder, *args: object) -> int:
         raise SystemExit(3)
 
-    monkeypatch.setattr(launch, "task_function", lambda task: leaves)
-    assert launch.run_here(launch.Job("train", str(tmp_path), {}), None) == 1
+    monkeypatch.setattr(spawn, "task_function", lambda task: leaves)
+    assert spawn.run_here(spawn.Job("train", str(tmp_path), {}), None) == 1
     text = RunFolder(tmp_path).failure.read_text()
     assert text.startswith("rank 0 of 1 failed:\nTraceback")
     assert text.endswith("SystemExit: 3\n")
@@ -182,7 +182,7 @@ def test_a_part_that_calls_sys_exit_is_a_failure_and_no_ctrl_c(tmp_path: Path, m
 def test_a_signal_in_the_moment_before_somebody_takes_it_over_is_not_lost(taken: str, code: int, said: str) -> None:
     done = ends(
         "import signal, sys\n"
-        "from lockstep.signals import SignalFlag, as_usual, end_at_once\n"
+        "from lockstep.system.signals import SignalFlag, as_usual, end_at_once\n"
         "end_at_once()\n"
         "sys.setswitchinterval(1000)\n"  # the thread that listens does not come to it
         f"signal.raise_signal(signal.SIGTERM); {taken}\n"
@@ -193,7 +193,7 @@ def test_a_signal_in_the_moment_before_somebody_takes_it_over_is_not_lost(taken:
 def test_a_task_that_did_not_hear_its_first_signal_ends_by_the_second() -> None:
     done = ends(
         "import signal, time\n"
-        "from lockstep.signals import TWICE_S, SignalEnd\n"
+        "from lockstep.system.signals import TWICE_S, SignalEnd\n"
         "class Deaf:\n"
         "    def __del__(self):\n"
         "        signal.raise_signal(signal.SIGTERM)\n"

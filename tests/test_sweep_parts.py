@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep import config as configuration
-from lockstep import environment
-from lockstep.config import ConfigError
-from lockstep.run_folder import EXIT_STOPPED, RunFolder
-from lockstep.schema import Config
-from lockstep.signals import STOP_SIGNALS
+from lockstep.config import storage, validation
+from lockstep.config.compose import composed, plain
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps import command
 from lockstep.sweeps import ledger as ledgers
 from lockstep.sweeps.command import Grid, monitored, opened, prepared
@@ -28,6 +27,8 @@ from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
 from lockstep.sweeps.views import Silent, show
+from lockstep.system import hardware
+from lockstep.system.signals import STOP_SIGNALS
 from tests.harness import PATIENCE_S, SMALL, environ, write_run
 
 CPU = Machine((), (0, 1, 2, 3))
@@ -36,12 +37,12 @@ ACCURACY = Objective("val/accuracy", True)
 
 
 def config_of(*overrides: str) -> Config:
-    return configuration.check_tree(configuration.plain(configuration.composed(["strategy=cpu", *overrides]))[0])
+    return validation.check_tree(plain(composed(["strategy=cpu", *overrides]))[0])
 
 
 def on_gpus(devices: object, *overrides: str, strategy: str = "auto") -> Config:
     """As it is where there are GPUs, which here there are not."""
-    tree = configuration.to_tree(config_of(*overrides))
+    tree = storage.to_tree(config_of(*overrides))
     tree["trainer"]["devices"], tree["strategy"]["name"] = devices, strategy
     return Config.model_validate(tree)
 
@@ -238,10 +239,10 @@ def test_a_driver_that_was_started_by_whatever_library_is_noticed(monkeypatch: p
         raise OSError(name)
 
     monkeypatch.setattr("ctypes.CDLL", missing)
-    assert not environment.has_started_cuda()
+    assert not hardware.has_started_cuda()
     for error, has_started in ((3, False), (0, True), (100, True)):
         monkeypatch.setattr("ctypes.CDLL", lambda name, error=error: Driver(error))
-        assert environment.has_started_cuda() is has_started
+        assert hardware.has_started_cuda() is has_started
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
@@ -311,7 +312,7 @@ def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
 
 def test_a_run_that_waits_for_another_process_can_be_stopped(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", SMALL)
-    words = [sys.executable, "-m", "lockstep.runner", str(folder.path), "--task", "train"]
+    words = [sys.executable, "-m", "lockstep.launch.runner", str(folder.path), "--task", "train"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a sweep and a job start it
     with folder.lock():
         try:

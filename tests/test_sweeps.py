@@ -17,9 +17,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
 
-from lockstep import launch
-from lockstep.run_folder import RunFolder, read_json
-from lockstep.signals import STOP_SIGNALS
+from lockstep.launch import spawn
+from lockstep.runs.files import read_json
+from lockstep.runs.folder import RunFolder
+from lockstep.system.signals import STOP_SIGNALS
 from tests.callbacks import SEES
 from tests.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, train_all, wait_until, write_run
 from tests.test_watching import seen as seen_on_terminal
@@ -212,7 +213,7 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     assert {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")} == before
     assert [trial["state"] for trial in table_of(tmp_path)["trials"]] == ["finished"] * 3
     uncut = write_run(tmp_path / "uncut", [*recipe, "seed=1"])
-    assert launch.run_here(launch.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
+    assert spawn.run_here(spawn.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
     assert difference(uncut, folders[1]) <= 1e-12
     again = run(tmp_path, *overrides)
     assert (again.returncode, "All 3 trials" in again.stdout) == (0, True)
@@ -256,7 +257,7 @@ def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp
         if way == "ctrl-c":
             sweep.send_signal(signal.SIGINT)
         else:
-            stop = [sys.executable, "-m", "lockstep.cli", "stop", str(tree_of(tmp_path)), "--reason", "lunch"]
+            stop = [sys.executable, "-m", "lockstep.cli.main", "stop", str(tree_of(tmp_path)), "--reason", "lunch"]
             subprocess.run(stop, env=environ(), check=True, capture_output=True)
         out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 75, out
@@ -270,7 +271,7 @@ def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp
     done = run(tmp_path, *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     uncut = write_run(tmp_path / "uncut", [*recipe, "seed=1"])
-    assert launch.run_here(launch.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
+    assert spawn.run_here(spawn.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
     assert difference(uncut, folders[1]) <= 1e-12
 
 
@@ -321,7 +322,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_no_process_stays(tmp_path: Path) -> 
 
 
 def test_one_after_the_other_has_all_cores_and_a_live_table(tmp_path: Path) -> None:
-    curves = "callbacks.curves={_target_:lockstep.callbacks.curves.Curves,graph:false}"
+    curves = "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:false}"
     words = ["train", "-m", *TINY, curves, "seed=0,1", "launcher.mode=sequential", "sweep.test=none", SEES % "2"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from lockstep import terminal
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
 from lockstep.sweeps import views
 from lockstep.sweeps.ledger import Trial
 from lockstep.sweeps.table import Objective, Row, Table
-from lockstep.terminal import say, show_table, wrapped
+from lockstep.system import terminal
+from lockstep.system.terminal import say, show_table, wrapped
 
 WIDTHS = (1, 20, 40, 60, 80, 140)
 HEADER = [

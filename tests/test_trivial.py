@@ -8,9 +8,9 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as oracle
 
-from lockstep.data import photometric, trivial
-from lockstep.data.trivial import MOVES, NUM_LEVELS, OPERATIONS, TrivialDraws
-from lockstep.parallel.randomness import generator
+from lockstep.data.transforms import photometric, trivial
+from lockstep.data.transforms.trivial import MOVES, NUM_LEVELS, OPERATIONS, TrivialDraws
+from lockstep.distributed.rng import generator
 
 SIGNED = (*MOVES, "brightness", "color", "contrast", "sharpness")
 LEVELS = {name: range(-30 if name in SIGNED else 0, 31) for name in OPERATIONS}

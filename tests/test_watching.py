@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from lockstep import cli
-from lockstep.run_folder import BENCHMARK, LIVE_STATES, RunFolder
-from lockstep.runs import STATES
-from lockstep.terminal import duration
-from lockstep.watching import cells
+from lockstep.cli import main
+from lockstep.monitoring import cells
+from lockstep.runs.discovery import STATES
+from lockstep.runs.folder import BENCHMARK, LIVE_STATES, RunFolder
+from lockstep.system.terminal import duration
 from tests.harness import PATIENCE_S, environ, wait_until
 from tests.test_run_folder import HOLD, begun_by_another_process
 
@@ -78,7 +78,7 @@ def lockstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     def call(*words: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["lockstep", *words])
         try:
-            code = cli._command()
+            code = main._command()
         except SystemExit as left:  # of argparse
             code = int(left.code or 0)
         captured = capsys.readouterr()
@@ -95,7 +95,7 @@ class OnTerminal:
         fcntl.ioctl(them, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         kept = {name: value for name, value in environ().items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lockstep.cli", *words],
+            [sys.executable, "-m", "lockstep.cli.main", *words],
             stdin=them,
             stdout=them,
             stderr=them,
@@ -434,7 +434,7 @@ def test_a_thousand_runs_are_listed(tmp_path: Path, figure: Any) -> None:
         run(tmp_path / "outputs" / str(number % 10) / str(number), f"seed={number}", started=NOW + number)
     started = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "lockstep.cli", "runs"], env=environ(), capture_output=True, text=True, check=True
+        [sys.executable, "-m", "lockstep.cli.main", "runs"], env=environ(), capture_output=True, text=True, check=True
     )
     used = time.perf_counter() - started
     assert len(done.stdout.splitlines()) == 1001

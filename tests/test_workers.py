@@ -2,10 +2,12 @@
 
 import pytest
 
-from lockstep import environment, workers
-from lockstep.config import check_tree, composed, plain
-from lockstep.schema import Config
-from lockstep.workers import Workers
+from lockstep.config import workers
+from lockstep.config.compose import composed, plain
+from lockstep.config.schema import Config
+from lockstep.config.validation import check_tree
+from lockstep.config.workers import Workers
+from lockstep.system import hardware
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE")
 VARIABLES += ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
@@ -27,7 +29,7 @@ class Machine:
         self.has_gpus(0)
 
     def has_gpus(self, count: int) -> None:
-        self._monkeypatch.setattr(environment, "num_visible_gpus", lambda: count)
+        self._monkeypatch.setattr(hardware, "num_visible_gpus", lambda: count)
 
     def is_in_torchrun(self, world_size: int) -> None:
         for name, value in {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": world_size}.items():
@@ -102,8 +104,8 @@ def test_a_list_of_gpus_names_each_once(machine: Machine) -> None:
 def test_more_processes_than_cores_and_memory_carry_are_a_fault_with_the_reason_and_the_cure(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "num_cores", lambda: 2)
-    monkeypatch.setattr(environment, "memory_bytes", lambda: 64 * 2**30)
+    monkeypatch.setattr(hardware, "num_cores", lambda: 2)
+    monkeypatch.setattr(hardware, "memory_bytes", lambda: 64 * 2**30)
     assert machine.found(strategy="cpu", devices=32).num_local == 32
     told = (
         "trainer.devices={} is above 32 worker processes, 16 for each of 2 cores: "
@@ -115,7 +117,7 @@ def test_more_processes_than_cores_and_memory_carry_are_a_fault_with_the_reason_
     assert machine.fault(devices=5, process_limit=4) == (
         "trainer.devices=5 is above trainer.process_limit=4: use fewer, or raise trainer.process_limit"
     )
-    monkeypatch.setattr(environment, "memory_bytes", lambda: 4 * 2**30)
+    monkeypatch.setattr(hardware, "memory_bytes", lambda: 4 * 2**30)
     assert machine.fault(devices=9) == (
         "trainer.devices=9 is above 8 worker processes, 0.5 GiB for each in 4.0 GiB of memory: "
         "use fewer, or raise trainer.process_limit"
@@ -125,7 +127,7 @@ def test_more_processes_than_cores_and_memory_carry_are_a_fault_with_the_reason_
 def test_processes_that_somebody_else_started_are_not_counted_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "memory_bytes", lambda: 2**30)
+    monkeypatch.setattr(hardware, "memory_bytes", lambda: 2**30)
     machine.is_in_torchrun(8)
     assert machine.found(strategy="cpu").num_local == 8
 
@@ -137,7 +139,7 @@ def test_gpus_are_as_many_as_there_are_whatever_number_is_asked_for(machine: Mac
 
 
 def test_processes_that_decode_images_have_a_bound_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "num_cores", lambda: 2)
+    monkeypatch.setattr(hardware, "num_cores", lambda: 2)
     folder = plain(composed(["data=image_folder", "data.root=x", "data.memory=stream", "data.num_workers=17"]))[0]
     streamed = machine.config(devices=2).model_copy(update={"data": check_tree(folder).data})
     assert workers.faults(streamed) == [

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.faults.case import ROOT, Case, Outcome, all_cases, run
 from benchmarks.faults.page import describe, markdown
 from benchmarks.faults.promises import broken
-from lockstep.run_folder import read_json, write_atomically, write_json
+from lockstep.runs.files import read_json, write_atomically, write_json
 
 PAGE = ROOT / "docs" / "reliability.md"
 AT_ONCE = 2

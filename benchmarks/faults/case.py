@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("parent", "rank 0", "last rank")

@@ -4,7 +4,7 @@ import signal
 from typing import NamedTuple
 
 from benchmarks.faults.case import STEPS_PER_EPOCH, Case, Outcome
-from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED
 
 STOPS = ("TERM", "INT", "USR1", "HUP")  # a request to stop in good order
 NO_RUN = "no run"

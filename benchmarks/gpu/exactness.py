@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.stage import Aim, Bench, command
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
 from tests.harness import SMALL, difference
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")

@@ -16,7 +16,7 @@ from torch.cuda import nccl
 
 from benchmarks.gpu.runner import ROOT
 from benchmarks.gpu.stage import Bench, leave_without_gpu
-from lockstep import environment
+from lockstep.system import hardware, provenance
 
 UNUSED = ("scikit-learn", "optuna", "cmaes", "submitit")  # of digits, searches and SLURM: no stage needs them
 
@@ -26,7 +26,7 @@ def facts(bench: Bench) -> None:
     bench.tell("Python", platform.python_version())
     bench.tell("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda}")
     bench.attempt("cuDNN", lambda bench: bench.tell("cuDNN", str(torch.backends.cudnn.version())))
-    bench.tell("CPU", f"{environment.cpu_name()}, {environment.num_cores()} cores, {_memory_gib():.0f} GiB")
+    bench.tell("CPU", f"{provenance.cpu_name()}, {hardware.num_cores()} cores, {_memory_gib():.0f} GiB")
     bench.tell("shared memory", f"{shutil.disk_usage('/dev/shm').total / 2**30:.1f} GiB in /dev/shm")
     for name, path in _data(bench.data):
         bench.tell(name, path)
@@ -45,7 +45,7 @@ def facts(bench: Bench) -> None:
 
 
 def _gpus(bench: Bench) -> None:
-    count, ours = torch.cuda.device_count(), environment.num_visible_gpus()
+    count, ours = torch.cuda.device_count(), hardware.num_visible_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
     bench.check(
         "torch and Lockstep count the same GPUs",

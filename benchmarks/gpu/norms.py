@@ -13,7 +13,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from lockstep.parallel.batch_norm import SyncBatchNorm
+from lockstep.distributed.batch_norm import SyncBatchNorm
 
 SHARES = ((5, 3), (1, 7), (8, 0), (0, 8))
 WARM_UP, NUM_ROUNDS = 5, 20

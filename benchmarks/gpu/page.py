@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from lockstep.run_folder import write_atomically
+from lockstep.runs.files import write_atomically
 
 VERDICTS = {True: "yes", False: "**no**", None: ""}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.stage import Aim, Bench
-from lockstep import config as configuration
-from lockstep.measurement import flops_per_image
+from lockstep.config import build, compose, validation
+from lockstep.training.measure import flops_per_image
 
 CIFAR10 = "cifar10-images.tar"  # or its parts, cifar10-images.tar.part-aa and so on
 ACCURACY, SECONDS = Aim(">=", 0.94), Aim("<=", 15.0)  # of CIFAR-10
@@ -87,8 +87,8 @@ def cifar10(bench: Bench) -> None:
 
 def flops(*overrides: str) -> int:
     """Floating-point operations of the ResNet-18 for a 28x28 image, forward and backward."""
-    model = configuration.checked(configuration.composed([o for o in overrides if o.startswith("model.")])).model
-    return flops_per_image(configuration.build(model, in_channels=1, num_classes=10), (1, 28, 28))
+    model = validation.checked(compose.composed([o for o in overrides if o.startswith("model.")])).model
+    return flops_per_image(build.build(model, in_channels=1, num_classes=10), (1, 28, 28))
 
 
 def peak_flops_per_s(bench: Bench) -> float:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from benchmarks.gpu import page
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED
 
 ROOT = Path(__file__).parents[2]
 EXIT_UNUSABLE = EXIT_CONFIG  # of a stage: nothing can be measured here, so that no other stage is started

@@ -11,7 +11,7 @@ from PIL import Image
 
 from benchmarks.gpu.exactness import BITWISE
 from benchmarks.gpu.stage import Aim, Bench, command
-from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
 from tests.harness import difference
 
 DATA = ("data=synthetic", "data.train_size=2000", "data.test_size=400")
@@ -37,7 +37,7 @@ def smoke(bench: Bench) -> None:
     bench.figure("test accuracy on synthetic images", [summary["test_accuracy"]], "{:.4f}", Aim(">=", 0.5))
 
     def evaluate(bench: Bench) -> None:
-        done = command("eval", "-m", "lockstep.cli", "eval", str(folder.path))
+        done = command("eval", "-m", "lockstep.cli.main", "eval", str(folder.path))
         done.expect(0)
         again = re.search(r"accuracy\s+([\d.]+)", done.output)
         is_same = again is not None and abs(float(again[1]) - summary["test_accuracy"]) < 1e-6
@@ -45,7 +45,9 @@ def smoke(bench: Bench) -> None:
 
     def predict(bench: Bench) -> None:
         path = bench.scratch / "predictions.csv"
-        command("predict", "-m", "lockstep.cli", "predict", str(folder.path), "test", "--output", str(path)).expect(0)
+        command(
+            "predict", "-m", "lockstep.cli.main", "predict", str(folder.path), "test", "--output", str(path)
+        ).expect(0)
         with path.open() as file:
             count = len(list(csv.DictReader(file)))
         bench.check("predict answers for every image", count == summary["test_images"], f"{count} answers")

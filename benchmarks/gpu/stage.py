@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.runner import EXIT_UNUSABLE, REHEARSAL, ROOT
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
 
 # how an exception or a refusal begins, also behind the rank that torchrun puts in front
 ERROR = re.compile(r"(\[rank\d+\]: )?[\w. ]*([Ee]rror|Exception|NonFinite\w+): .*")

@@ -2,15 +2,15 @@
 
 from typing import NoReturn
 
-from lockstep import entry
+from lockstep.cli import entry
 
 
 def main() -> NoReturn:
     """Entry point of the `lockstep` command."""
     entry.begin()
-    from lockstep import cli  # a moment later, in which a signal is met already
+    from lockstep.cli.main import main  # a moment later, in which a signal is met already
 
-    cli.main()
+    main()
 
 
 if __name__ == "__main__":

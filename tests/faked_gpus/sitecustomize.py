@@ -7,9 +7,9 @@ import os
 import sys
 
 if any(word.endswith("train.py") for word in sys.orig_argv):
-    from lockstep import environment
+    from lockstep.system import hardware
 
-    environment.num_visible_gpus = lambda: 4
+    hardware.num_visible_gpus = lambda: 4
 
 if "FAKED_IMPORT_USES_CUDA" in os.environ and any("multiprocessing.forkserver" in word for word in sys.orig_argv):
     import torch

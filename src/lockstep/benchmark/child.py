@@ -9,14 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lockstep import launch
 from lockstep.benchmark.environments import Place
-from lockstep.run_folder import RunFolder
+from lockstep.launch import spawn
+from lockstep.runs.folder import RunFolder
 
 LOG = "terminal.log"
 
 
-def start(job: launch.Job, place: Place) -> subprocess.Popen[bytes]:
+def start(job: spawn.Job, place: Place) -> subprocess.Popen[bytes]:
     """The job with the workers of `place`; what it prints goes to terminal.log in the run folder.
 
     An OMP_NUM_THREADS of the caller is replaced: environments are compared at all cores.
@@ -42,13 +42,13 @@ def start(job: launch.Job, place: Place) -> subprocess.Popen[bytes]:
 
 def _work(text: str) -> int:
     message = json.loads(text)
-    launch.die_with(message["parent"])
+    spawn.die_with(message["parent"])
     sys.path[:] = message["sys_path"]
-    job = launch.Job(*message["job"])
+    job = spawn.Job(*message["job"])
     with RunFolder(Path(job.folder)).lock():
         if message["num_workers"]:
-            return launch.run_workers(job, message["num_workers"], uses_gpus=message["uses_gpus"])
-        return launch.run_here(job, None)
+            return spawn.run_workers(job, message["num_workers"], uses_gpus=message["uses_gpus"])
+        return spawn.run_here(job, None)
 
 
 if __name__ == "__main__":

@@ -17,24 +17,19 @@ from typing import Any
 from rich.live import Live
 from rich.text import Text
 
-from lockstep import config as configuration
-from lockstep import environment, overrides, project, run_folder
 from lockstep.benchmark import child, results
 from lockstep.benchmark.environments import Place, places
-from lockstep.launch import Job
-from lockstep.run_folder import (
-    BENCHMARK,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_STOPPED,
-    RunFolder,
-    read_json,
-    shown,
-    write_json,
-)
-from lockstep.schema import BenchmarkConfig
-from lockstep.signals import SignalFlag
-from lockstep.terminal import duration, show_table, terminal
+from lockstep.config import compose, faults, overrides, project, storage, validation
+from lockstep.config.options import REFUSALS
+from lockstep.config.schema import BenchmarkConfig
+from lockstep.launch.spawn import Job
+from lockstep.runs import naming
+from lockstep.runs.files import read_json, write_json
+from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
+from lockstep.runs.naming import shown
+from lockstep.system import hardware
+from lockstep.system.signals import SignalFlag
+from lockstep.system.terminal import duration, show_table, terminal
 
 POLL_S = 0.25
 START_S = 15.0  # a guess of what starting an environment takes, for the time left
@@ -45,12 +40,12 @@ def run(texts: Sequence[str]) -> int:
     """Benchmark the configuration of these overrides. Returns the exit code."""
     try:
         config = _checked(overrides.benchmarked(texts))
-        found = places(config, environment.num_cores(), environment.num_visible_gpus())
+        found = places(config, hardware.num_cores(), hardware.num_visible_gpus())
         if all(place.config is None for place in found):
-            raise configuration.ConfigError([f"{p.name}: {p.skipped}: add an environment this has" for p in found])
-    except configuration.ConfigError as error:
-        configuration.exit_with(error)
-    path = run_folder.create_path(Path("outputs").resolve(), "benchmark", datetime.now())
+            raise faults.ConfigError([f"{p.name}: {p.skipped}: add an environment this has" for p in found])
+    except faults.ConfigError as error:
+        faults.exit_with(error)
+    path = naming.create_path(Path("outputs").resolve(), "benchmark", datetime.now())
     try:
         return Benchmark(path, config, found, texts).run()
     except KeyboardInterrupt:
@@ -61,11 +56,11 @@ def run(texts: Sequence[str]) -> int:
 def _checked(texts: Sequence[str]) -> BenchmarkConfig:
     overrides.check(texts, is_multirun=False, is_benchmark=True)
     try:
-        composed = configuration.composed(texts)
-    except overrides.REFUSALS as error:
+        composed = compose.composed(texts)
+    except REFUSALS as error:
         cure = "add an environment by +benchmark.environments.NAME=..., any other key by +KEY=..."
-        raise configuration.ConfigError([f"{configuration.one_line(error).rstrip('.')}: {cure}"]) from error
-    config = configuration.checked(composed)
+        raise faults.ConfigError([f"{faults.one_line(error).rstrip('.')}: {cure}"]) from error
+    config = validation.checked(composed)
     assert isinstance(config, BenchmarkConfig)
     return config
 
@@ -113,7 +108,7 @@ class Benchmark:
         folder = RunFolder(self._path / place.name)
         folder.path.mkdir()
         assert place.config is not None
-        configuration.save(place.config, folder.config)
+        storage.save(place.config, folder.config)
         project.record(folder)
         head = f"[{number}/{count}] {place.name}"
         left_s = (count - number) * (self._settings.budget_s + self._settings.probe_s + START_S)
@@ -121,7 +116,7 @@ class Benchmark:
         def left(then_s: float) -> Callable[[float], float]:
             return lambda used_s: max(0.0, then_s - used_s) + left_s
 
-        command = run_folder.resume_command(folder.path)
+        command = naming.resume_command(folder.path)
         train = Job("train", str(folder.path), {"command": command, "has_test": True})
         probe_s = self._settings.probe_s + START_S
         code = self._do(train, place, head, left(self._settings.budget_s + START_S + probe_s))
@@ -185,13 +180,13 @@ class Benchmark:
             "environment": best["name"],
             "checkpoint": BEST,
             "val_accuracy": best["val_accuracy"],
-            "command": f"lockstep eval {run_folder.quoted(folder.path)}",
+            "command": f"lockstep eval {naming.quoted(folder.path)}",
         }
         if self._flag.received:
             return kept
         assert place.config is not None
         options = {
-            "config": configuration.to_tree(place.config),
+            "config": storage.to_tree(place.config),
             "split": "test",
             "checkpoint": str(folder.best_checkpoint),
         }

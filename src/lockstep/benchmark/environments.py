@@ -3,9 +3,10 @@
 import os
 from dataclasses import dataclass
 
-from lockstep import config as configuration
-from lockstep import environment
-from lockstep.schema import BenchmarkConfig, Config, ExecutionEnvironment
+from lockstep.config import build, storage, validation
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import BenchmarkConfig, Config, ExecutionEnvironment
+from lockstep.system import launcher
 
 GPU_STRATEGIES = ("single_device", "ddp")
 
@@ -32,8 +33,8 @@ def places(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list[Place
 
     Raises ConfigError with all faults of the runs in them.
     """
-    if environment.outer_world(os.environ) is not None:
-        raise configuration.ConfigError(
+    if launcher.outer_world(os.environ) is not None:
+        raise ConfigError(
             [
                 "lockstep benchmark starts its workers itself, but another launcher started it: start it once, without "
                 "torchrun or srun; in a batch script of SLURM as `env -u SLURM_PROCID lockstep benchmark ...`"
@@ -45,12 +46,12 @@ def places(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list[Place
             continue
         try:
             found.append(_place(name, entry, config, num_cores, num_gpus))
-        except configuration.ConfigError as error:
+        except ConfigError as error:
             faults += [f"benchmark.environments.{name}: {fault}" for fault in error.faults]
     if not found and not faults:
         faults.append("benchmark.environments has no entry: leave one, or add +benchmark.environments.NAME=...")
     if faults:
-        raise configuration.ConfigError(faults)
+        raise ConfigError(faults)
     return found
 
 
@@ -61,7 +62,7 @@ def _place(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, num_
     skipped = _missing(device, entry, there)
     if skipped:
         return Place(name, device, num_workers, 0, None, skipped)
-    tree = configuration.to_tree(config)
+    tree = storage.to_tree(config)
     del tree["benchmark"]
     tree["trainer"] |= {
         "devices": num_workers,
@@ -71,7 +72,7 @@ def _place(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, num_
     }
     tree["strategy"]["name"] = entry.strategy
     tree["scale_with_workers"] = entry.scale_with_workers
-    scaled = configuration.scaled(configuration.check_tree(tree))
+    scaled = build.scaled(validation.check_tree(tree))
     return Place(name, device, num_workers, max(1, num_cores // num_workers), scaled, "")
 
 

@@ -7,9 +7,10 @@ from typing import Any
 from lockstep.benchmark import scaling
 from lockstep.benchmark.environments import Place
 from lockstep.benchmark.scaling import Spread, Terms, spread
-from lockstep.config import learning_rate
-from lockstep.run_folder import RunFolder, read_json
-from lockstep.terminal import printable
+from lockstep.config.rules import learning_rate
+from lockstep.runs.files import read_json
+from lockstep.runs.folder import RunFolder
+from lockstep.system.terminal import printable
 
 Record = dict[str, Any]
 

@@ -16,9 +16,10 @@ from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug.wrappers import Request, Response
 
-from lockstep import runs
 from lockstep.board.guard import Guard, Refusal
-from lockstep.run_folder import LIVE_STATES, RunFolder, read_text
+from lockstep.runs import discovery
+from lockstep.runs.files import read_text
+from lockstep.runs.folder import LIVE_STATES, RunFolder
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -68,7 +69,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
     def __init__(self, root: Path, guard: Guard) -> None:
         self._root = root
         self._guard = guard
-        self._watched = runs.Watched(root, scan_every_s=SCAN_EVERY_S)
+        self._watched = discovery.Watched(root, scan_every_s=SCAN_EVERY_S)
 
     def get_plugin_apps(self) -> "dict[str, WSGIApplication]":
         """WSGI applications by their addresses. None but /stop changes anything."""
@@ -95,13 +96,13 @@ class TrainingPlugin(base_plugin.TBPlugin):
     def _show(self, request: Request) -> dict[str, Any]:
         """What is too much to be told of every run: rows, mistakes, how to go on, where the loss of a step is."""
         found = self._find(request.args.get("id"))
-        rows = runs.read_rows(found)
+        rows = discovery.read_rows(found)
         every = -(-len(rows) // MAX_ROWS) or 1
         return {
             "rows": rows[::-every][::-1],  # the last one is among them
-            "resume": runs.resume_command(found),
+            "resume": discovery.resume_command(found),
             "curves": _steps(found.folder, self._root),
-            "confusion": runs.read_confusion(found.folder),
+            "confusion": discovery.read_confusion(found.folder),
         }
 
     def _show_config(self, request: Request) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Refusal(400, 'Expected {"run": id}.') from error
         found = self._find(key, is_fresh=True)
-        state = runs.look(found)["state"]
+        state = discovery.look(found)["state"]
         if state not in LIVE_STATES:
             raise Refusal(409, f"{found.name} is not running: {state}.")
         try:
@@ -133,7 +134,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
             raise Refusal(403, f"{found.name} cannot be stopped from here: {error.strerror}.") from error
         return {"message": f"Asked {found.name} to stop; it saves a checkpoint first."}
 
-    def _find(self, key: Any, *, is_fresh: bool = False) -> runs.Found:
+    def _find(self, key: Any, *, is_fresh: bool = False) -> discovery.Found:
         found = self._watched.found(is_fresh=is_fresh).get(key) if isinstance(key, str) else None
         if found is None:
             raise Refusal(404, "There is no such run any more.")

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from lockstep.callbacks.record import Record
 from lockstep.models.classifier import Classifier
-from lockstep.terminal import duration, terminal
+from lockstep.system.terminal import duration, terminal
 
 REFRESH_S = 0.25  # the live line of a terminal
 # a log: a line after the first seconds of a long epoch, then one a minute

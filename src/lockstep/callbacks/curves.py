@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils.tensorboard.summary import hparams
 
 from lockstep.callbacks.stop import Stopped
+from lockstep.distributed.rng import ExactDropout
 from lockstep.models.classifier import Classifier
-from lockstep.parallel.randomness import ExactDropout
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
 
 # of every chart the names of its curves, as regular expressions; train and validation have the same names
 LAYOUT = {

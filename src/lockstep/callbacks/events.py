@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import override
 
-from lockstep.run_folder import CURVES, RunFolder
+from lockstep.runs.folder import CURVES, RunFolder
 
 # TensorBoard orders charts by these names and opens the first two groups: accuracy and loss
 TAGS = {"learning_rate": "optimization/learning_rate", "gradient_norm": "optimization/gradient_norm"}

@@ -14,11 +14,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.tensorboard import SummaryWriter
 
 from lockstep.callbacks.events import SplitTensorBoardLogger
+from lockstep.data.images.pixels import Pixels
 from lockstep.data.module import ImageData
-from lockstep.data.pixels import Pixels
 from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import Findings, Outcomes
-from lockstep.run_folder import RunFolder, atomic_file, write_json
+from lockstep.runs.files import atomic_file, write_json
+from lockstep.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,7 +97,9 @@ class Pictures(L.Callback):
                 warnings.warn(f"The pictures of the {split} split are not complete: {error!r}", stacklevel=1)
 
     def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: Findings) -> None:
-        from lockstep.drawing import style  # matplotlib takes 0.2 s to import, which the first step need not wait for
+        from lockstep.system.plots import (
+            style,  # matplotlib takes 0.2 s to import, which the first step need not wait for
+        )
 
         folder = RunFolder(Path(trainer.default_root_dir)).pictures
         folder.mkdir(exist_ok=True)
@@ -123,10 +126,10 @@ def _writer(logger: TensorBoardLogger, split: str) -> SummaryWriter:
 
 def _write_confusion(folder: RunFolder, module: Classifier, split: str, findings: Findings) -> None:
     """The numbers of the confusion matrix, for those who draw it themselves."""
-    from lockstep import drawing
+    from lockstep.system import plots
 
     names, counts = module.image_format.class_names, findings.confusion
-    shown = drawing.shown_classes(counts)
+    shown = plots.shown_classes(counts)
     found = {"step": module.global_step, "num_classes": len(names), "classes": [names[number] for number in shown]}
     write_json(folder.confusion(split), {**found, "counts": counts[np.ix_(shown, shown)].tolist()})
 
@@ -135,7 +138,7 @@ def _figures(
     trainer: L.Trainer, module: Classifier, split: str, findings: Findings, num_images: int
 ) -> Iterator[tuple[str, "Figure"]]:
     """One after the other, so that one is in memory at a time."""
-    from lockstep import drawing
+    from lockstep.system import plots
 
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(data, ImageData)
@@ -146,10 +149,10 @@ def _figures(
     right = counts.trace()
     yield (
         "confusion_matrix",
-        drawing.confusion_matrix(counts, names, f"Confusion matrix: {right:,} of {counts.sum():,} right ({what})"),
+        plots.confusion_matrix(counts, names, f"Confusion matrix: {right:,} of {counts.sum():,} right ({what})"),
     )
-    yield "class_accuracy", drawing.class_accuracy(counts, names, f"Accuracy of each class ({what})")
-    curves = drawing.precision_recall(findings.positives, findings.negatives, names, f"Precision and recall ({what})")
+    yield "class_accuracy", plots.class_accuracy(counts, names, f"Accuracy of each class ({what})")
+    curves = plots.precision_recall(findings.positives, findings.negatives, names, f"Precision and recall ({what})")
     yield "precision_recall", curves
     first = np.arange(min(num_images, len(findings.labels)))
     worst = findings.worst(num_images)
@@ -162,16 +165,16 @@ def _figures(
 
 
 def _grid(pixels: Pixels, findings: Findings, rows: Any, names: tuple[str, ...], title: str) -> "Figure":
-    from lockstep import drawing
+    from lockstep.system import plots
 
     shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()
     captions, is_right = [], []
     for row in rows:
         true, predicted = names[findings.labels[row]], names[findings.predictions[row]]
         is_right.append(findings.labels[row] == findings.predictions[row])
-        said = f"{drawing.short(predicted)} {findings.probabilities[row]:.2f}"
-        captions.append(said if is_right[-1] else f"{said}\nis {drawing.short(true)}")
-    return drawing.image_grid(shown, captions, is_right, title)
+        said = f"{plots.short(predicted)} {findings.probabilities[row]:.2f}"
+        captions.append(said if is_right[-1] else f"{said}\nis {plots.short(true)}")
+    return plots.image_grid(shown, captions, is_right, title)
 
 
 def _add_curves(writer: Any, split: str, findings: Findings, module: Classifier) -> None:

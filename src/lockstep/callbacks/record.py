@@ -14,10 +14,10 @@ import torch
 from typing_extensions import override
 
 from lockstep.callbacks.pace import Pace
+from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING
-from lockstep.parallel.reduce import gather_objects
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
 
 EVERY_S = 1.0
 

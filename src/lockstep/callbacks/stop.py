@@ -9,10 +9,10 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from lockstep.callbacks.record import Record
+from lockstep.distributed.collectives import FlagChannel
 from lockstep.models.classifier import Classifier
-from lockstep.parallel.reduce import FlagChannel
-from lockstep.run_folder import RunFolder
-from lockstep.signals import SignalFlag
+from lockstep.runs.folder import RunFolder
+from lockstep.system.signals import SignalFlag
 
 STOP_FILE = 1000  # above every signal number: the largest request of all ranks is the reason
 TIME_LIMIT = 1001

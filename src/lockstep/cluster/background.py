@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep import signals
 from lockstep.cluster.slurm import exports, interpreter
-from lockstep.config import ConfigError
-from lockstep.run_folder import RunFolder
-from lockstep.schema import Cluster
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Cluster
+from lockstep.runs.folder import RunFolder
+from lockstep.system import signals
 
 
 def script(cluster: Cluster, folder: RunFolder, task: str, code: Path) -> str:

@@ -7,18 +7,20 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from lockstep import environment
-from lockstep.config import ConfigError, called, to_tree
-from lockstep.environment import ROOT
-from lockstep.run_folder import quoted, shown
-from lockstep.schema import Config
-from lockstep.watching.cells import size
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.config.storage import to_tree
+from lockstep.config.targets import called
+from lockstep.monitoring.cells import size
+from lockstep.runs.naming import quoted, shown
+from lockstep.system import provenance
+from lockstep.system.provenance import ROOT
 
 WITHOUT_GIT = ("src", "conf")  # beside modules and packages
 MAIN = "train.py"
 RUNS = "outputs"  # with copies of the code in them, also where a command was typed elsewhere in the project
 MAX_BYTES = 100 * 2**20
-COMMIT, CHANGES = environment.FROZEN_COMMIT, "CHANGES.diff"
+COMMIT, CHANGES = provenance.FROZEN_COMMIT, "CHANGES.diff"
 GIT_TIMEOUT_S = 60.0
 
 
@@ -69,7 +71,7 @@ def freeze(found: Sequence[Path], base: Path, root: Path = ROOT) -> Path:
         for path in found:
             (new / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / path, new / path)
-        (new / COMMIT).write_text(f"{environment.commit(root) or ''}\n")
+        (new / COMMIT).write_text(f"{provenance.commit(root) or ''}\n")
         (new / CHANGES).write_bytes(_git(root, "diff", "HEAD"))
         target = next_folder(base)
         new.rename(target)

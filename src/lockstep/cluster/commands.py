@@ -12,13 +12,15 @@ from pathlib import Path
 
 from rich.text import Text
 
-from lockstep import output
 from lockstep.cluster import jobs, record, scheduler
 from lockstep.cluster.jobs import Job
-from lockstep.run_folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder, quoted, resuming, shown, to_json
-from lockstep.runs import Found
-from lockstep.terminal import duration, printable, show_table, terminal
-from lockstep.watching import cells, pruning
+from lockstep.monitoring import cells, pruning
+from lockstep.runs.discovery import Found
+from lockstep.runs.files import to_json
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
+from lockstep.runs.naming import quoted, resuming, shown
+from lockstep.system import output
+from lockstep.system.terminal import duration, printable, show_table, terminal
 
 ASK_EVERY_S = (2.0, 15.0)  # first and last pause between two questions to the scheduler
 READ_EVERY_S = 0.2

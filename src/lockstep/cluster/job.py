@@ -15,12 +15,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from lockstep import supervision
 from lockstep.cluster import record, scheduler
-from lockstep.environment import leave, num_visible_gpus, outer_world
-from lockstep.launch import GRACE_S
-from lockstep.run_folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder, quoted
-from lockstep.signals import STOP_SIGNALS
+from lockstep.launch import supervision
+from lockstep.launch.spawn import GRACE_S
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from lockstep.runs.naming import quoted
+from lockstep.system.hardware import num_visible_gpus
+from lockstep.system.launcher import outer_world
+from lockstep.system.process import leave
+from lockstep.system.signals import STOP_SIGNALS
 
 HELD = (*STOP_SIGNALS, signal.SIGUSR2)
 # the first words of every process of a job: signals wait until the run can take them
@@ -119,7 +122,7 @@ def _trained(folder: RunFolder, settings: Settings) -> int:
         _tell(folder, state="failed", reason=faults)
         print(f"config error: {faults}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
-    from lockstep import runner
+    from lockstep.launch import runner
 
     return runner.main([str(folder.path), "--task", settings.task])
 

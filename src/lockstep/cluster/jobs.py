@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep import runs
 from lockstep.cluster import record, scheduler
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
-from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES, RunFolder, shown
-from lockstep.runs import Found
-from lockstep.terminal import printable
+from lockstep.runs import discovery
+from lockstep.runs.discovery import Found
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES, RunFolder
+from lockstep.runs.naming import shown
+from lockstep.system.terminal import printable
 
 # the words of a job by the state of a run that no scheduler knows any more
 ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped"}
@@ -82,7 +83,7 @@ def below(roots: Iterable[Path], *, may_be_silent: bool = False) -> list[Job]:
     """
     records = {}
     for root in roots:
-        for found in runs.scan(root).values():
+        for found in discovery.scan(root).values():
             path = found.folder.path.resolve()
             if path in records:
                 continue
@@ -151,7 +152,7 @@ def _joined(read: Sequence[tuple[Found, Record]], *, may_be_silent: bool = False
         print(f"lockstep: {error}: what is listed is what the runs say themselves.", file=sys.stderr)
     found = []
     for run, each in read:
-        facts = runs.look(run)
+        facts = discovery.look(run)
         scheduled = known.get(each.id) or _without_scheduler(run.folder, each, facts)
         is_certain = each.engine == "local" or is_slurm_here or _has_ended(run.folder, facts)
         found.append(Job(run, each, facts, scheduled, is_certain))

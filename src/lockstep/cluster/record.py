@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lockstep.run_folder import RunFolder
+from lockstep.runs.folder import RunFolder
 
 ID = re.compile(r"\d+(_\d+)?|local-[0-9a-f]+")
 TASKS = ("train", "train-without-test")

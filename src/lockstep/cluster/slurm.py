@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep import signals
 from lockstep.cluster import job
 from lockstep.cluster.code import search_path
-from lockstep.config import ConfigError
-from lockstep.run_folder import RunFolder
-from lockstep.schema import Cluster
-from lockstep.workers import Workers
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Cluster
+from lockstep.config.workers import Workers
+from lockstep.runs.folder import RunFolder
+from lockstep.system import signals
 
 if TYPE_CHECKING:
     import submitit

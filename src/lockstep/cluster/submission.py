@@ -10,33 +10,36 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from lockstep import allocation, project, run_folder, runner, workers
-from lockstep import config as configuration
 from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.job import Settings
 from lockstep.cluster.record import Record
-from lockstep.config import ConfigError
-from lockstep.run_folder import RunFolder, quoted, resuming, shown
-from lockstep.schema import Config
-from lockstep.signals import Ended, SignalFlag
-from lockstep.terminal import show_table
-from lockstep.workers import Workers
+from lockstep.config import build, project, slurm_rules, storage, workers
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.config.workers import Workers
+from lockstep.launch import runner
+from lockstep.runs import naming
+from lockstep.runs.files import write_atomically
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.naming import quoted, resuming, shown
+from lockstep.system.signals import Ended, SignalFlag
+from lockstep.system.terminal import show_table
 
 
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
     """Submit a new run. Returns its folder, whose name is fixed from now on, and the exit code."""
     if chosen is not None:
         _need_empty(chosen)
-    config = configuration.scaled(config)
+    config = build.scaled(config)
     outputs, now = Path("outputs").resolve(), datetime.now()
     if config.dry_run:
-        folder = RunFolder(chosen.resolve() if chosen else run_folder.free_path(outputs, config.run_name, now))
+        folder = RunFolder(chosen.resolve() if chosen else naming.free_path(outputs, config.run_name, now))
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
     with in_one_piece() as flag:
         files = code.needed([config])  # a fault leaves nothing behind
         if chosen is None:
-            folder = RunFolder(run_folder.create_path(outputs, config.run_name, now))
+            folder = RunFolder(naming.create_path(outputs, config.run_name, now))
         else:
             chosen.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(chosen.resolve())
@@ -51,7 +54,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
                     folder.path.parent.rmdir()
             raise
     if chosen is None:
-        run_folder.link_latest(outputs, folder.path)
+        naming.link_latest(outputs, folder.path)
     _show(folder, found[0], config)
     return folder, 0
 
@@ -65,11 +68,11 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
         files = code.needed([config])
         with runner.locked(folder):
             before = folder.config.read_text()
-            configuration.save(for_job(config), folder.config)
+            storage.save(for_job(config), folder.config)
         try:
             found = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
         except BaseException:
-            run_folder.write_atomically(folder.config, before)
+            write_atomically(folder.config, before)
             raise
     _show(folder, found[0], config)
     return folder, 0
@@ -103,7 +106,7 @@ def submit_all(
             files = code.needed(configs)
         frozen = old_code or undone.enter_context(_frozen(files, base))
         for folder, config in zip(folders, configs, strict=True):
-            configuration.save(for_job(config), folder.config)
+            storage.save(for_job(config), folder.config)
             if old_code is None:
                 undone.enter_context(_reading(folder, frozen))
             undone.enter_context(_waiting(folder, config))
@@ -146,9 +149,9 @@ def again(folder: RunFolder, job: Record) -> Record:
     """Submit the rest of a run as it was submitted before, with the code of that time. Raises ConfigError."""
     if not Path(job.code).is_dir():
         raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: use {resuming(folder.path)}"])
-    tree = configuration.to_tree(configuration.load(folder.config)) | {"cluster": dict(job.cluster)}
+    tree = storage.to_tree(storage.load(folder.config)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(tree)
-    faults = [*workers.faults(config), *allocation.faults(config)]  # the rest was checked, and is that code's business
+    faults = [*workers.faults(config), *slurm_rules.faults(config)]  # the rest was checked, and is that code's business
     if faults:
         raise ConfigError(faults)
     with in_one_piece() as flag:
@@ -186,7 +189,7 @@ def for_job(config: Config) -> Config:
     trainer = config.trainer
     if config.cluster.name == "slurm":
         trainer = trainer.model_copy(update={"devices": workers.found(config).num_local})
-    return config.model_copy(update={"trainer": trainer, "cluster": allocation.without_job(config.cluster)})
+    return config.model_copy(update={"trainer": trainer, "cluster": slurm_rules.without_job(config.cluster)})
 
 
 def refuse_live(folder: RunFolder) -> None:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lockstep.data.ahead import read_ahead
-from lockstep.data.decode import ImageFault
-from lockstep.data.pixels import Pixels, taken
+from lockstep.data.images.decode import ImageFault
+from lockstep.data.images.pixels import Pixels, taken
+from lockstep.data.prefetch import read_ahead
 from lockstep.data.sampler import GlobalBatches, ShareIndices
 from lockstep.data.stream import Fault, worker_settings
-from lockstep.parallel.partition import Share
+from lockstep.distributed.partition import Share
 
 NUM_AHEAD = 2  # batches a thread reads ahead
 # no more of pageable memory is copied without waiting for the GPU (CUDA's "API synchronization behavior")

@@ -2,20 +2,19 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from lockstep.data.augment import Augment
+from lockstep.data.images.pixels import ImageFiles, Pixels, Rows, copied, head, num_bytes
+from lockstep.data.images.splits import Images, Splits
+from lockstep.data.images.statistics import channel_statistics, value_counts
 from lockstep.data.loader import Batch, ShareLoader, TensorImages, fits_on, pinned
-from lockstep.data.pixels import ImageFiles, Pixels, Rows, copied, head, num_bytes
 from lockstep.data.sampler import GlobalBatches
-from lockstep.data.sources import Images, Splits
-from lockstep.data.statistics import channel_statistics, value_counts
-from lockstep.schema import Augment as AugmentSettings
+from lockstep.data.transforms.augment import Augment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +36,7 @@ class ImageData(L.LightningDataModule):
 
     `memory` says where they live: auto keeps them on a GPU while they take at most half of its free memory, else where
     the source put them. `num_workers` processes decode images that are streamed. `placement` says it for people.
+    `augment` is called with `fill`, the mean colour, and `seed`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ImageData(L.LightningDataModule):
         splits: Splits,
         *,
         batching: Batching,
-        augment: AugmentSettings,
+        augment: Callable[..., Augment],
         memory: str,
         num_workers: int,
         seed: int,
@@ -61,7 +61,7 @@ class ImageData(L.LightningDataModule):
         self.splits = splits
         self.class_names = splits.class_names
         self.mean, self.std = splits.statistics or channel_statistics(value_counts(_tensor(splits.train.pixels)))
-        self.augment = Augment(**augment.model_dump(), fill=tuple(round(m * 255) for m in self.mean), seed=seed)
+        self.augment = augment(fill=tuple(round(m * 255) for m in self.mean), seed=seed)
         parts = {"train": splits.train, "val": splits.val, "test": splits.test}
         is_streamed = any(isinstance(images.pixels, ImageFiles) for images in parts.values())
         self._num_workers = num_workers if is_streamed else 0

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Sampler
 
-from lockstep.parallel.partition import Share, interval
-from lockstep.parallel.randomness import generator
+from lockstep.distributed.partition import Share, interval
+from lockstep.distributed.rng import generator
 
 
 class ShareIndices(NamedTuple):

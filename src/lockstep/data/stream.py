@@ -8,7 +8,7 @@ from multiprocessing.process import parent_process
 from threading import Thread
 from typing import Any, NamedTuple
 
-from lockstep.signals import STOP_SIGNALS, held_back
+from lockstep.system.signals import STOP_SIGNALS, held_back
 
 PREFETCH_FACTOR = 2  # batches each process is ahead
 

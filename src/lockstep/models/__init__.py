@@ -1,1 +1,23 @@
-"""Networks, and the loss, metrics and learning rates they are trained with: knows no data set."""
+"""Networks, and the loss, metrics and learning rates they are trained with: knows no data set.
+
+These names are public: configurations and projects use them, and they stay where modules move.
+"""
+
+from typing import TYPE_CHECKING
+
+from lockstep.system.faces import face
+
+if TYPE_CHECKING:
+    from lockstep.models.optimizers import constant, cosine, one_cycle_linear
+    from lockstep.models.resnet import ResNet18
+
+__all__ = ["ResNet18", "constant", "cosine", "one_cycle_linear"]
+__getattr__ = face(
+    __name__,
+    {
+        "ResNet18": "resnet",
+        "constant": "optimizers",
+        "cosine": "optimizers",
+        "one_cycle_linear": "optimizers",
+    },
+)

@@ -18,14 +18,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics.aggregation import MeanMetric, SumMetric
 from torchmetrics.classification.accuracy import MulticlassAccuracy
 
+from lockstep.distributed.batch_norm import refuse_untracked
+from lockstep.distributed.collectives import sum_over_ranks
+from lockstep.distributed.partition import Share
+from lockstep.distributed.rng import replace_dropout
 from lockstep.models.layout import Layout
 from lockstep.models.loss import Mixed, num_hits, summed_loss
 from lockstep.models.optimizers import parameter_groups
 from lockstep.models.step import LossGuard, OptimizerStep
-from lockstep.parallel.batch_norm import refuse_untracked
-from lockstep.parallel.partition import Share
-from lockstep.parallel.randomness import replace_dropout
-from lockstep.parallel.reduce import sum_over_ranks
 
 
 class ImageBatch(Protocol):

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.parallel.reduce import gather_objects, sum_over_ranks
+from lockstep.distributed.collectives import gather_objects, sum_over_ranks
 
 NUM_THRESHOLDS = 101
 

@@ -13,9 +13,9 @@ from torch import distributed as dist
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from lockstep.parallel.partition import Share
-from lockstep.parallel.reduce import is_distributed
-from lockstep.run_folder import FailedElsewhere
+from lockstep.distributed.collectives import is_distributed
+from lockstep.distributed.partition import Share
+from lockstep.runs.folder import FailedElsewhere
 
 AROUND_THE_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 MOST_PENDING = 8  # steps that the host may be ahead of the device

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.cluster import jobs, submission
-from lockstep.config import ConfigError
-from lockstep.run_folder import LIVE_STATES, RunFolder, quoted, shown
-from lockstep.schema import Config
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.runs.folder import LIVE_STATES, RunFolder
+from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import views
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
 from lockstep.sweeps.table import Objective, table, write

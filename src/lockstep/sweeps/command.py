@@ -5,22 +5,25 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lockstep import config as configuration
-from lockstep import environment, project
 from lockstep.cluster import jobs, submission
-from lockstep.config import ConfigError, leaves
-from lockstep.run_folder import LIVE_STATES, RunFolder, quoted, shown, write_atomically
-from lockstep.schema import Config
+from lockstep.config import build, project, rules, storage
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.config.targets import leaves
+from lockstep.runs.files import write_atomically
+from lockstep.runs.folder import LIVE_STATES, RunFolder
+from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import devices, views
 from lockstep.sweeps.course import Course, Source
 from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.table import Objective, Table, table, write
+from lockstep.system import hardware, provenance
 
 # what may change when a sweep goes on
 WHERE = ("trainer.devices", "trainer.num_nodes", "trainer.loads", "trainer.max_time_s", "silent")
-ELSEWHERE = (*configuration.NOT_OF_A_TRAINING, "strategy")
+ELSEWHERE = (*storage.NOT_OF_A_TRAINING, "strategy")
 
 
 class Grid:
@@ -57,7 +60,7 @@ def prepared(
     config, subdir = compose(ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(["scale_with_workers=true: say how many workers a trial of a sweep has, trainer.devices=..."])
-    config = configuration.scaled(config)
+    config = build.scaled(config)
     saved = submission.for_job(config)
     if trial is None:
         try:
@@ -66,19 +69,19 @@ def prepared(
             raise ConfigError([f"hydra.sweep.subdir: {error}"]) from error
     folder = trial.folder
     if folder.config.exists():
-        _check_same(ledger, trial, configuration.load(folder.config), saved)
+        _check_same(ledger, trial, storage.load(folder.config), saved)
     folder.path.mkdir(parents=True, exist_ok=True)
     if trial.state not in (*DONE, *LIVE_STATES):
-        configuration.save(saved, folder.config)
+        storage.save(saved, folder.config)
         project.record(folder)
-        text = "".join(f"{override}\n" for override in environment.without_secrets(own))
+        text = "".join(f"{override}\n" for override in provenance.without_secrets(own))
         write_atomically(folder.overrides, text)
     return trial, config
 
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
     """Raise ConfigError where a trial would compute something else; how many workers do so is another matter."""
-    before, after = (dict(leaves(configuration.to_tree(each), "")) for each in (saved, config))
+    before, after = (dict(leaves(storage.to_tree(each), "")) for each in (saved, config))
     keys = [key for key in {**before, **after} if not (key in WHERE or key.partition(".")[0] in ELSEWHERE)]
     changed = [key for key in keys if before.get(key) != after.get(key)]
     if changed:
@@ -92,7 +95,7 @@ def check_study(
     """Raise ConfigError where a study that goes on would draw from something else, or train something else."""
     if not ledger.trials:
         return
-    before, now = trial_of(ledger.command), trial_of(environment.without_secrets(overrides))
+    before, now = trial_of(ledger.command), trial_of(provenance.without_secrets(overrides))
     if sorted(before) != sorted(now):
         changed = next(iter({*now} ^ {*before}))
         where = shown(ledger.path)
@@ -100,7 +103,7 @@ def check_study(
     first = ledger.trials[0]
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
-        _check_same(ledger, first, configuration.load(first.folder.config), configuration.scaled(config))
+        _check_same(ledger, first, storage.load(first.folder.config), build.scaled(config))
 
 
 def run(
@@ -131,7 +134,7 @@ def run(
         return table(ledger, objectives, running or {}, monitored=monitored(config))
 
     def need_of(trial: Trial) -> devices.Need:
-        own = configs.get(trial.number) or configuration.load(trial.folder.config)  # of an earlier command
+        own = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
         return devices.need(own, machine, at_once)
 
     view = views.Silent() if config.silent else views.Shown(known, total)
@@ -230,10 +233,10 @@ class Once(Grid):
 
 def machine_here() -> Machine:
     """The GPUs and cores this process may use."""
-    num_gpus = environment.num_visible_gpus()
+    num_gpus = hardware.num_visible_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(num_gpus)]
-    return Machine(tuple(names[:num_gpus]), tuple(environment.cores()))
+    return Machine(tuple(names[:num_gpus]), tuple(hardware.cores()))
 
 
 def monitored(config: Config) -> Objective:
@@ -243,7 +246,7 @@ def monitored(config: Config) -> Objective:
             arguments = section.arguments()
             if arguments.get("monitor"):
                 return Objective(str(arguments["monitor"]), arguments.get("mode", "min") == "max")
-    return Objective(configuration.MONITOR, True)
+    return Objective(rules.MONITOR, True)
 
 
 @contextlib.contextmanager
@@ -256,7 +259,7 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(RunFolder(path.resolve()).lock())
-            ledger = Ledger.opened(path.resolve(), name, environment.without_secrets(command))
+            ledger = Ledger.opened(path.resolve(), name, provenance.without_secrets(command))
         except BlockingIOError as error:
             raise ConfigError(
                 [f"{shown(path)} is being run by another process: stop it, or wait for its end"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
-from lockstep.run_folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
-from lockstep.signals import STOP_SIGNALS
+from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 from lockstep.sweeps.devices import Need
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import Pool
+from lockstep.system.signals import STOP_SIGNALS
 
 POLL_S = 0.1
 LOOK_EVERY_S = 0.5

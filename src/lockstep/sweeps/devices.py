@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lockstep.schema import Config, Launcher
+from lockstep.config.schema import Config, Launcher
 
 
 class Machine(NamedTuple):

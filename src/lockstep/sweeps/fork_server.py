@@ -15,12 +15,13 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from lockstep import launch, runner
-from lockstep.environment import leave
-from lockstep.processes import set_variables
-from lockstep.run_folder import EXIT_FAILED, shown
-from lockstep.signals import held_back
-from lockstep.title import set_title
+from lockstep.launch import runner, spawn
+from lockstep.launch.processes import set_variables
+from lockstep.runs.folder import EXIT_FAILED
+from lockstep.runs.naming import shown
+from lockstep.system.process import leave
+from lockstep.system.signals import held_back
+from lockstep.system.title import set_title
 
 PRELOADED = "lockstep.sweeps.preloaded"
 
@@ -71,7 +72,7 @@ class ForkServer:
         return self._is_ready.is_set()
 
     def start(self, folder: Path, task: str, cores: tuple[int, ...], environ: Mapping[str, str], log: Path) -> Forked:
-        """Do a task of `lockstep.runner` on a run folder, with what it says in a file.
+        """Do a task of `lockstep.launch.runner` on a run folder, with what it says in a file.
 
         On these cores alone, where there are any. `environ` holds the GPUs it may see: CUDA reads that when it starts.
         """
@@ -100,7 +101,7 @@ def _exit_by_cuda() -> None:
 
 def _do(folder: Path, task: str, cores: tuple[int, ...], environ: dict[str, str], log: Path) -> None:
     os.setpgid(0, 0)  # Ctrl-C reaches the sweep alone, which passes it on
-    launch.die_with(os.getppid())
+    spawn.die_with(os.getppid())
     sweep = multiprocessing.parent_process()
     if sweep is None or not sweep.is_alive():
         os._exit(EXIT_FAILED)

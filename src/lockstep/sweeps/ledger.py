@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.run_folder import SWEEP, RunFolder, read_json, write_json
-from lockstep.runs import look_at
+from lockstep.runs.discovery import look_at
+from lockstep.runs.files import read_json, write_json
+from lockstep.runs.folder import SWEEP, RunFolder
 
 DONE = ("finished", "pruned")
 HOW = ("launcher", "sweep", "notify", "cluster", "dry_run", "silent", "hydra")  # say how and where, not what

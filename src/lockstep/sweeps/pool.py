@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep import signals, vitals
-from lockstep.processes import HAS_FORK
-from lockstep.run_folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
+from lockstep.launch.processes import HAS_FORK
+from lockstep.runs import vitals
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.sweeps.devices import Devices, Need, Share
 from lockstep.sweeps.fork_server import Forked, ForkServer
 from lockstep.sweeps.ledger import Trial
+from lockstep.system import signals
 
 LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
 LOG = "output.log"  # what a trial says, in its run folder
@@ -45,7 +46,7 @@ class Pool:
         self.running: list[Running] = []
 
     def start(self, trial: Trial, wanted: Need, task: str) -> bool:
-        """Start a task of `lockstep.runner` on a trial. False while too few devices are free, or it is too early."""
+        """Start a task of `lockstep.launch.runner` on a trial. False while too few devices are free, or too early."""
         if HAS_FORK and not self._fork_server.is_ready():
             return False
         is_forked = HAS_FORK and (not wanted.gpus or self._fork_server.serves_gpus)
@@ -99,7 +100,7 @@ class Pool:
 
 
 def _fresh(folder: Path, task: str, environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "lockstep.runner", str(folder), "--task", task, "--parent", str(os.getpid())]
+    words = [sys.executable, "-m", "lockstep.launch.runner", str(folder), "--task", task, "--parent", str(os.getpid())]
     # blocked until the trial has its handlers: a stop in its first moments is neither lost nor deadly
     with signals.blocked(), log.open("ab") as file:
         return subprocess.Popen(

@@ -4,9 +4,10 @@ import atexit
 import gc
 import os
 
-from lockstep.environment import has_started_cuda, no_garbage_collection
-from lockstep.launch import die_with
-from lockstep.lazy_imports import lazy
+from lockstep.launch.spawn import die_with
+from lockstep.system.hardware import has_started_cuda
+from lockstep.system.lazy_imports import lazy
+from lockstep.system.process import no_garbage_collection
 
 die_with(os.getppid())  # the pipe by which it would notice is held by its forks, too
 with no_garbage_collection(), lazy():

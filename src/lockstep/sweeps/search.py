@@ -17,11 +17,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from lockstep import config as configuration
-from lockstep.config import ConfigError
-from lockstep.overrides import Interval, Space
-from lockstep.run_folder import shown
-from lockstep.schema import Search
+from lockstep.config import build as configuration
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Search
+from lockstep.config.sweep_space import Interval, Space
+from lockstep.runs.naming import shown
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
 from lockstep.sweeps.table import Objective, number
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.run_folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps.ledger import Ledger, Trial, trial_of
 
 if TYPE_CHECKING:
-    from lockstep.schema import Config
+    from lockstep.config.schema import Config
     from lockstep.sweeps.table import Table
 
 GOOD = (0, EXIT_STOPPED)
@@ -32,7 +32,7 @@ class Serial:
         self.is_silent = is_silent
         if is_silent:
             return
-        from lockstep.terminal import terminal  # rich, which --help need not wait for
+        from lockstep.system.terminal import terminal  # rich, which --help need not wait for
 
         place = f" ({number + 1} of {self.num_jobs})" if number < self.num_jobs else ""
         text = f"\nJob {number}{place}: {' '.join(overrides)}"
@@ -46,7 +46,7 @@ class Serial:
 
     def test_best(self) -> None:
         """Measure the best job on the test set, where `sweep.test=best`."""
-        from lockstep import runner
+        from lockstep.launch import runner
 
         found, config = self._table()
         if found.best is None or config.sweep.test != "best":
@@ -64,7 +64,7 @@ class Serial:
         views.show(self._table()[0], None)
 
     def _table(self) -> "tuple[Table, Config]":
-        from lockstep import config as configuration
+        from lockstep.config import storage as configuration
         from lockstep.sweeps import command
         from lockstep.sweeps.table import table
 

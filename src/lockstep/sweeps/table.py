@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lockstep.run_folder import RunFolder, to_json, write_atomically
-from lockstep.runs import look_at
+from lockstep.runs.discovery import look_at
+from lockstep.runs.files import to_json, write_atomically
+from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.ledger import Ledger, Trial
 
 STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep

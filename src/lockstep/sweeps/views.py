@@ -9,12 +9,12 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from lockstep.run_folder import shown as typed
+from lockstep.monitoring.cells import aligned, cut
+from lockstep.runs.naming import shown as typed
 from lockstep.sweeps.ledger import Trial
 from lockstep.sweeps.pool import LOG
 from lockstep.sweeps.table import Row, Table, deviating, front_told, setting, shown, told
-from lockstep.terminal import duration, printable, say, terminal
-from lockstep.watching.cells import aligned, cut
+from lockstep.system.terminal import duration, printable, say, terminal
 
 MOST_ROWS = 30  # at the end: the files have them all
 # what a narrow terminal does without, the first one first

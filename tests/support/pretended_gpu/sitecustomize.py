@@ -47,8 +47,8 @@ def _in_measurement(module: Any) -> None:
 
 AFTER_IMPORT: dict[str, Callable[[Any], None]] = {
     "torch": _in_torch,
-    "lockstep.environment": _in_environment,
-    "lockstep.measurement": _in_measurement,
+    "lockstep.system.hardware": _in_environment,
+    "lockstep.training.measure": _in_measurement,
 }
 
 

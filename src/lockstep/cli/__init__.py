@@ -1,0 +1,1 @@
+"""The commands: `python train.py`, and `lockstep` with all that it does."""

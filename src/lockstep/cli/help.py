@@ -1,0 +1,102 @@
+"""The text of `python train.py --help`: groups, and every key with its value, meaning, type and range."""
+
+import textwrap
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from lockstep.config import signatures
+from lockstep.config.compose import DEFAULT, Source, composed
+from lockstep.config.faults import shown
+from lockstep.config.options import groups
+from lockstep.config.schema import NAMED, fields, kind_of, section
+from lockstep.config.targets import at, leaves
+
+WIDTH = 100
+ELSEWHERE = ("benchmark",)  # groups that training does not read
+NO_BREAK = "\xa0"  # a type stays on one line
+HEAD = """\
+Train an image classifier: python train.py [group=option ...] [key=value ...]
+
+  python train.py                                      scikit-learn's digits, on what there is
+  python train.py experiment=cifar10 trainer.devices=4
+  python train.py -m optimizer.lr=0.05,0.1 seed=0,1    every combination, side by side
+  python train.py -m search=tpe 'optimizer.lr=interval(0.01,1)'
+  python train.py resume=outputs/latest                go on with a run
+  python train.py data=image_folder --help             the keys of other options
+
+Groups and their options
+"""
+FOOT = """
+null takes a callback or a logger away: callbacks.timer=null. + sets a parameter that is not listed:
++callbacks.checkpoint.every_n_epochs=2. Options of Hydra itself: python train.py --hydra-help
+"""
+BENCHMARK = """\
+Train the chosen experiment in every environment this machine offers, and say whether more workers pay, and why.
+
+  lockstep benchmark                                        scikit-learn's digits
+  lockstep benchmark experiment=fashion_mnist model.width=16 benchmark.budget_s=120
+  lockstep benchmark benchmark.environments.parallel-cpu=null
+
+null takes an environment away; one more:
+'+benchmark.environments.two-gpus={strategy:ddp,devices:2,scale_with_workers:true}'
+Exit code: 0, 1 when an environment failed, 2 for a wrong configuration, 130 after Ctrl-C (143 after SIGTERM).
+"""
+
+
+def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
+    """Print it for the configuration of a command line."""
+    tree: Any = OmegaConf.to_container(composed(overrides, source))
+    print(HEAD, end="")
+    for group, options in groups(source.conf, source.added).items():
+        if group not in ELSEWHERE:
+            print(f"  {group:<12} {', '.join(options)}")
+    sections = {name: list(_rows(tree, name)) for name in tree if isinstance(tree[name], dict)}
+    top = [(f"{key}={shown(tree[key])}", _meaning(tree, [key])) for key in tree if key not in sections]
+    # one column for all but the long names of callbacks and loggers
+    wide = max(len(key) for name, rows in sections.items() if name not in NAMED for key, meaning in rows if meaning)
+    _print("Keys", top, wide)
+    for name, rows in sections.items():
+        found = section(tree, [name])
+        _print(f"{name}: {found.__doc__}" if found else name, rows, wide)
+    print(FOOT, end="")
+
+
+def show_benchmark() -> None:
+    """Print the help of `lockstep benchmark`."""
+    tree: Any = OmegaConf.to_container(composed(["+benchmark=default"]))
+    print(BENCHMARK, end="")
+    _print("Keys, beside those of python train.py --help", list(_rows(tree, "benchmark")), 0)
+
+
+def _print(title: str, rows: Sequence[tuple[str, str]], wide: int) -> None:
+    wide = max([wide, *(len(key) for key, meaning in rows if meaning)])
+    print(f"\n{title}")
+    for key, meaning in rows:
+        lines = textwrap.wrap(meaning, WIDTH - wide - 4, break_long_words=False, break_on_hyphens=False) or [""]
+        for left, line in zip_longest([key], lines, fillvalue=""):
+            print(f"  {left:<{wide}}  {line.replace(NO_BREAK, ' ')}".rstrip())
+
+
+def _rows(tree: dict[str, Any], name: str) -> list[tuple[str, str]]:
+    """(key=value, meaning and type) of every key of a section."""
+    keys = [(key, value) for key, value in leaves(tree[name], name) if not key.endswith("._partial_")]
+    return [(f"{key}={shown(value)}", _meaning(tree, key.split("."))) for key, value in keys]
+
+
+def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
+    if path[-1] == "_target_":
+        return ""
+    parent = section(tree, path[:-1])
+    field = fields(parent).get(path[-1]) if parent is not None else None
+    if field is not None:
+        return f"{field.description} ({kind_of(field).replace(' ', NO_BREAK)})"
+    target = at(tree, [*path[:-1], "_target_"])
+    try:
+        signature = signatures.read(target) if isinstance(target, str) else None
+    except signatures.Missing:
+        signature = None
+    annotation = signature.types.get(path[-1]) if signature is not None else None
+    return f"({annotation})" if annotation else ""

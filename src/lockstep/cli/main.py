@@ -1,0 +1,312 @@
+"""The commands: `python train.py` (also `lockstep train`), and those of `lockstep`, which `lockstep --help` lists."""
+
+import argparse
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lockstep.cli import entry
+from lockstep.runs import naming
+from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
+from lockstep.runs.naming import shown
+from lockstep.system import signals
+from lockstep.system.process import leave
+
+if TYPE_CHECKING:
+    pass
+from lockstep.cli.train import TRAIN
+
+PRUNING = """\
+--prune without --state removes runs that failed, gave no signal any more or
+never started, and have no checkpoint. With --state it removes all runs in these
+states (stopped, pruned, finished, failed, no-signal, not-started), with checkpoints.
+--filter narrows either. It lists what would go, with sizes, and asks.
+Always left alone: a run that is being trained, the runs of a benchmark, a run
+that holds another one that stays, and a folder that no training has ever held.
+"""
+
+
+def main() -> NoReturn:
+    """What `lockstep` does, also as `python -m lockstep.cli.main`."""
+    entry.begin()
+    leave(_command)
+
+
+def _command() -> int:
+    if sys.argv[1:2] == ["train"]:
+        sys.argv = [str(TRAIN), *sys.argv[2:]]
+        if not sys.flags.safe_path:
+            sys.path.insert(0, str(TRAIN.parent))  # as for a script
+        runpy.run_path(str(TRAIN), run_name="__main__")
+        return 0
+    try:
+        if sys.argv[1:2] == ["jobs"]:
+            signals.as_usual()
+            from lockstep.cluster.commands import run
+
+            return run(sys.argv[2:])
+        arguments = _parser().parse_args(_joined(sys.argv[1:]))
+        if arguments.function not in (_evaluate, _predict, _benchmark):
+            signals.as_usual()
+        return arguments.function(arguments)
+    except (FileNotFoundError, ValueError) as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lockstep", description="Train, watch and use image classifiers.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parser("train", help="the same as python train.py", add_help=False)
+    benchmark = commands.add_parser("benchmark", help="do more workers pay here, and why?", add_help=False)
+    benchmark.add_argument("overrides", nargs="*")
+    benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
+    benchmark.set_defaults(function=_benchmark)
+
+    def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=text, description=text)
+        found.add_argument("run", help="run folder, or latest")
+        found.set_defaults(function=function)
+        return found
+
+    _add_watching_commands(commands)
+    commands.add_parser("jobs", help="what was submitted to a cluster: list, follow, cancel, ...", add_help=False)
+    command(
+        "stop", _stop, "ask a run, or all trials of a sweep, to stop in good order, with a checkpoint"
+    ).add_argument("--reason", default="lockstep stop", help="kept in the status of the run")
+    evaluate = command("eval", _evaluate, "loss and accuracy of a trained network, by any number of workers")
+    evaluate.add_argument("--split", choices=("test", "val"), default="test", help="default: test")
+    predict = command("predict", _predict, "classes of images, in order, as a CSV file")
+    predict.add_argument("source", help="folder or file of images; or val or test, of the data of the run")
+    predict.add_argument("--output", required=True, help="CSV file: file, class, probability")
+    for found in (evaluate, predict):
+        found.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
+        found.add_argument("--devices", type=int, metavar="N", help="number of workers; default: as many as trained it")
+        found.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
+    board = commands.add_parser("board", help="show all runs in a browser", description="TensorBoard on all runs.")
+    board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
+    board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine alone")
+    board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next one that is free")
+    board.add_argument("--training_hosts", default="", metavar="NAMES", help="more host names under which it answers")
+    board.set_defaults(function=_board)
+    _add_data_commands(commands.add_parser("data", help="prepare images", description="Prepare images."))
+    return parser
+
+
+def _board(arguments: argparse.Namespace) -> int:
+    try:
+        from lockstep.board.command import run
+
+        return run(Path(arguments.logdir), arguments.host, arguments.port, arguments.training_hosts)
+    except KeyboardInterrupt:  # the way to end it, also while it starts
+        return 0
+
+
+def _benchmark(arguments: argparse.Namespace) -> int:
+    from lockstep.config import project
+
+    project.enter(TRAIN.parent)
+    if arguments.is_help:
+        from lockstep.cli.help import show_benchmark
+
+        show_benchmark()
+        return 0
+    from lockstep.benchmark.command import run
+
+    return run(arguments.overrides)
+
+
+def _add_watching_commands(commands: Any) -> None:
+    text = "what a run is doing, and what can be done next"
+    status = commands.add_parser("status", help=text, description=text)
+    status.add_argument("run", nargs="?", default="latest", help="run folder, default: latest")
+    status.set_defaults(function=_status)
+    runs = commands.add_parser(
+        "runs",
+        help="all runs below a folder; also removes some",
+        description="All runs below a folder, the newest first; tab-separated and whole in a pipe.",
+        epilog=PRUNING,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
+    order = "smallest first, -COLUMN: largest first; default: -started"
+    runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"a head of the table; {order}")
+    runs.add_argument("--reverse", action="store_true", help="turn the order around")
+    runs.add_argument(
+        "--filter", metavar="TEXT", default="", help="each word must occur in name, state, device or overrides"
+    )
+    runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
+    what = runs.add_mutually_exclusive_group()
+    what.add_argument("--watch", action="store_true", help="anew every two seconds until Ctrl-C")
+    what.add_argument("--prune", action="store_true", help="remove runs, after asking: see below")
+    runs.add_argument("--yes", action="store_true", help="remove without asking")
+    runs.set_defaults(function=_runs)
+    text = "settings in which runs differ, and their results, side by side"
+    compare = commands.add_parser("compare", help=text, description=text)
+    compare.add_argument("runs", nargs="+", metavar="run", help="two or more run folders")
+    compare.set_defaults(function=_compare)
+    for found in (status, what, compare):
+        found.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """`--sort -best` as one word: argparse takes the minus for an option."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1] == "--sort" and not word.startswith("--"):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _add_data_commands(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    text = (
+        "decode a folder of images ahead of the first training; the defaults are those of conf/data/image_folder.yaml"
+    )
+    prepare = commands.add_parser("prepare", help=text, description=text[0].upper() + text[1:] + ".")
+    prepare.add_argument("root", help="folder or URL with a folder per class, or train/, val/ and test/ of them")
+    prepare.add_argument(
+        "--image-size", metavar="N|null", help="resize and crop to N x N pixels; null: all have one size"
+    )
+    prepare.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
+    prepare.add_argument("--cache", metavar="FOLDER", help="folder that keeps the decoded images")
+    prepare.set_defaults(function=_prepare)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from lockstep.monitoring import status
+
+    return status.show(naming.find(arguments.run), is_json=arguments.json)
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from lockstep.monitoring import pruning, table
+    from lockstep.monitoring.selection import selection
+
+    chosen = selection(arguments.folder, arguments.filter, arguments.state)
+    if arguments.prune:
+        return pruning.prune(chosen, is_sure=arguments.yes)
+    if arguments.yes:
+        raise ValueError("--yes is for --prune: add it, or leave --yes out.")
+    order = {"sort": arguments.sort, "is_reversed": arguments.reverse}
+    return table.watch(chosen, **order) if arguments.watch else table.show(chosen, **order, is_json=arguments.json)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from lockstep.monitoring import comparison
+
+    if len(arguments.runs) < 2:
+        raise ValueError(f"compare {arguments.runs[0]} with what? Name two or more runs.")
+    return comparison.show([naming.find(name) for name in arguments.runs], is_json=arguments.json)
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    if (Path(arguments.run) / SWEEP).is_file():
+        return _stop_sweep(RunFolder(Path(arguments.run)), arguments.reason)
+    folder = naming.find(arguments.run)
+    state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
+    if state not in LIVE_STATES:
+        print(f"lockstep: {shown(folder.path)} is not running: {state}", file=sys.stderr)
+        return EXIT_CONFIG
+    folder.request_stop(arguments.reason)
+    print(f"Asked {shown(folder.path)} to stop; it saves a checkpoint first.")
+    return 0
+
+
+def _stop_sweep(folder: RunFolder, reason: str) -> int:
+    if not folder.is_locked():
+        print(f"lockstep: the sweep in {shown(folder.path)} is not running", file=sys.stderr)
+        return EXIT_CONFIG
+    folder.request_stop(reason)
+    print(f"Asked the sweep in {shown(folder.path)} to stop; each trial saves a checkpoint first.")
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    return _use(arguments, "evaluate", {"split": arguments.split})
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from lockstep.training import disk
+
+    source = arguments.source
+    if source not in ("val", "test"):
+        source = str(Path(source).resolve())
+        if not Path(source).exists():
+            raise FileNotFoundError(
+                f"{arguments.source} is not there: give a folder or file of images, or val or test."
+            )
+    output = Path(arguments.output).resolve()
+    if (fault := disk.unwritable(output.parent)) is not None:
+        raise ValueError(f"--output {arguments.output}: {fault}.")
+    return _use(arguments, "predict", {"source": source, "output": str(output)})
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from lockstep.cli.prepare import prepare
+    from lockstep.config import faults as configuration
+
+    changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
+    try:
+        return prepare(arguments.root, changes)
+    except configuration.ConfigError as error:
+        configuration.exit_with(error)
+
+
+def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
+    """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
+    from lockstep.config import faults, presence, project, storage, validation, workers
+    from lockstep.launch import spawn, supervision
+    from lockstep.system import hardware
+    from lockstep.training import checkpoints
+
+    folder = naming.find(arguments.run)
+    checkpoint = folder.best_checkpoint if arguments.checkpoint == "best" else folder.last_checkpoint
+    if not checkpoint.exists():
+        raise FileNotFoundError(f"{shown(checkpoint)} is not there: has the run finished an epoch?")
+    if (fault := checkpoints.damage(checkpoint)) is not None:
+        other = "last" if arguments.checkpoint == "best" else "best"
+        raise ValueError(f"{shown(checkpoint)} {fault}: put a copy of it back, or try --checkpoint {other}.")
+    saved = storage.load(folder.config)
+    project.enter(TRAIN.parent)
+    project.use(folder, saved)
+    tree = storage.to_tree(saved)
+    if arguments.devices is not None:
+        tree["trainer"] |= {"devices": arguments.devices, "loads": None, "num_nodes": 1}
+    tree["strategy"]["interface"] = None  # of the machines that trained; here is only one
+    if arguments.strategy is not None:
+        tree["strategy"]["name"] = arguments.strategy
+    if tree["trainer"]["precision"] == "tf32" and (
+        tree["strategy"]["name"] == "cpu" or not hardware.num_visible_gpus()
+    ):
+        tree["trainer"]["precision"] = "float32"  # a CPU computes in full what TF32 rounds
+    try:
+        config = validation.check_tree(tree)
+        if task == "evaluate" or options["source"] in ("val", "test"):
+            presence.check(config.data)
+    except faults.ConfigError as error:
+        faults.exit_with(error)
+    options |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint)}
+    asked = workers.found(config)
+    num_workers = asked.world_size
+    if num_workers == 1:
+        supervision.begin()
+    listed, flag = signals.SignalList(), spawn.flag_of(task)
+    try:
+        with (listed if num_workers > 1 else flag).installed(), tempfile.TemporaryDirectory(prefix="lockstep-") as path:
+            job = spawn.Job(task, path, options)
+            if num_workers > 1:
+                return spawn.run_workers(job, num_workers, listed, uses_gpus=bool(asked.gpus))
+            return supervision.run(job, None, flag)
+    except signals.Ended as ended:  # before or after the work itself
+        signals.say_ended(ended.number)
+        return 128 + ended.number
+
+
+if __name__ == "__main__":
+    main()

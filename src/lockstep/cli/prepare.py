@@ -1,0 +1,75 @@
+"""Decodes a folder of images ahead of the first training. No torch where there is nothing to decode."""
+
+import contextlib
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+
+from lockstep.config import compose, validation
+from lockstep.config.schema import Data
+from lockstep.data.images import cache as caches
+from lockstep.data.images.listing import list_classes
+from lockstep.data.transfer import remote
+from lockstep.runs.folder import EXIT_CONFIG
+
+NO_TEXTS = ("null", "true", "false", "inf", "nan")
+
+
+def prepare(root: str, changes: Mapping[str, str | None]) -> int:
+    """Have the images of a folder in the cache, with the settings of a training with these `changes` of data.*.
+
+    Prints what is there. Returns the exit code; raises ConfigError, FileNotFoundError or ValueError.
+    """
+    changed = {"root": _quoted(root), **{name: value for name, value in changes.items() if value is not None}}
+    if changed.get("cache", "null") != "null":
+        changed["cache"] = _quoted(changed["cache"])
+    overrides = ["data=image_folder", *(f"data.{name}={value}" for name, value in changed.items())]
+    section = validation.checked(compose.composed(overrides)).data
+    settings = section.arguments()
+    cache, image_size, channels = settings["cache"], settings["image_size"], settings["channels"]
+    if cache is None:
+        raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
+    is_url = remote.is_url(root)
+    asked = f"data.root={remote.shown(root) if is_url else root}"
+    listing = list_classes(_fetched(section) if is_url else root)
+    entry = caches.entry(cache, listing, image_size=image_size, channels=channels)
+    table = entry.opened()
+    is_new = table is None
+    if table is None:
+        from lockstep.data.images.decode import ImageFault
+        from lockstep.data.sources.folders import Folder
+
+        try:
+            table = Folder(asked, listing, image_size, channels, cache).decoded()
+        except ImageFault as error:
+            print("\n".join(f"lockstep: {fault}" for fault in error.faults), file=sys.stderr)
+            return EXIT_CONFIG
+    count, _, height, width = table.shape
+    some = ", ".join(listing.class_names[:10]) + (", ..." if len(listing.class_names) > 10 else "")
+    print(
+        f"{count:,} images of {channels}x{height}x{width} in {len(listing.class_names)} classes: {some}\n"
+        f"{'Decoded into' if is_new else 'Up to date:'} {entry.path} ({table.nbytes / 2**20:,.1f} MiB)\n"
+        f"Train with:\n  python train.py {shlex.join(overrides)}"
+    )
+    return 0
+
+
+def _fetched(section: Data) -> str:
+    """The folder of the files behind a URL, which the training finds, too."""
+    from lockstep.training.staging import once_a_node
+
+    def folder(local: Data) -> str:
+        return local.arguments()["root"]
+
+    with contextlib.ExitStack() as held:
+        return once_a_node(section, folder, rank=0, local_rank=0, is_silent=False, held=held)
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra reads it: in quotes, where it has other than plain characters or looks like another value."""
+    if re.fullmatch(r"[\w.~-]*/[\w./~-]*|[A-Za-z_][\w.-]*", text) and text.lower() not in NO_TEXTS:
+        return text
+    # backslashes count only before a quote
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (r"\'" if found[2] else ""), text)
+    return f"'{escaped}'"

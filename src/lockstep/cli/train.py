@@ -1,0 +1,184 @@
+"""`python train.py`, also `lockstep train`: the command line is checked, then Hydra starts each training."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.runs import naming
+from lockstep.runs.folder import EXIT_FAILED
+from lockstep.sweeps.serial import Serial
+from lockstep.system.launcher import outer_world
+from lockstep.system.process import no_garbage_collection
+from lockstep.system.provenance import without_secrets
+
+if TYPE_CHECKING:
+    from lockstep.config.compose import Source
+
+
+TRAIN = Path(__file__).parents[3] / "train.py"
+
+
+def run(main: Callable[[], Any]) -> int:
+    """Check the command line, answer --help, and hand over to Hydra's `main`. Returns the exit code."""
+    global _serial
+    with no_garbage_collection():
+        num_jobs = _num_jobs()
+        if num_jobs is None:
+            return 0
+    _serial = Serial(num_jobs)
+    try:
+        main()
+        if _serial.trials and outer_world(os.environ) is None:
+            _serial.test_best()
+    except SystemExit as left:  # with the code of the run, or of Hydra
+        if not isinstance(left.code, int):
+            raise
+        return left.code
+    finally:
+        if _serial.trials and not _serial.is_silent:
+            _serial.show()
+    if _serial.failed and _is_first():
+        failed = ", ".join(str(folder.path) for folder in _serial.failed)
+        print(f"{len(_serial.failed)} of the jobs failed: {failed}", file=sys.stderr)
+    return EXIT_FAILED if _serial.failed else 0
+
+
+def _num_jobs() -> int | None:
+    """How many jobs Hydra is to start: --help is answered here (None), a command line with faults ends here."""
+    from hydra._internal.utils import get_args_parser
+    from omegaconf import OmegaConf
+
+    from lockstep.config import compose, faults, options, overrides, project
+
+    arguments = get_args_parser().parse_args()
+    source = compose.Source(
+        TRAIN.parent / arguments.config_path if arguments.config_path else compose.CONF,  # as Hydra reads it
+        arguments.config_name or "config",
+        Path(arguments.config_dir) if arguments.config_dir else None,
+    )
+    sweep_folder = "outputs"
+    OmegaConf.register_new_resolver("sweep_folder", lambda: sweep_folder, replace=True)
+    try:
+        project.enter(Path(sys.path[0]))
+        if arguments.help:
+            from lockstep.cli.help import show
+
+            try:
+                show(arguments.overrides, source)
+            except options.REFUSALS:
+                show(source=source)  # help is for those whose overrides are wrong, too
+            return None
+        if not (arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help):
+            plan = overrides.check(
+                arguments.overrides,
+                conf=source.conf,
+                config_name=source.name,
+                added=source.added,
+                is_multirun=arguments.multirun,
+            )
+            if arguments.multirun:
+                if plan.config.cluster.name == "none":  # else the data may be where the jobs run alone
+                    from lockstep.config import presence  # it brings numpy, which neither help nor a fault needs
+
+                    for data in plan.data:
+                        presence.check(data)
+                sweep_folder = str(_sweep_folder(plan.config.sweep.name, arguments.overrides))
+            if plan.config.resume is None:
+                key = "hydra.sweep.dir" if arguments.multirun else "hydra.run.dir"
+                _check_folder(key, sweep_folder, arguments.overrides, source)
+            return plan.num_jobs
+    except faults.ConfigError as error:
+        faults.exit_with(error)
+    return 1
+
+
+def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
+    """Raise ConfigError where the folder of a run or sweep cannot be made: Hydra would show a traceback."""
+    from lockstep.config import faults, overrides
+    from lockstep.training import disk
+
+    path = overrides.hydra_value(key, typed, source) or default
+    fault = disk.unwritable(Path(path))
+    if fault is not None:
+        raise faults.ConfigError([fault if path == default else f"{key}={path}: {fault}"])
+
+
+def _sweep_folder(name: str | None, overrides: Sequence[str]) -> Path:
+    """The folder of the sweep that goes on by this command, else of a new one."""
+    from datetime import datetime
+
+    from lockstep.sweeps.ledger import command_of, find
+
+    root = Path("outputs")
+    known = find(root, name, without_secrets(command_of(overrides)))
+    return known or naming.free_path(root, name or "sweep", datetime.now())
+
+
+_serial = Serial(1)  # Hydra takes only one number from a job, so how it ended is kept here
+
+
+def train(cfg: Any) -> float:
+    """Hydra's task: one training. Returns the monitored value, for sweepers; leaves with the exit code otherwise.
+
+    A job of a sweep that fails does not end the sweep; it counts as not a number.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from lockstep.config import faults, validation
+    from lockstep.launch import runner
+
+    hydra = HydraConfig.get()
+    overrides = list(hydra.overrides.task)
+    is_sweep = hydra.mode == RunMode.MULTIRUN
+    chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
+    if is_sweep:
+        _serial.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent) or not _is_first())
+        if cfg.notify.url or cfg.notify.command:  # Hydra's copy of the settings would keep what may be a token
+            (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
+    is_submitted = cfg.cluster.name != "none"
+    try:
+        if cfg.resume is not None:
+            from lockstep.cluster import submission  # which a new run here does not need
+
+            folder, config = runner.resumed(cfg, overrides)
+            submission.refuse_live(folder)
+            _supervise(config, is_submitted=is_submitted)
+            folder, code = (submission if is_submitted else runner).resume(folder, config)
+        elif is_submitted:
+            from lockstep.cluster import submission
+
+            folder, code = submission.start(validation.checked(cfg), overrides, chosen)
+        else:
+            has_test = not is_sweep or cfg.sweep.test == "all"
+            config = validation.checked(cfg)
+            _supervise(config, is_submitted=False)
+            folder, code = runner.start(config, overrides, chosen, has_test=has_test)
+    except faults.ConfigError as error:
+        faults.exit_with(error)
+    if is_sweep and not is_submitted:
+        _serial.end(hydra.job.num, overrides, folder, code)
+    if code == 0:
+        best = folder.read_summary().get("best")
+        return float("nan") if best is None else float(best)
+    if code == EXIT_FAILED and is_sweep:
+        return float("nan")
+    raise SystemExit(code)
+
+
+def _supervise(config: Any, *, is_submitted: bool) -> None:
+    """Have a process wait for this one, where this one computes itself, and starts no workers."""
+    from lockstep.config import workers
+    from lockstep.launch import supervision
+
+    is_alone = workers.found(config).world_size == 1 and config.strategy.name != "ddp"
+    if not is_submitted and (is_alone or outer_world(os.environ) is not None):
+        supervision.begin()
+
+
+def _is_first() -> bool:
+    """Whether this process speaks: rank 0, or the only one."""
+    world = outer_world(os.environ)
+    return world is None or world.rank == 0

@@ -1,0 +1,81 @@
+"""Hydra composes the configuration of a command line; nothing else in the package asks it to."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lockstep.config.faults import one_line
+from lockstep.config.schema import Config, section
+
+if yaml.__with_libyaml__:  # reads four times as fast; OmegaConf and Hydra look the name up when they read
+    yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore[reportAttributeAccessIssue]
+
+
+CONF = Path(__file__).parents[3] / "conf"
+
+
+class Source(NamedTuple):
+    """Where configurations come from: the folder and name of the primary one, and a folder that adds to it."""
+
+    conf: Path = CONF
+    name: str = "config"
+    added: Path | None = None
+
+
+DEFAULT = Source()
+
+
+def composed(overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
+    """The configuration of a command line, as Hydra composes it; also Hydra's own part `with_hydra`."""
+    search = [f"hydra.searchpath=[file://{source.added.resolve()}]"] if source.added is not None else []
+    with initialize_config_dir(config_dir=str(source.conf.resolve()), version_base="1.3"):
+        return compose(source.name, [*search, *overrides], return_hydra_config=with_hydra)
+
+
+def plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a composed configuration; None where there is none to have, and by key the reason."""
+    reasons: dict[str, str] = {}
+
+    def value_at(node: DictConfig | ListConfig, key: Any, path: str) -> Any:
+        if OmegaConf.is_missing(node, key):
+            reasons[path] = f"{path} has no value: add {path}=..."
+            return None
+        try:
+            return value_of(node[key], path)
+        except (OmegaConfBaseException, RecursionError) as error:
+            raw: Any = OmegaConf.to_container(node, resolve=False)
+            text = str(raw[key])
+            # what Hydra knows of a job is there, and checked, when the job starts
+            is_later = "${hydra:" in text and not HydraConfig.initialized()
+            reasons[path] = "" if is_later else f"{path}={text} cannot be resolved: {one_line(error)}"
+            return None
+
+    def value_of(value: Any, path: str) -> Any:
+        if isinstance(value, DictConfig):
+            return {str(key): value_at(value, key, f"{path}.{key}".lstrip(".")) for key in value}
+        if isinstance(value, ListConfig):
+            return [value_at(value, i, path) for i in range(len(value))]
+        return value
+
+    tree = value_of(cfg, "")
+    tree.pop("hydra", None)
+    return tree, reasons
+
+
+def right_part(tree: dict[str, Any], faults: Mapping[str, str]) -> Config:
+    """The configuration without its faulty keys, so that the others are checked against each other all the same."""
+
+    def part(value: Any, path: tuple[str, ...]) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kept = {k: part(v, (*path, k)) for k, v in value.items() if ".".join((*path, k)) not in faults}
+        found = section(tree, path)
+        return kept if found is None else found.model_construct(**kept)
+
+    return part(tree, ())

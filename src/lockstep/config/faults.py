@@ -1,0 +1,63 @@
+"""What is wrong with a configuration: every fault at once, each with its key and its cure."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import yaml
+
+from lockstep.runs.folder import EXIT_CONFIG
+
+
+class ConfigError(ValueError):
+    """All faults of a configuration, one line each."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = list(faults)
+
+
+def exit_with(error: ConfigError) -> NoReturn:
+    """Print every fault and leave with the exit code of a bad configuration."""
+    for fault in error.faults:
+        print(f"config error: {fault}", file=sys.stderr)
+    count = len(error.faults)
+    print(f"{count} fault{'s' if count > 1 else ''}; nothing was started. See --help.", file=sys.stderr)
+    raise SystemExit(EXIT_CONFIG)
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, without what Hydra and OmegaConf add of their inner life."""
+    lines = []
+    for line in str(error).strip().splitlines():
+        if line.strip().startswith(("full_key:", "object_type=", "Config search path:", "To append to your")):
+            break
+        lines.append(line)
+    return " ".join(" ".join(lines).split())
+
+
+def shown(value: Any) -> str:
+    """A value as it is typed, in quotes where it is a text that looks like something else."""
+    if not isinstance(value, str):
+        return json.dumps(value, default=str, separators=(",", ":"))
+    try:
+        is_plain = yaml.safe_load(value) == value
+    except yaml.YAMLError:
+        is_plain = True
+    return value if is_plain else f"'{value}'"
+
+
+def near(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The names that are most like one; upper case counts as lower where none is like it."""
+    from difflib import get_close_matches  # 10 ms that a good configuration does not need
+
+    names = list(names)
+    by_lower = {other.lower(): other for other in names}
+    found = get_close_matches(name, names, count, cutoff)
+    return found or [by_lower[other] for other in get_close_matches(name.lower(), by_lower, count, cutoff)]
+
+
+def question(meant: Sequence[str], otherwise: str) -> str:
+    """The end of a fault: the names that may have been meant, else what there is to do."""
+    return f": did you mean {' or '.join(meant)}?" if meant else f": {otherwise}"

@@ -1,0 +1,31 @@
+"""The options of the configuration groups, and one override as Hydra reads it."""
+
+from functools import cache
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # by Hydra, of a choice or a file
+
+
+def groups(*folders: Path | None) -> dict[str, list[str]]:
+    """Options of every configuration group below the folders; Hydra knows more of its own groups, hydra/..."""
+    found: dict[str, set[str]] = {}
+    for folder in filter(None, folders):
+        for file in folder.rglob("*.yaml"):
+            group = file.parent.relative_to(folder).as_posix()
+            if group != "." and not group.startswith("hydra/"):
+                found.setdefault(group, set()).add(file.stem)
+    return {group: sorted(options) for group, options in sorted(found.items())}
+
+
+@cache
+def parsed(text: str) -> Override:
+    """One override as Hydra reads it. Raises HydraException for what Hydra cannot read."""
+    if text.startswith("="):
+        raise OverrideParseException(text, "no key")  # to Hydra the empty text is a key
+    return OverridesParser.create().parse_override(text)

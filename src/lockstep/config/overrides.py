@@ -1,0 +1,275 @@
+"""The overrides of a command line: every fault of them at once, and what they may change on a resume."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from lockstep.config.compose import CONF, Source, composed, plain
+from lockstep.config.faults import ConfigError, near, one_line, question, shown
+from lockstep.config.key_scopes import EVERYWHERE, OF_THE_COMMAND, OF_THE_WHOLE, SET_BY_ENVIRONMENTS
+from lockstep.config.options import REFUSALS, groups, parsed
+from lockstep.config.schema import Config, Data
+from lockstep.config.sweep_space import combinations, is_drawn, values_of
+from lockstep.config.targets import Groups, leaves, legal_names, unknown_key
+from lockstep.config.validation import checked
+
+Choice = tuple[DictConfig | None, list[str]]
+
+
+class Plan(NamedTuple):
+    """What a command line asks for: how many jobs, the configuration of the first, and all data they read."""
+
+    num_jobs: int
+    config: Config
+    data: list[Data]
+
+
+def check(
+    overrides: Sequence[str],
+    *,
+    conf: Path = CONF,
+    config_name: str = "config",
+    added: Path | None = None,
+    is_multirun: bool,
+    is_benchmark: bool = False,
+) -> Plan:
+    """What these overrides ask for. Raises ConfigError with all their faults; of a sweep, of every value.
+
+    `conf` is the folder of the primary configuration, `added` one that adds to it (Hydra's --config-dir).
+    """
+    for folder in (conf, added):
+        if folder is not None and not folder.is_dir():
+            raise ConfigError([f"there is no folder {folder}: correct the path of the configuration"])
+    source, options = Source(conf, config_name, added), groups(conf, added)
+    if config_name not in {file.stem for file in [*conf.glob("*.yaml"), *(added.glob("*.yaml") if added else ())]}:
+        raise ConfigError([f"there is no {config_name}.yaml in {conf}: correct --config-name"])
+    faults: list[str] = []
+    values: list[list[str]] = []
+    configs: list[Config] = []
+    for text in overrides:
+        try:
+            override = parsed(text)
+            elsewhere = _elsewhere(override, is_benchmark=is_benchmark)
+            if elsewhere:
+                faults.append(elsewhere)
+            elif override.is_sweep_override() and not is_multirun:
+                cure = "give one" if is_benchmark else "add -m to sweep over them"
+                faults.append(f"{text} lists several values: {cure}, or quote a value with commas")
+            elif override.is_sweep_override() and override.key_or_group.partition(".")[0] in OF_THE_WHOLE:
+                faults.append(f"{text} lists several values, but it is of the whole sweep: give one")
+            else:
+                values.append(values_of(override, options, partial(is_drawn, overrides, options, source)))
+        except HydraException:
+            faults.append(f"{text!r} cannot be read: write key=value, no spaces around =, special characters in quotes")
+        except ConfigError as error:
+            faults += error.faults
+
+    @cache
+    def choose(choices: tuple[str, ...]) -> Choice:
+        return _chosen(choices, source)
+
+    for texts in combinations(values):
+        config, found = _job([parsed(text) for text in texts], choose, options)
+        faults += found
+        if config is not None:
+            configs.append(config)
+            faults += _sweep_faults(config, configs[0], is_multirun=is_multirun)
+    if faults:
+        raise ConfigError(list(dict.fromkeys(faults)))
+    data: list[Data] = []
+    for config in configs:
+        if config.data not in data:
+            data.append(config.data)
+    return Plan(math.prod(map(len, values)), configs[0], data)
+
+
+def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
+    """What Hydra will read at a key of its own, None where these overrides leave it to conf/config.yaml.
+
+    Values that differ between the jobs of a sweep are left out. Raises ConfigError where it cannot be told.
+    """
+    found = [parsed(text) for text in texts]
+    may_say = any(each.is_hydra_override() or each.key_or_group in EVERYWHERE for each in found)
+    if not may_say and source == Source():
+        return None  # to compose once more would take 0.1 s
+    kept = [each.input_line or "" for each in found if not each.is_sweep_override()]
+    try:
+        value = OmegaConf.select(composed(kept, source, with_hydra=True), key)
+    except REFUSALS as error:
+        raise ConfigError([f"{key}: {one_line(error)}"]) from error
+    return None if value in (None, ".") else str(value)
+
+
+def _sweep_faults(config: Config, first: Config, *, is_multirun: bool) -> list[str]:
+    apart = [name for name in OF_THE_WHOLE if getattr(config, name) != getattr(first, name)]
+    if apart:
+        return [f"{apart[0]} differs between the jobs, but it is of the whole sweep: choose one experiment"]
+    if config.search is not None and not is_multirun:
+        return ["search draws values for a sweep: add -m, and what to search, e.g. 'optimizer.lr=interval(0.01,1)'"]
+    if config.resume is not None and is_multirun:
+        return ["resume goes on with one run: leave -m out; a sweep goes on by the same command again"]
+    return []
+
+
+def benchmarked(overrides: Sequence[str]) -> list[str]:
+    """The overrides of `lockstep benchmark`, which chooses conf/benchmark/default.yaml where they choose no other."""
+    added = [f"+{text}" if text.startswith("benchmark=") else text for text in overrides]
+    return added if any(text.startswith("+benchmark=") for text in added) else ["+benchmark=default", *added]
+
+
+def _elsewhere(override: Override, *, is_benchmark: bool) -> str | None:
+    """The fault of an override that belongs to another command, or to the environments of a benchmark."""
+    key, text = override.key_or_group, override.input_line
+    if not is_benchmark:
+        is_foreign = key.partition(".")[0] == "benchmark"
+        return f"{text}: only `lockstep benchmark` reads benchmark: leave it out" if is_foreign else None
+    if key == "resume":
+        return f"{text}: a benchmark starts anew: leave it out"
+    if key.partition(".")[0] in OF_THE_COMMAND:
+        return f"{text}: a benchmark measures the machine it is started on: leave it out"
+    if key in SET_BY_ENVIRONMENTS:
+        return f"{text}: every environment of a benchmark says it itself: see benchmark.environments and budget_s"
+    return None
+
+
+def _job(
+    job: Sequence[Override], choose: Callable[[tuple[str, ...]], Choice], options: Groups
+) -> tuple[Config | None, list[str]]:
+    """One configuration, or its faults: options are Hydra's to choose, values are put in here, one by one."""
+    choices = [override for override in job if override.key_or_group in options or override.is_hydra_override()]
+    values = [override for override in job if override not in choices]
+    wrong = {} if _searches_elsewhere(job) else {o.input_line: f for o in choices if (f := _option_fault(o, options))}
+    cfg, refused = choose(tuple(o.input_line or "" for o in choices if o.input_line not in wrong))
+    faults = [*wrong.values(), *refused]
+    if cfg is None:
+        return None, faults
+    cfg = copy.deepcopy(cfg)
+    faults += _put_in(cfg, values, options)
+    try:
+        return checked(cfg, options), faults
+    except ConfigError as error:
+        return None, [*faults, *error.faults]
+
+
+def _searches_elsewhere(job: Sequence[Override]) -> bool:
+    """Whether there may be options that only Hydra finds."""
+    return any(override.key_or_group == "hydra.searchpath" for override in job)
+
+
+def _option_fault(override: Override, options: Groups) -> str | None:
+    key, value = override.key_or_group, override.value()
+    if key not in options or override.is_delete():
+        return None
+    wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options[key]]
+    return f"{override.input_line} is no option{_choice(str(wrong[0]), options[key])}" if wrong else None
+
+
+def _chosen(choices: Sequence[str], source: Source) -> Choice:
+    """The configuration of some choices, and the faults of those that Hydra refuses."""
+    try:
+        return composed(choices, source), []
+    except REFUSALS:
+        pass
+    try:
+        composed([], source)
+    except REFUSALS as error:
+        return None, [one_line(error)]
+    faults, good = [], []
+    for text in choices:
+        try:
+            composed([text], source)
+            good.append(text)
+        except REFUSALS as error:
+            faults.append(_refusal(text, error, source))
+    try:
+        return composed(good, source), faults
+    except REFUSALS as error:
+        return None, [*faults, one_line(error)]
+
+
+def _refusal(text: str, error: Exception, source: Source) -> str:
+    """Why Hydra refuses a choice, and what to write instead."""
+    override = parsed(text)
+    key = override.key_or_group
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        missing = error.missing_cfg_file
+        return f"{text}: there is no {missing}" + _choice(missing.rpartition("/")[2], error.options)
+    if override.package is not None:
+        return f"{text}: write {key}={override.get_value_element_as_str()}, without @"
+    if key.startswith("hydra."):
+        hydra = OmegaConf.to_container(composed([], source, with_hydra=True).hydra, resolve=False)
+        meant = near(key, dict(leaves(hydra, "hydra")))
+        if key not in meant:
+            return f"unknown key {key}" + question(meant, "see --hydra-help")
+    for other, reason in ((text.lstrip("+"), "is among the defaults"), (f"+{text}", "is not among the defaults")):
+        if other != text and _is_accepted(other, source):
+            return f"{text}: {key} {reason}, write {other}"
+    return f"{text}: {one_line(error)}"
+
+
+def _choice(option: str, options: Sequence[str]) -> str:
+    meant = near(option, options)
+    return (f", did you mean {meant[0]}? Choose" if meant else ": choose") + f" from {', '.join(options)}"
+
+
+def _is_accepted(text: str, source: Source) -> bool:
+    try:
+        composed([text], source)
+    except REFUSALS:
+        return False
+    return True
+
+
+def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> list[str]:
+    """Put values into a configuration, as Hydra would; the faults are of those it would refuse."""
+    faults: list[str] = []
+    unset: list[Override] = []
+    for override in overrides:
+        text, key, value = override.input_line or "", override.key_or_group, override.value()
+        parent, _, last = key.rpartition(".")
+        node = OmegaConf.select(cfg, parent) if parent else cfg
+        there: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
+        is_set, current = last in there, there.get(last)
+        is_added = override.is_add() or override.is_force_add()
+        if not is_set and not is_added:
+            unset.append(override)
+        elif override.is_delete() and current is None:
+            faults.append(f"{text}: {key} is null already, leave {text} out")
+        elif override.is_delete() and value not in (None, current):
+            faults.append(f"{text}: {key} is {shown(current)}, write ~{key}")
+        elif override.is_delete():
+            with open_dict(node):
+                del node[last]
+        elif override.is_add() and current is not None and not isinstance(value, dict | list):
+            faults.append(f"{text}: {key} has a value already, write {text[1:]}")
+        elif isinstance(current, dict) and isinstance(value, dict) and not is_added and value.keys() - current.keys():
+            faults.append(f"{text}: {key} has no {', '.join(sorted(value.keys() - current.keys()))}, write +{text}")
+        else:
+            faults += _updated(cfg, override)
+    # after the others, which may have changed a _target_ and with it the names it takes
+    for override in unset:
+        key = override.key_or_group
+        path, tree = key.split("."), plain(cfg)[0]
+        names = legal_names(tree, path[:-1], options)
+        if override.is_delete() or (names is not None and path[-1] not in names):
+            faults.append(unknown_key(tree, path, options))
+        else:
+            faults.append(f"{key} is not set in conf/: add it with +{key}=...")
+            faults += _updated(cfg, override)
+    return faults
+
+
+def _updated(cfg: DictConfig, override: Override) -> list[str]:
+    try:
+        OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
+    except OmegaConfBaseException as error:
+        return [f"{override.input_line}: {one_line(error)}"]
+    return []

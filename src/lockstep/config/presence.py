@@ -1,0 +1,56 @@
+"""Whether the data of a run is there, looked at before anything starts: no torch, no file is opened.
+
+What only reading can tell, a broken image say, is told by those who read.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep.config import signatures
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Data, Downloaded, Files, ImageFolder, OpenData
+from lockstep.data.images.listing import FOLDERS, check_folders, existing
+from lockstep.data.transfer import remote
+
+
+def check(section: Data) -> None:
+    """Raise ConfigError, with the setting and the cure, where the data of a section is not there.
+
+    A source of the user's own is asked where it names a function for that, `_check_`, which gets the same arguments.
+    """
+    try:
+        if isinstance(section, Files):
+            _check_files(section)
+        elif isinstance(section, OpenData) and section.check is not None:
+            _imported(section.check)(**section.arguments())
+    except (FileNotFoundError, ValueError) as error:
+        raise ConfigError(str(error).splitlines()) from error
+    except OSError as error:
+        raise ConfigError([f"data.root={getattr(section, 'root', '')} cannot be read ({error}): mend it"]) from error
+
+
+def _imported(target: str) -> Callable[..., object]:
+    """The user's own check. Raises ConfigError where its module cannot be imported, whose text was read before."""
+    try:
+        found = signatures.load(target)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise ConfigError([f"data._check_={target} cannot be imported ({error}): mend its module"]) from error
+    if not callable(found):
+        raise ConfigError([f"data._check_={target} is no function: name one that raises where data is missing"])
+    return found
+
+
+def _check_files(section: Files) -> None:
+    asked = f"data.root={section.root}"
+    if remote.is_url(section.root):
+        remote.check(section.root, "data.root")
+    elif isinstance(section, ImageFolder):
+        check_folders(section.root)
+    elif isinstance(section, Downloaded) and section.download:
+        root = Path(section.root).expanduser()
+        if root.exists() and not root.is_dir():
+            raise ValueError(f"{asked} is a file: name a folder for what is downloaded.")
+    else:
+        folder = existing(section.root, asked) / FOLDERS[section.target]
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{asked} has no folder {folder}: set data.download=true, or correct the path.")

@@ -1,0 +1,122 @@
+"""Where the modules are that a configuration names beside those that are installed.
+
+They lie beside train.py, in PYTHONPATH, or in the folder in which a command was typed. A run records these folders, so
+that whatever goes on with it, tests it or uses its network finds the same modules from any current folder.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep.config import signatures
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.config.storage import to_tree
+from lockstep.config.targets import called
+from lockstep.runs.folder import RunFolder
+
+
+class Project(NamedTuple):
+    """Folders of modules: `modules` are searched before what is installed, `started_in` after it."""
+
+    modules: tuple[str, ...]
+    started_in: tuple[str, ...]
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.modules + self.started_in
+
+
+def enter(folder: Path) -> None:
+    """Have this process find modules in `folder`, that of train.py, and in the current folder what is nowhere else.
+
+    Not where Python itself was told to look in neither (PYTHONSAFEPATH). Raises ConfigError where there is no current
+    folder.
+    """
+    try:
+        started_in = os.getcwd()
+    except OSError as error:
+        raise ConfigError([f"the current folder is gone ({error.strerror}): start this in another one"]) from error
+    if not sys.flags.safe_path:
+        _search(Project((str(folder),), (started_in,)), after=0)
+
+
+def here() -> Project:
+    """The folders of this command, after `enter`."""
+    named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if sys.flags.safe_path:
+        return Project(_resolved(named), ())
+    return Project(_resolved([sys.path[0], *named]), _resolved([os.getcwd()]))
+
+
+def record(folder: RunFolder) -> None:
+    """Write down for a run the folders of this command, and behind them those of earlier commands that still exist."""
+    mine, before = here(), _recorded(folder)
+    modules, started_in = (
+        tuple(dict.fromkeys([*new, *filter(os.path.isdir, old)])) for new, old in zip(mine, before, strict=True)
+    )
+    folder.write_project({"modules": modules, "started_in": started_in})
+
+
+def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
+    """Write down for a run the folders of this command; for those at or below `root` those of its `copy`."""
+
+    def all_in_copy(folders: tuple[str, ...]) -> list[str]:
+        return list(dict.fromkeys(in_copy(Path(path)) for path in folders))
+
+    def in_copy(path: Path) -> str:
+        copied = copy / path.relative_to(root) if path.is_relative_to(root) else None
+        if copied is None or not copied.is_dir():
+            return str(path)
+        return os.path.relpath(copied, folder.path)  # the two may move together
+
+    mine = here()
+    folder.write_project({"modules": all_in_copy(mine.modules), "started_in": all_in_copy(mine.started_in)})
+
+
+def use(folder: RunFolder, config: Config, *, is_own_first: bool = False) -> None:
+    """Have this process find the modules of a run. `is_own_first`: after those beside the train.py of this command.
+
+    Raises ConfigError, which names the folders, where one of the configuration's packages is in none of them.
+    """
+    recorded = _recorded(folder)
+    _search(recorded, after=int(is_own_first))
+    if not recorded.folders:
+        return  # an earlier version made the run
+    faults = []
+    for key, target in called(to_tree(config)):
+        package = target.partition(".")[0]
+        if not signatures.is_there(package):
+            fault = f"{key}={target}: there is no package {package!r} in {_told(recorded)}, where the run had"
+            faults.append(f"{fault} its modules: start this command in the folder that holds {package} now")
+    if faults:
+        raise ConfigError(faults)
+
+
+def _search(project: Project, *, after: int) -> None:
+    """Put the folders that exist into the search path of Python, the first ones behind so many entries."""
+    modules, started_in = (filter(os.path.isdir, folders) for folders in project)
+    sys.path[:] = dict.fromkeys([*sys.path[:after], *modules, *sys.path[after:], *started_in])
+
+
+def _recorded(folder: RunFolder) -> Project:
+    """What is written down for a run, nothing for a run of an earlier version. Raises ConfigError."""
+    try:
+        kept = folder.read_project()
+        modules, started_in = ([os.fspath(path) for path in kept.get(name, ())] for name in Project._fields)
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError([f"{folder.project} cannot be read: {error}"]) from error
+    base = folder.path.resolve()
+    return Project(*(tuple(os.path.normpath(base / path) for path in paths) for paths in (modules, started_in)))
+
+
+def _resolved(folders: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(os.path.realpath(folder) for folder in folders))
+
+
+def _told(project: Project) -> str:
+    """The folders for a person, with those that are gone."""
+    paths = dict.fromkeys(project.folders)
+    return ", ".join(path if os.path.isdir(path) else f"{path} (the folder is gone)" for path in paths)

@@ -1,0 +1,90 @@
+"""What may change when a run goes on, and what the promise of the same mathematics keeps."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from lockstep.config.compose import plain
+from lockstep.config.faults import ConfigError, shown
+from lockstep.config.key_scopes import CHECKPOINT, EVERYWHERE, FREE_CALLBACKS, FREE_ON_RESUME, OF_THE_COMMAND
+from lockstep.config.options import parsed
+from lockstep.config.schema import FALLBACK, Config, fields, section
+from lockstep.config.storage import to_tree
+from lockstep.config.targets import at, leaves
+from lockstep.config.validation import check_tree
+
+
+def resumed_config(saved: Config, cfg: DictConfig, overrides: Sequence[str]) -> Config:
+    """The saved configuration of a run with the overrides of this command line on top.
+
+    Raises ConfigError for settings that would make it another run, and for all else that is wrong then.
+    """
+    tree, typed = to_tree(saved), plain(cfg)[0]
+    for override in map(parsed, overrides):
+        key = override.key_or_group
+        if key in EVERYWHERE:
+            tree = copy.deepcopy(typed)
+        elif not override.is_hydra_override():
+            _copy(typed, tree, key.split("."))
+    tree |= {key: copy.deepcopy(typed[key]) for key in OF_THE_COMMAND if key in typed}
+    faults = _changes(to_tree(saved), tree)
+    try:
+        config = check_tree({**tree, "resume": None})
+    except ConfigError as error:
+        raise ConfigError([*faults, *error.faults]) from error
+    if faults:
+        raise ConfigError(faults)
+    return config
+
+
+def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -> None:
+    """Make the value at a path that of the source, or remove it where the source has none."""
+    *parents, last = path
+    for part in parents:
+        if not isinstance(target.get(part), dict):
+            target[part] = {}
+        target = target[part]
+    parent = at(source, parents)
+    if isinstance(parent, dict) and last in parent:
+        target[last] = copy.deepcopy(parent[last])
+    else:
+        target.pop(last, None)
+
+
+def _changes(saved: dict[str, Any], tree: dict[str, Any]) -> list[str]:
+    """A fault for every frozen key that has another value than in the saved run."""
+    before, after = (dict(_said(part)) for part in (saved, tree))
+    changed = [
+        key
+        for key in {**before, **after}
+        if before.get(key) != after.get(key) and not (is_free_on_resume(key, saved) and is_free_on_resume(key, tree))
+    ]
+    # of a section with another target no other key is told
+    replaced = tuple(key.removesuffix("_target_") for key in changed if key.endswith("._target_"))
+    return [
+        f"{key}={shown(after.get(key))} cannot change on resume, this run has {shown(before.get(key))}: "
+        "leave it out, or start a new run"
+        for key in changed
+        if not key.startswith(replaced) or key.removesuffix("_target_") in replaced
+    ]
+
+
+def _said(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What a configuration says: an empty section says nothing, nor does `_partial_: false`, which is so without it."""
+    for key, value in leaves(tree, ""):
+        if value != {} and not (key.endswith("._partial_") and value is False):
+            yield key, value
+
+
+def is_free_on_resume(key: str, tree: dict[str, Any]) -> bool:
+    """Whether a resume may change the value at `key` of a configuration."""
+    path = key.split(".")
+    if path[0] == "callbacks":
+        callback = at(tree, path[:2])
+        target = callback.get("_target_") if isinstance(callback, dict) else None
+        return target in (None, *FREE_CALLBACKS) or (target == CHECKPOINT and callback.get("monitor") is None)
+    if path[0] in FALLBACK and path[-1] not in fields(section(tree, path[:1]) or Config):
+        return False  # a key of the user's own that has the name of one of ours
+    return any(".".join(path[:depth]) in FREE_ON_RESUME for depth in range(1, len(path) + 1))

@@ -1,0 +1,113 @@
+"""What several keys must be together."""
+
+import shlex
+from collections.abc import Iterator
+
+from lockstep.config import slurm_rules, workers
+from lockstep.config.schema import Config, Files
+from lockstep.data.transfer import remote
+
+SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
+METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
+MONITOR = "val/accuracy"  # the result of a run where no checkpoint says another one
+
+
+def conflicts(config: Config, *, is_whole: bool) -> list[str]:
+    """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
+    found: list[str] = []
+    rules = (_batch_rules, _data_rules, _file_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules)
+    for rule in (*rules, workers.faults, *slurm_rules.RULES):
+        try:
+            found += rule(config)
+        except AttributeError:
+            if is_whole:
+                raise
+    return found
+
+
+def _batch_rules(config: Config) -> Iterator[str]:
+    if config.global_batch_size % config.trainer.accumulate_grad_batches:
+        yield (
+            f"trainer.accumulate_grad_batches={config.trainer.accumulate_grad_batches} does not divide "
+            f"global_batch_size={config.global_batch_size}: a global batch is cut into that many equal micro-batches"
+        )
+
+
+def _data_rules(config: Config) -> Iterator[str]:
+    val, test = getattr(config.data, "val_fraction", 0), getattr(config.data, "test_fraction", 0)
+    if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
+        yield f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on: use smaller ones"
+
+
+def _file_rules(config: Config) -> Iterator[str]:
+    data = config.data
+    if not isinstance(data, Files):
+        return
+    is_url, is_kept = remote.is_url(data.root), data.copy_to is not None or getattr(data, "cache", None) is not None
+    if is_url:
+        yield from remote.faults(data.root, "data.root")
+        if not is_kept:
+            yield f"data.root={remote.shown(data.root)} is a URL: say where its files are kept, data.copy_to=data/cache"
+    if data.copy_remove and data.copy_to is None and not is_url:
+        yield "data.copy_remove=true removes the copy of this run, and there is none: set data.copy_to, or leave it out"
+
+
+def _optimizer_rules(config: Config) -> Iterator[str]:
+    if getattr(config.optimizer, "nesterov", False) is True and getattr(config.optimizer, "momentum", 1) == 0:
+        yield "optimizer.nesterov=true needs optimizer.momentum above 0: set one of them"
+    if config.scale_with_workers and learning_rate(config) is None:
+        yield "scale_with_workers=true multiplies optimizer.lr, but it has no value: add +optimizer.lr=..."
+
+
+def _callback_rules(config: Config) -> Iterator[str]:
+    has_logger = any(logger is not None for logger in config.logger.values())
+    for name, callback in config.callbacks.items():
+        if callback is None:
+            continue
+        key, arguments = f"callbacks.{name}", callback.arguments()
+        monitor = arguments.get("monitor")
+        if monitor is not None and monitor not in METRICS:
+            yield f"{key}.monitor={monitor} is never measured: choose from {', '.join(METRICS)}"
+        better = {"accuracy": "max", "loss": "min"}.get(str(monitor).rpartition("/")[2])
+        if better and arguments.get("mode", better) != better:
+            yield f"{key}.mode={arguments['mode']} takes the worst {monitor} for the best: set {key}.mode={better}"
+        if str(monitor).startswith("val/") and config.trainer.check_val_every_n_epoch > config.trainer.max_epochs:
+            yield (
+                f"trainer.check_val_every_n_epoch={config.trainer.check_val_every_n_epoch} is above "
+                f"trainer.max_epochs={config.trainer.max_epochs}: {key} needs {monitor}, which is never measured then"
+            )
+        if callback.target.endswith(".LearningRateMonitor") and not has_logger:
+            yield f"{key} needs a logger, and there is none: set {key}=null, or choose logger=tensorboard"
+        if arguments.get("train_time_interval") is not None:
+            # Lightning 2.6 passes over it in manual optimization, which the step here is
+            yield f"{key}.train_time_interval is not looked at: use {key}.every_n_train_steps"
+
+
+def _notify_rules(config: Config) -> Iterator[str]:
+    command = config.notify.command
+    if command is None:
+        return
+    try:
+        shlex.split(command)
+    except ValueError as error:
+        yield f"notify.command={command} is no command line: {error}, close the quotes"
+
+
+def _search_rules(config: Config) -> Iterator[str]:
+    search = config.search
+    if search is None or search.objectives is None:
+        return
+    known = (*METRICS, *SUMMARY_NUMBERS)
+    if not search.objectives:
+        yield "search.objectives={} optimizes nothing: name one, or use null for what best.ckpt has"
+    for name in search.objectives:
+        if name not in known:
+            yield f"search.objectives has {name}, which is never measured: choose from {', '.join(known)}"
+    if len(search.objectives) > 1 and search.pruner is not None:
+        yield "search.pruner compares by one objective, and search.objectives has several: use search.pruner=null"
+
+
+def learning_rate(config: Config) -> float | None:
+    """optimizer.lr, where the optimizer has one."""
+    value = config.optimizer.arguments().get("lr")
+    return float(value) if isinstance(value, int | float) else None

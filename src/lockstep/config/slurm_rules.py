@@ -1,0 +1,151 @@
+"""What a run asks a scheduler for, and everything that is wrong with it; looked at where it is submitted."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+
+from lockstep.config.schema import Cluster, Config
+from lockstep.system import launcher
+
+OPTION = re.compile(r"--[a-z][a-z0-9-]*(=\S.*)?")
+# options of sbatch by the key that sets them; "" is Lockstep itself
+KEYS = {
+    "partition": "cluster.partition",
+    "account": "cluster.account",
+    "qos": "cluster.qos",
+    "time": "cluster.time_min",
+    "mem": "cluster.memory_gib",
+    "cpus-per-task": "cluster.cpus_per_worker",
+    "gpus-per-node": "cluster.gpus_per_node",
+    "constraint": "cluster.constraint",
+    "nodes": "trainer.num_nodes",
+    "ntasks": "trainer.devices",
+    "ntasks-per-node": "trainer.devices",
+    "signal": "cluster.warn_s",
+    "job-name": "name",
+    **dict.fromkeys(("requeue", "no-requeue", "output", "error", "open-mode", "array", "chdir", "export"), ""),
+    # another answer than "Submitted batch job 17"
+    **dict.fromkeys(("parsable", "quiet", "wait", "test-only", "wrap", "help", "usage", "version"), ""),
+}
+# other ways to say what a key says, a fault only where the key says it
+ALSO = {
+    "cluster.memory_gib": ("mem-per-cpu", "mem-per-gpu"),
+    "cluster.gpus_per_node": ("gres", "gpus", "gpus-per-task", "gpus-per-socket"),
+}
+
+# settings of `cluster` that have no value unless somebody gave one: those that SLURM alone reads, and those of any job
+OF_SLURM = (
+    *("partition", "account", "qos", "time_min", "memory_gib", "cpus_per_worker", "gpus_per_node", "constraint"),
+    *("sbatch", "parallel"),
+)
+OF_JOBS = ("setup", "container")
+
+
+def num_gpus(config: Config) -> int:
+    """GPUs that SLURM is asked for on each node. 0 where `num_workers` has faults."""
+    if config.cluster.gpus_per_node is not None:
+        return config.cluster.gpus_per_node
+    devices = config.trainer.devices
+    return devices if config.strategy.name != "cpu" and isinstance(devices, int) else 0
+
+
+def num_workers(config: Config) -> tuple[int, list[str]]:
+    """Workers on each node of a job, which no machine but its own can tell, and what is wrong with what was asked."""
+    devices, gpus, name = config.trainer.devices, config.cluster.gpus_per_node, config.strategy.name
+    if isinstance(devices, list):
+        typed = f"trainer.devices={devices}".replace(" ", "")
+        return max(1, len(devices)), [f"{typed} names GPUs, but SLURM chooses them: use trainer.devices={len(devices)}"]
+    if name == "cpu" and gpus:
+        return 1, [f"cluster.gpus_per_node={gpus}, but strategy=cpu uses no GPUs: leave one of them out"]
+    if devices == "auto":
+        if name == "single_device" or name == "cpu":
+            return 1, []
+        if gpus:
+            return gpus, []
+        cure = "strategy=cpu" if gpus == 0 else "cluster.gpus_per_node=N, or strategy=cpu"
+        return 1, [f"trainer.devices=auto cannot see the nodes of a cluster: use trainer.devices=N, {cure}"]
+    if gpus and devices > gpus:
+        return devices, [f"trainer.devices={devices} is above cluster.gpus_per_node={gpus}: a worker needs a GPU"]
+    return devices, []
+
+
+def faults(config: Config) -> Iterator[str]:
+    """What is wrong with the settings of a cluster, and with submitting from here."""
+    for rule in RULES:
+        yield from rule(config)
+
+
+def _place_faults(config: Config) -> Iterator[str]:
+    name = config.cluster.name
+    if name == "none":
+        if config.dry_run:
+            yield "dry_run=true shows what would be submitted, and cluster=none submits nothing: choose cluster=slurm"
+        return
+    world = launcher.outer_world(os.environ)
+    if world is not None and world.world_size > 1:
+        yield f"cluster={name} is submitted by one process, but {world.launcher} started {world.world_size}: start one"
+    tools = ("bash",) if name == "local" else ("sbatch", "srun", "scontrol")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        cure = "install it" if name == "local" else "submit from a login node, or use cluster=local"
+        yield f"cluster={name}, but this machine has no {missing[0]}: {cure}"
+
+
+def _unread_faults(config: Config) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.name == "slurm":
+        if config.sweep.max_failed is not None:
+            yield (
+                f"sweep.max_failed={config.sweep.max_failed} is for trials on this machine, and jobs do not hear of "
+                "each other: leave it out"
+            )
+        return
+    for key in OF_SLURM:
+        if (value := getattr(cluster, key)) not in (None, []):
+            cure = "add cluster=slurm, or leave it out"
+            yield f"cluster.{key}={value} is read by cluster=slurm alone, not by {cluster.name}: {cure}"
+    for key in OF_JOBS if cluster.name == "none" else ():
+        if value := getattr(cluster, key):
+            yield f"cluster.{key}={value} is for a job: add cluster=slurm or cluster=local, or leave it out"
+
+
+def _time_faults(config: Config) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.name != "slurm":
+        return
+    if cluster.time_min is None:
+        yield "cluster.time_min has no value, and cluster=slurm needs one: add cluster.time_min=MINUTES"
+    elif cluster.warn_s >= 60 * cluster.time_min:
+        yield (
+            f"cluster.warn_s={cluster.warn_s} is not below the time limit, cluster.time_min={cluster.time_min}: "
+            "the run would be stopped as soon as it starts"
+        )
+
+
+def _option_faults(config: Config) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.name != "slurm":
+        return
+    says = {"cluster.memory_gib": cluster.memory_gib is not None, "cluster.gpus_per_node": num_gpus(config) > 0}
+    also = {name: key for key, names in ALSO.items() if says[key] for name in names}
+    seen: set[str] = set()
+    for line in cluster.sbatch:
+        name = line.partition("=")[0].removeprefix("--")
+        if not OPTION.fullmatch(line):
+            yield f"cluster.sbatch has {line!r}: write --option or --option=value, as `sbatch --help` lists them"
+        elif name in KEYS or name in also:
+            key = {**KEYS, **also}[name]
+            yield f"cluster.sbatch has {line}: " + (f"{key} says it" if key else "Lockstep says it itself, remove it")
+        elif name in seen:
+            yield f"cluster.sbatch has --{name} twice: leave one out"
+        seen.add(name)
+
+
+def without_job(cluster: Cluster) -> Cluster:
+    """The settings of what trains where it is started: nothing is asked of a scheduler any more."""
+    asked = {key: [] if isinstance(getattr(cluster, key), list) else None for key in (*OF_SLURM, *OF_JOBS)}
+    return cluster.model_copy(update={"name": "none", **asked})
+
+
+RULES = (_place_faults, _unread_faults, _time_faults, _option_faults)

@@ -1,0 +1,54 @@
+"""The configuration in the folder of a run: written, read, and compared."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from lockstep.config.faults import ConfigError, one_line
+from lockstep.config.schema import (
+    Config,
+)
+from lockstep.config.validation import schema_faults
+from lockstep.runs.files import write_atomically
+
+# how, where and for whom a run is trained
+NOT_OF_A_TRAINING = ("notify", "launcher", "sweep", "search", "cluster", "dry_run")
+
+
+def to_tree(config: Config) -> dict[str, Any]:
+    """Plain values, with `_target_` and `_partial_` as they stand in YAML."""
+    return config.model_dump(by_alias=True)
+
+
+def fingerprint(config: Config) -> str:
+    """Equal for equal trainings: ranks compare it before the first step.
+
+    Who hears of the end is not part of it, nor how a machine reaches the others: their networks may differ in name.
+    """
+    tree = {key: value for key, value in to_tree(config).items() if key not in NOT_OF_A_TRAINING}
+    tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def save(config: Config, path: Path) -> None:
+    """Write the resolved configuration as YAML."""
+    write_atomically(path, yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True))
+
+
+def load(path: Path) -> Config:
+    """Read a saved configuration. Raises ConfigError when it does not fit this version of Lockstep."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError([f"{path} cannot be read: {one_line(error)}"]) from error
+    if not isinstance(tree, dict):
+        raise ConfigError([f"{path} holds no configuration"])
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        faults = dict(schema_faults(tree, error, {}))
+        raise ConfigError([f"{path}: {fault}" for fault in faults.values()]) from error

@@ -1,0 +1,174 @@
+"""Sections with a `_target_`: which keys it takes, and whether they fit."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lockstep.config import annotations, signatures
+from lockstep.config.faults import near, question, shown
+from lockstep.config.schema import NAMED, OpenData, fields, root, section
+
+# what the training gives to the target of a section: the first parameter by position, others by keyword
+BY_POSITION = ("optimizer", "scheduler")
+BY_KEYWORD = {"model": ("in_channels", "num_classes"), "scheduler": ("total_steps",), "logger": ("save_dir",)}
+Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for the cures
+
+
+def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> str:
+    """The fault of a key nothing reads: the names it may have been meant for, or those there are."""
+    parent = at(tree, path[:-1])
+    target = parent.get("_target_") if isinstance(parent, dict) else None
+    owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
+    names = [name for name in legal_names(tree, path[:-1], groups) or () if not name.startswith("_")]
+    known = f"{owner} has {', '.join(names)}" if owner and names else "remove it; --help lists the keys"
+    return f"unknown key {'.'.join(path)}" + question(meant_key(tree, path, groups), known)
+
+
+def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:
+    """The names of keys that may stand below `path`; None where any may."""
+    if not path:
+        own = fields(root(tree))
+        return [*own, *(group for group in groups if group not in own and "/" not in group)]
+    value = at(tree, path)
+    if len(path) == 1 and path[0] in NAMED:
+        there = value if isinstance(value, dict) else {}
+        return [name for name, child in there.items() if child is None or at(child, ["_target_"]) is not None]
+    found = section(tree, path)
+    if found is not None and found.model_config.get("extra") != "allow":
+        return list(fields(found))
+    target = value.get("_target_") if isinstance(value, dict) else None
+    if not isinstance(target, str):
+        return None if isinstance(value, dict) and found is None else list(fields(found)) if found else []
+    try:
+        signature = signatures.find(target)
+    except signatures.Missing:
+        return None
+    if signature is None or signature.takes_any:
+        return None
+    supplied = _supplied(path, signature)
+    names = [*(fields(found) if found else ()), *(name for name in signature.names if name not in supplied)]
+    return list(dict.fromkeys(names))
+
+
+def meant_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> list[str]:
+    """The keys that are likely meant by an unknown one: a like name in its section, else the same name elsewhere."""
+    for depth, name in enumerate(path):
+        names = legal_names(tree, path[:depth], groups)
+        if names is None:
+            return []
+        if name not in names or depth == len(path) - 1:
+            meant = [other for other in near(name, names, 2) if other != name]
+            if meant:
+                return [".".join([*path[:depth], other, *path[depth + 1 :]]) for other in meant]
+            break
+    keys = {key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and not key.startswith(NAMED)}
+    same = near(path[-1], set(keys.values()), cutoff=0.75)
+    return [key for key, name in keys.items() if name in same and key != ".".join(path)][:2]
+
+
+def leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """(key, value) of everything that is no section, with a prefix and dots."""
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, f"{prefix}.{key}".lstrip("."))
+    else:
+        yield prefix, tree
+
+
+def at(tree: Any, path: Iterable[str]) -> Any:
+    """The value at a path, None where there is none."""
+    for part in path:
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Every section with a `_target_`, nested ones too."""
+    if isinstance(value, dict):
+        if isinstance(value.get("_target_"), str):
+            yield path, value
+        for key, child in value.items():
+            yield from targets(child, (*path, key))
+    elif isinstance(value, list):
+        for i, child in enumerate(value):
+            yield from targets(child, (*path, str(i)))
+
+
+def called(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, dotted name) of all that a configuration calls: every `_target_`, and the `_check_` of the data."""
+    for path, value in targets(tree):
+        for name in ("_target_", "_check_"):
+            if isinstance(value.get(name), str):
+                yield ".".join([*path, name]), value[name]
+
+
+def _supplied(path: Sequence[str], signature: signatures.Signature) -> tuple[str, ...]:
+    """The parameters that the training gives to the target at `path`."""
+    if len(path) != (2 if path[0] in NAMED else 1):
+        return ()
+    return (*(signature.names[:1] if path[0] in BY_POSITION else ()), *BY_KEYWORD.get(path[0], ()))
+
+
+def target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, str]]:
+    """(key, fault) of every parameter that is unknown to its target, of another type, missing, or not to be set."""
+    for path, value in targets(tree):
+        found = section(tree, path)
+        if found is not None and found.model_config.get("extra") != "allow":
+            continue  # the schema has said it all
+        key, target = ".".join(path), value["_target_"]
+        name = target.rpartition(".")[2]
+        try:
+            signature = signatures.find(target)
+        except signatures.Missing as error:
+            yield f"{key}._target_", f"{key}._target_={target}: {error}" + _cure(target, error)
+            continue
+        if signature is None:
+            continue
+        supplied = _supplied(path, signature)
+        own = fields(found) if found is not None else {}
+        given = [k for k in value if not k.startswith("_") and k not in own]
+        for k in given:
+            if k in supplied:
+                yield f"{key}.{k}", f"{key}.{k} is set by the training itself: remove it"
+            elif k not in signature.names and not signature.takes_any:
+                yield f"{key}.{k}", unknown_key(tree, [*path, k], groups)
+            elif k in signature.types and not annotations.fits(signature.types[k], value[k]):
+                yield f"{key}.{k}", f"{key}.{k}={shown(value[k])} must be {signature.types[k]}, as {name} has it"
+        if not value.get("_partial_") and "_args_" not in value:
+            for k in signature.required:
+                if k not in value and k not in supplied:
+                    yield f"{key}.{k}", f"{key}.{k} is missing: {name} needs it, add +{key}.{k}=..."
+        refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
+        if refused:
+            yield f"{key}._target_", f"{key}._target_={target} does not take {' and '.join(refused)} from the training"
+
+
+def check_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, fault) of a `_check_` that is not there, or cannot be given the parameters of its source."""
+    value, source = tree.get("data"), section(tree, ["data"])
+    check = at(value, ["_check_"])
+    if source is not OpenData or not isinstance(value, dict) or not isinstance(check, str) or "." not in check:
+        return  # the schema has said it all
+    key, asked = "data._check_", f"data._check_={check}"
+    try:
+        signature = signatures.find(check)
+    except signatures.Missing as error:
+        yield key, f"{asked}: {error}" + _cure(check, error)
+        return
+    if signature is None:
+        return
+    given = [k for k in value if not k.startswith("_") and k not in fields(source)]
+    for k in given:
+        if k not in signature.names and not signature.takes_any:
+            reason = "data._check_ gets the parameters of data._target_, add it there"
+            yield f"{key}.{k}", f"data.{k} is no parameter of {check}: {reason}"
+    for k in signature.required:
+        if k not in given:
+            yield f"{key}.{k}", f"{asked} needs {k}, which is not set: add +data.{k}=..., or give it a default"
+
+
+def _cure(target: str, error: signatures.Missing) -> str:
+    meant = [
+        ".".join(like if part == error.name else part for part in target.split("."))
+        for like in near(error.name, error.known)
+    ]
+    return question(meant, "correct the name, or install the package that has it")

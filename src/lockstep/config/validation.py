@@ -1,0 +1,107 @@
+"""Composes a configuration and reports everything that is wrong with it, at once, before any work starts.
+
+The only module beside the entry points that knows Hydra and OmegaConf. Imports torch only where the source
+text of a `_target_` does not tell its parameters.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+from pydantic import ValidationError
+
+from lockstep.config.compose import plain, right_part
+from lockstep.config.faults import ConfigError, question, shown
+from lockstep.config.rules import conflicts
+from lockstep.config.schema import (
+    ENVIRONMENTS,
+    FALLBACK,
+    LARGEST,
+    NAMED,
+    Config,
+    Target,
+    fields,
+    kind_of,
+    root,
+    section,
+)
+from lockstep.config.targets import Groups, at, check_faults, meant_key, target_faults, unknown_key
+
+
+def checked(cfg: DictConfig, groups: Groups | None = None) -> Config:
+    """The typed configuration. Raises ConfigError with every fault the schema, the signatures and the machine show."""
+    tree, unresolved = plain(cfg)
+    return check_tree(tree, groups, unresolved)
+
+
+def check_tree(
+    tree: dict[str, Any], groups: Groups | None = None, unresolved: Mapping[str, str] | None = None
+) -> Config:
+    """The typed configuration of a plain tree. Raises ConfigError with all that is wrong, one fault for each key.
+
+    `unresolved` says of keys why they have no value.
+    """
+    faults = dict(unresolved or {})
+    try:
+        config = root(tree).model_validate(tree)
+    except ValidationError as error:
+        for key, fault in schema_faults(tree, error, groups or {}):
+            faults.setdefault(key, fault)
+        config = None
+    for key, fault in (*target_faults(tree, groups or {}), *check_faults(tree)):
+        faults.setdefault(key, fault)
+    found = [fault for fault in faults.values() if fault]
+    if tree.get("resume") is None:  # else these settings meet those of the saved run first
+        found += conflicts(config or right_part(tree, faults), is_whole=config is not None)
+    if found or config is None:
+        raise ConfigError(found)
+    return config
+
+
+def schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups) -> Iterator[tuple[str, str]]:
+    """(key, fault) of everything pydantic found; what it says of each member of a union comes more than once."""
+    # what is too large for one member of a union is of the wrong kind for another
+    for item in sorted(error.errors(include_url=False), key=lambda item: not _is_too_large(item)):
+        path = [str(part) for part in item["loc"]]
+        if path[0] in FALLBACK:
+            del path[1:2]  # the name of a member of the union
+        # without the members of a union of types
+        depth = 4 if tuple(path[:2]) == ENVIRONMENTS else 3 if path[0] in NAMED else 2
+        path = path[: depth if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
+        key = ".".join(path)
+        if item["type"] == "extra_forbidden":
+            yield key, unknown_key(tree, path, groups)
+        elif item["type"] == "missing":
+            yield key, _missing_key(tree, path, groups)
+        elif item["type"] == "union_tag_invalid":
+            yield key, f"{key}._target_={tree[key]['_target_']} is of another section: it cannot be the {key}"
+        else:
+            value = at(tree, path)
+            if _is_too_large(item):
+                yield key, f"{key}={shown(value)} is too large: {LARGEST:,} at most"
+            is_number_for_text = item["type"] == "string_type" and isinstance(value, int | float)
+            cure = f": write \"{key}='{shown(value)}'\"" if is_number_for_text else ""
+            yield key, f"{key}={shown(value)} must be {_wanted(tree, path)}{cure}"
+
+
+def _is_too_large(item: Mapping[str, Any]) -> bool:
+    return item.get("ctx", {}).get("le") == LARGEST
+
+
+def _wanted(tree: dict[str, Any], path: Sequence[str]) -> str:
+    found = section(tree, path)
+    if found is not None or path[-1] in NAMED:
+        with_target = " with _target_" if found is not None and issubclass(found, Target) else ""
+        return f"a section of keys{with_target}" + (" or null" if path[0] in NAMED and found is not None else "")
+    parent = section(tree, path[:-1])
+    assert parent is not None
+    return kind_of(fields(parent)[path[-1]])
+
+
+def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> str:
+    key = ".".join(path)
+    if key in groups:
+        return f"{key} is missing: choose {key}=... from {', '.join(groups[key])}"
+    if path[0] in NAMED:
+        return f"{path[0]}.{path[1]} has no _target_" + question(meant_key(tree, path[:2], groups), "add one")
+    return f"{key} is missing: add +{key}=... ({_wanted(tree, path)})"

@@ -1,0 +1,244 @@
+"""The worker processes a configuration asks for, against what this machine and an outer launcher offer."""
+
+import os
+import shutil
+import socket
+from dataclasses import dataclass
+
+from lockstep.config import slurm_rules
+from lockstep.config.schema import Config, ImageFolder
+from lockstep.system import hardware, launcher
+
+# a worker holds less than that of its own (private pages of smaps_rollup, one thread, torch 2.15)
+WORKER_BYTES = 2**29
+# more processes than that on a core do nothing but wait; a few show what many workers compute
+PROCESSES_PER_CORE = 16
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where a run trains: `gpus` has the GPU of each worker of this node, as that worker counts; () for CPU processes.
+
+    They are all different where the workers see the same GPUs, and all 0 where each sees GPUs of its own.
+    """
+
+    num_local: int
+    num_nodes: int
+    gpus: tuple[int, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Worker processes on all nodes."""
+        return self.num_local * self.num_nodes
+
+
+def found(config: Config) -> Workers:
+    """The workers of a configuration without `faults`."""
+    return _asked(config)[0]
+
+
+def faults(config: Config) -> list[str]:
+    """What this machine, or the launcher that started this process, cannot give.
+
+    The machine of a job is not this one: what it gives is looked at there.
+    """
+    asked, faults = _asked(config)
+    if config.cluster.name == "slurm":
+        return (faults or _load_faults(config, asked)) + _device_faults(config, asked)
+    world = launcher.outer_world(os.environ)
+    faults = faults + _world_faults(asked, world)
+    if world is None:
+        faults += _number_faults(config, asked)
+    return (faults or _load_faults(config, asked)) + _device_faults(config, asked) + _compiler_faults(config, asked)
+
+
+def interface_faults(config: Config) -> list[str]:
+    """A network this machine has not. Only the machines that train can tell, not the one a job is submitted from."""
+    name, there = config.strategy.interface, [name for _, name in socket.if_nameindex()]
+    if name is None or name in there:
+        return []
+    return [
+        f"strategy.interface={name} is not on {socket.gethostname()}, which has {', '.join(there)}: "
+        "use one of these, or null"
+    ]
+
+
+def _asked(config: Config) -> tuple[Workers, list[str]]:
+    if config.cluster.name == "slurm":
+        return _allocated(config)
+    devices, name = config.trainer.devices, config.strategy.name
+    world = launcher.outer_world(os.environ)
+    num_gpus = 0 if name == "cpu" else hardware.num_visible_gpus()
+    asked = f"trainer.devices={devices}".replace(" ", "")
+    faults = []
+    gpus: tuple[int, ...] = ()
+    if isinstance(devices, list):
+        absent = [number for number in devices if number >= num_gpus]
+        if name == "cpu":
+            faults.append(f"{asked} names GPUs, but strategy=cpu uses none: give a number of processes")
+        elif not devices or len(set(devices)) != len(devices):
+            faults.append(f"{asked} must list each GPU once, and at least one")
+        elif _each_has_own(world, num_gpus, len(devices)):
+            cure = f"use trainer.devices={len(devices)}"
+            faults.append(f"{asked} names GPUs, but srun gives each task its own, which is number 0 to it: {cure}")
+        elif absent:
+            cure = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={len(devices)}"
+            faults.append(f"{asked}, but this machine has {_gpus(num_gpus)}: {cure}")
+        gpus, num_local = tuple(devices), len(devices)
+    elif devices == "auto":
+        num_local = 1 if name == "single_device" else max(1, num_gpus)
+        if world is not None and world.world_size % config.trainer.num_nodes == 0:
+            num_local = world.world_size // config.trainer.num_nodes
+        gpus = _one_each(world, num_gpus, num_local)
+        if world is not None and num_gpus and max(gpus) >= num_gpus:
+            own = "give each a GPU of its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
+            faults.append(
+                f"{world.launcher} started {num_local} workers for a machine with {_gpus(num_gpus)}: start {num_gpus}, "
+                f"{own}set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
+            )
+    else:
+        num_local = devices
+        gpus = _one_each(world, num_gpus, num_local)
+        if num_gpus and max(gpus) >= num_gpus:
+            faults.append(
+                f"{asked}, but this machine has {_gpus(num_gpus)}: "
+                f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
+            )
+    workers = Workers(num_local, config.trainer.num_nodes, gpus)
+    return workers, faults + _single_faults(config, workers)
+
+
+def _one_each(world: launcher.World | None, num_gpus: int, num_local: int) -> tuple[int, ...]:
+    """The GPU of each worker of this node; numbers that do not exist where there are too few."""
+    if not num_gpus:
+        return ()
+    if _each_has_own(world, num_gpus, num_local):
+        return (0,) * num_local
+    # one number beyond the last GPU is enough for the fault; a person may have asked for billions
+    return tuple(range(min(num_local, num_gpus + 1)))
+
+
+def _each_has_own(world: launcher.World | None, num_gpus: int, num_local: int) -> bool:
+    """Whether every task of srun sees `num_gpus` GPUs that no other task sees (--gpus-per-task), numbered from 0.
+
+    Then the step has at least as many on this node as its tasks see together. Where all tasks see the same GPUs, it has
+    just those. SLURM_GPUS_PER_TASK does not tell: a step inherits it from its job, and may ask otherwise.
+    """
+    total = world.num_gpus_on_node if world is not None else None
+    return total is not None and num_local > 1 and 0 < num_gpus * num_local <= total
+
+
+def _allocated(config: Config) -> tuple[Workers, list[str]]:
+    """The workers of a job."""
+    num_local, faults = slurm_rules.num_workers(config)
+    workers = Workers(num_local, config.trainer.num_nodes, tuple(range(slurm_rules.num_gpus(config))))
+    return workers, faults or _single_faults(config, workers)
+
+
+def _single_faults(config: Config, workers: Workers) -> list[str]:
+    if config.strategy.name != "single_device" or workers.world_size == 1:
+        return []
+    return [f"strategy=single_device has one worker, not {workers.world_size}: use strategy=ddp, or one device"]
+
+
+def _gpus(count: int) -> str:
+    return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
+
+
+def _device_faults(config: Config, asked: Workers) -> list[str]:
+    """What only GPUs have, and what they cannot do."""
+    if asked.gpus:
+        return _graph_faults(config, asked)
+    settings = (
+        (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
+        (config.trainer.precision == "tf32", "trainer.precision=tf32", "float32"),
+    )
+    return [f"{typed} needs GPUs, and this run uses none: use {cure}" for is_set, typed, cure in settings if is_set]
+
+
+def _graph_faults(config: Config, asked: Workers) -> list[str]:
+    """CUDA graphs that give wrong gradients (pytorch issues 96693 and 169545), or that nobody has seen to end."""
+    if config.compile != "reduce-overhead":
+        return []
+    faults, num_parts = [], config.trainer.accumulate_grad_batches
+    if num_parts > 1:
+        faults.append(
+            f"compile=reduce-overhead and trainer.accumulate_grad_batches={num_parts}: a CUDA graph overwrites the "
+            "gradients of the last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
+        )
+    if asked.world_size > 1:
+        faults.append(
+            f"compile=reduce-overhead is for one GPU, not for {asked.world_size} workers: CUDA graphs of several can "
+            "hang when one leaves, use compile=true, or trainer.devices=1"
+        )
+    return faults
+
+
+def _compiler_faults(config: Config, asked: Workers) -> list[str]:
+    if not config.compile or asked.gpus or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+        return []
+    asked_for = f"compile={str(config.compile).lower()}"
+    return [f"{asked_for} needs a C++ compiler on a CPU, and there is none: install g++, or use compile=false"]
+
+
+def _number_faults(config: Config, asked: Workers) -> list[str]:
+    """More processes than this machine can carry."""
+    cure = "use fewer, or raise trainer.process_limit"
+    bound, num_cores = config.trainer.process_limit, hardware.num_cores()
+    by_cores = f"{PROCESSES_PER_CORE} for each of {num_cores} core{'s' if num_cores > 1 else ''}"
+    most, reason = PROCESSES_PER_CORE * num_cores, f"worker processes, {by_cores}"
+    memory = hardware.memory_bytes()
+    if bound != "auto":
+        most, reason = bound, ""
+    elif memory // WORKER_BYTES < most:
+        most = max(1, memory // WORKER_BYTES)
+        reason = f"worker processes, {WORKER_BYTES / 2**30:.1f} GiB for each in {memory / 2**30:.1f} GiB of memory"
+    faults = []
+    if not asked.gpus and asked.num_local > most:
+        limit = f"{most} {reason}" if reason else f"trainer.process_limit={most}"
+        faults.append(f"trainer.devices={config.trainer.devices} is above {limit}: {cure}")
+    data, most = config.data, PROCESSES_PER_CORE * num_cores if bound == "auto" else bound
+    if not faults and isinstance(data, ImageFolder) and data.num_workers != "auto":
+        total = data.num_workers * asked.num_local
+        limit = f"{most}, {by_cores}" if bound == "auto" else f"trainer.process_limit={most}"
+        if total > most:
+            each = f" of each of {asked.num_local} workers" if asked.num_local > 1 else ""
+            are = f"data.num_workers={data.num_workers}{each} are {total} processes"
+            faults.append(f"{are}, above {limit}: {cure}")
+    return faults
+
+
+def _load_faults(config: Config, asked: Workers) -> list[str]:
+    loads, count = config.trainer.loads, asked.world_size
+    if loads is None:
+        return []
+    typed = f"trainer.loads={loads}".replace(" ", "")
+    if len(loads) != count:
+        plural = "s" if count > 1 else ""
+        return [f"{typed} has {len(loads)} entries for {count} worker{plural}: give one load for each"]
+    if sum(loads) == 0:
+        return [f"{typed}: at least one worker needs a load above 0"]
+    return []
+
+
+def _world_faults(asked: Workers, world: launcher.World | None) -> list[str]:
+    n = asked.world_size
+    what = f"trainer.devices={asked.num_local}" + (
+        f" on trainer.num_nodes={asked.num_nodes}" if asked.num_nodes > 1 else ""
+    )
+    if world is None:
+        if asked.num_nodes == 1:
+            return []
+        return [
+            f"trainer.num_nodes={asked.num_nodes} needs a launcher on every node: torchrun --nnodes={asked.num_nodes} "
+            f"--nproc-per-node={asked.num_local} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 train.py ..., or srun"
+        ]
+    if world.world_size == n:
+        return []
+    if world.launcher == "torchrun":
+        nodes = f"--nnodes={asked.num_nodes} " if asked.num_nodes > 1 else ""
+        cure = f"torchrun {nodes}--nproc-per-node={asked.num_local} train.py ..."
+    else:
+        cure = f"srun --nodes={asked.num_nodes} --ntasks-per-node={asked.num_local} python train.py ..."
+    started = f"{world.world_size} process{'es' if world.world_size > 1 else ''}"
+    return [f"{what} asks for {n} workers, but {world.launcher} started {started}: start it with {cure}"]

@@ -1,0 +1,129 @@
+"""Data sets as whole uint8 tensors, read once and cut by a fixed seed, so that a batch is one gather.
+
+Folders of images are in `folders`.
+"""
+
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.data.images.decode import resize
+from lockstep.data.images.listing import FOLDERS
+from lockstep.distributed.rng import generator
+from lockstep.system.lazy_imports import lazy
+
+if TYPE_CHECKING:
+    from torchvision.datasets import CIFAR10
+from lockstep.data.images.splits import Images, Splits, T, cut
+
+
+def digits(*, val_fraction: float, test_fraction: float, split_seed: int) -> Splits:
+    """1,797 real handwritten digits, 8x8 grey, that come with scikit-learn: no network, no files."""
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    # read as a file: importing sklearn.datasets takes 0.6 s
+    rows = np.loadtxt(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", np.uint8, delimiter=",")
+    # Values are 0..16, so 255 / 16 uses the whole range of uint8.
+    pixels = torch.from_numpy((rows[:, :-1] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
+    targets = torch.from_numpy(rows[:, -1]).long()
+    parts = cut(len(pixels), split_seed, {"val_fraction": val_fraction, "test_fraction": test_fraction})
+    val, test, train = (_take(pixels, targets, "digits", part) for part in parts)
+    return Splits(train, val, test, tuple(str(digit) for digit in range(10)))
+
+
+def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
+    """Fashion-MNIST (Xiao et al. 2017), 28x28 grey: val is cut off torchvision's training set, test is its test set."""
+    with lazy():
+        from torchvision.datasets import FashionMNIST
+    train, test = _from_torchvision(FashionMNIST, root, download, FOLDERS[f"{__name__}.fashion_mnist"])
+    return _with_val(
+        (train.data.unsqueeze(1), train.targets),
+        (test.data.unsqueeze(1), test.targets),
+        val_fraction,
+        split_seed,
+        train.classes,
+    )
+
+
+def cifar10(*, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
+    """CIFAR-10 (Krizhevsky 2009), 32x32 colour: val is cut off torchvision's training set, test is its test set."""
+    with lazy():
+        from torchvision.datasets import CIFAR10
+    train, test = _from_torchvision(CIFAR10, root, download, FOLDERS[f"{__name__}.cifar10"])
+
+    def tensors(part: "CIFAR10") -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(part.data).permute(0, 3, 1, 2), torch.tensor(part.targets)
+
+    return _with_val(tensors(train), tensors(test), val_fraction, split_seed, train.classes)
+
+
+def synthetic(
+    *,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    train_size: int,
+    val_size: int,
+    test_size: int,
+    seed: int,
+) -> Splits:
+    """Make learnable images: one smooth pattern per class (0..159) plus uniform noise (0..95) of each split's own."""
+    coarse = torch.rand(num_classes, channels, 4, 4, generator=generator(seed, "patterns"))
+    smooth = resize(coarse, [image_size, image_size])
+    patterns = (smooth * 160).clamp(0, 159).to(torch.uint8)
+
+    def part(name: str, count: int) -> Images:
+        labels = torch.arange(count) % num_classes
+        shape = (count, channels, image_size, image_size)
+        noise = torch.randint(0, 96, shape, dtype=torch.uint8, generator=generator(seed, name))
+        return Images(patterns[labels] + noise, labels, tuple(f"{name}/{i}" for i in range(count)))
+
+    classes = tuple(f"class {label}" for label in range(num_classes))
+    return Splits(part("train", train_size), part("val", val_size), part("test", test_size), classes)
+
+
+def _take(pixels: Tensor, labels: Tensor, prefix: str, positions: Tensor) -> Images:
+    return Images(pixels[positions], labels[positions], tuple(f"{prefix}/{i}" for i in positions.tolist()))
+
+
+def _with_val(
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    val_fraction: float,
+    split_seed: int,
+    class_names: Sequence[str],
+) -> Splits:
+    val_positions, train_positions = cut(len(train[0]), split_seed, {"val_fraction": val_fraction})
+    return Splits(
+        train=_take(*train, "train", train_positions),
+        val=_take(*train, "train", val_positions),
+        test=_take(*test, "test", torch.arange(len(test[0]))),
+        class_names=tuple(class_names),
+    )
+
+
+def _from_torchvision(dataset: type[T], root: str, download: bool, folder: str) -> tuple[T, T]:
+    try:
+        # torchvision draws its download bar on stderr and has no switch for it.
+        with redirect_stderr(StringIO()):
+            return dataset(root, train=True, download=download), dataset(root, train=False, download=download)
+    # Absent files and no network: RuntimeError, URLError (an OSError). Damaged files: also ValueError.
+    except (RuntimeError, OSError, ValueError) as error:
+        cure = (
+            "check the network, or copy the files there"
+            if download
+            else "set data.download=true, or copy the files there"
+        )
+        raise FileNotFoundError(
+            f"data.root={root} has no readable {dataset.__name__}: looked for {Path(root) / folder} "
+            f"with data.download={str(download).lower()} ({' '.join(str(error).split())}). "
+            f"Please {cure}; delete damaged files first."
+        ) from error

@@ -1,0 +1,280 @@
+"""Folders of images: decoded once into a cache, into memory, or whenever an image is needed."""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.data.images import cache as caches
+from lockstep.data.images.cache import Entry, NoSpace
+from lockstep.data.images.decode import NUM_PER_RUN, check_channels, decode, decode_all, size_of, useful_threads
+from lockstep.data.images.listing import (
+    IMAGE_SUFFIXES,
+    SPLIT_FOLDERS,
+    Listing,
+    Names,
+    existing,
+    list_classes,
+    list_images,
+)
+from lockstep.data.images.pixels import ImageFiles, Pixels, Rows
+from lockstep.data.images.splits import Images, Splits, cut
+from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, value_counts
+from lockstep.data.transfer.file_lock import Progress
+from lockstep.system.hardware import num_cores
+
+
+def image_folder(
+    *,
+    root: str,
+    image_size: int | None,
+    channels: int,
+    val_fraction: float,
+    test_fraction: float,
+    split_seed: int,
+    cache: str | None,
+    memory: str,
+) -> Splits:
+    """Images in folders named after their classes.
+
+    Either `root/{train,val,test}/<class>/`, where val and test may be missing and are then cut off train, or
+    `root/<class>/`, cut three ways. A folder wins over its fraction. `image_size` scales the shorter side and crops the
+    centre; null takes images that all have one size. `channels` is 1 (grey) or 3 (RGB). They are decoded once into a
+    file below the folder `cache`, or into memory when it is null, or with `memory` "stream" whenever one is needed;
+    "auto" streams what memory or disk cannot hold.
+    """
+    started = time.perf_counter()
+    check_channels(channels)
+    listing = list_classes(root)
+    positions = _cut_missing(root, listing, {"val": val_fraction, "test": test_fraction}, split_seed)
+    folder = Folder(f"data.root={root}", listing, image_size, channels, cache)
+    pixels = _pixels(folder, positions, memory, started)
+    train, val, test = (
+        Images(part, torch.from_numpy(listing.labels[places.numpy()]), listing.names.select(places.numpy()))
+        for part, places in zip(pixels, positions, strict=True)
+    )
+    return Splits(train, val, test, listing.class_names, folder.statistics(train.pixels, positions[0]))
+
+
+def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int) -> Images:
+    """Read every image below a folder in sorted order, or one image file, scaled and cropped to `image_size` (H, W).
+
+    The geometry is that of `image_folder`: a model sees the same pixels of a file in training and here. Labels are -1.
+    """
+    check_channels(channels)
+    path = existing(root, root)
+    names = list_images(path) if path.is_dir() else Names.of([path.name])
+    if not names:
+        raise FileNotFoundError(f"{root} holds no image: looked for {', '.join(IMAGE_SUFFIXES)} in it and below.")
+    files = names.below(path if path.is_dir() else path.parent)
+    num_bytes = sum(Path(file).stat().st_size for file in files)
+    pixels = _decoded(root, files, image_size, channels, num_bytes, same_size=False)
+    return Images(pixels, torch.full((len(files),), -1), names)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of images and how they are decoded; `asked` is the setting that named it."""
+
+    asked: str
+    listing: Listing
+    image_size: int | None
+    channels: int
+    cache: str | None
+
+    @property
+    def files(self) -> Names:
+        """The paths of the images."""
+        return self.listing.names.below(self.listing.folder)
+
+    @property
+    def entry(self) -> Entry:
+        """Their place in the cache."""
+        assert self.cache is not None
+        return caches.entry(self.cache, self.listing, image_size=self.image_size, channels=self.channels)
+
+    def size(self) -> tuple[int, int]:
+        """(H, W) of every image: with image_size=null those of the first one."""
+        if self.image_size is not None:
+            return self.image_size, self.image_size
+        return size_of(decode(self.files[0], self.channels))
+
+    def decoded(self) -> caches.Pixels:
+        """The images from the cache, decoded by this process or by another one that was first.
+
+        Raises ImageFault that names every broken image, NoSpace, or ValueError where the cache cannot be written.
+        """
+        entry, what = self.entry, self.listing.folder.name
+        with entry.locked(what) as lock:
+            table = entry.opened()
+            if table is not None:
+                return table
+            shape = (len(self.files), self.channels, *self.size())
+            entry.check_space(int(np.prod(shape)))
+            progress = Progress(f"Decoding {what}", "images")
+
+            def show(num_done: int) -> None:
+                lock.tell(num_done, shape[0])
+                progress.show(num_done, shape[0])
+
+            show(0)
+            try:
+                with entry.building(shape) as write:
+                    decode_all(
+                        self.files,
+                        self.channels,
+                        (shape[2], shape[3]),
+                        same_size=self.image_size is None,
+                        # the other processes of this machine wait
+                        num_threads=useful_threads(shape[0], self.listing.num_bytes, num_cores()),
+                        store=lambda start, block: write(start, block.numpy()),
+                        show=show,
+                    )
+            finally:
+                progress.end()
+            print(
+                f"Decoded {shape[0]:,} images of {what} in {progress.elapsed_s:.1f} s, "
+                f"{shape[0] / progress.elapsed_s:,.0f} images/s, into {entry.path} ({_size_text(int(np.prod(shape)))})",
+                flush=True,
+            )
+            table = entry.opened()
+            assert table is not None
+            return table
+
+    def statistics(self, pixels: Pixels, positions: Tensor) -> Statistics:
+        """Mean and deviation of at most 4,096 of the training images `pixels`, which stand at `positions`.
+
+        The same wherever the pixels are, so that a run can go on on a machine with less memory. Noted in the cache.
+        """
+        sample = sampled_positions(len(positions))
+        code = hashlib.blake2b(positions[sample].numpy().tobytes(), digest_size=8).hexdigest()
+        note = f"statistics-{code}.json"
+        text = self.entry.read_note(note) if self.cache is not None else None
+        if text is not None:
+            mean, std = json.loads(text)
+            return Statistics(tuple(mean), tuple(std))
+        num_threads = useful_threads(len(self.files), self.listing.num_bytes, num_cores())
+        with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            runs = pool.map(lambda run: value_counts(pixels[run]), sample.split(NUM_PER_RUN))
+            found = channel_statistics(torch.stack(list(runs)).sum(0))
+        if self.cache is not None:
+            self.entry.write_note(note, json.dumps(found))
+        return found
+
+
+def _pixels(folder: Folder, positions: Sequence[Tensor], memory: str, started: float) -> Sequence[Pixels]:
+    """The images at each of `positions` of the listing, where `memory` wants them and there is room."""
+    reason = "as asked" if memory == "stream" else _too_large(folder) if memory == "auto" else ""
+    if reason:
+        return _streamed(folder, positions, reason)
+    if folder.cache is None:
+        return _in_memory(folder, positions)
+    origin = str(folder.entry.place)
+    table = folder.entry.opened()
+    if table is not None:
+        origin += f", opened in {time.perf_counter() - started:.2f} s"
+    else:
+        try:
+            table = folder.decoded()
+        except NoSpace as error:
+            if memory != "auto":
+                raise
+            return _streamed(folder, positions, str(error).partition(":")[0])
+    whole = torch.from_numpy(table)
+    return [Rows(whole, places, origin) for places in positions]
+
+
+def _streamed(folder: Folder, positions: Sequence[Tensor], reason: str) -> list[ImageFiles]:
+    first = folder.files[0] if folder.image_size is None else ""
+    size = folder.size()
+    return [
+        ImageFiles(folder.files.select(places.numpy()), size, folder.channels, first, reason) for places in positions
+    ]
+
+
+def _in_memory(folder: Folder, positions: Sequence[Tensor]) -> Sequence[Tensor]:
+    """One tensor and views of it, so that one message names every broken image."""
+    files = folder.files.select(torch.cat(list(positions)).numpy())
+    size, num_bytes = folder.size(), folder.listing.num_bytes
+    pixels = _decoded(folder.asked, files, size, folder.channels, num_bytes, same_size=folder.image_size is None)
+    return pixels.split([len(places) for places in positions])
+
+
+def _too_large(folder: Folder) -> str:
+    """Why the decoded images do not fit into memory; empty where they do."""
+    height, width = folder.size()
+    needed, available = len(folder.files) * folder.channels * height * width, available_bytes()
+    if available is None or needed <= available:
+        return ""
+    return f"decoded {_size_text(needed)}, {_size_text(available)} of memory free"
+
+
+def _decoded(
+    asked: str, files: Names, size: tuple[int, int], channels: int, num_bytes: int, *, same_size: bool
+) -> Tensor:
+    """Decode `files`, `num_bytes` in all, into one tensor (N, C, H, W)."""
+    _check_memory(asked, len(files) * channels * size[0] * size[1])
+    pixels = torch.empty(len(files), channels, *size, dtype=torch.uint8)
+
+    def store(start: int, block: Tensor) -> None:
+        pixels[start : start + len(block)] = block
+
+    decode_all(
+        files,
+        channels,
+        size,
+        same_size=same_size,
+        # every rank decodes for itself
+        num_threads=useful_threads(len(files), num_bytes, torch.get_num_threads()),
+        store=store,
+        show=lambda num_done: None,
+    )
+    return pixels
+
+
+def _cut_missing(root: str, listing: Listing, fractions: dict[str, float], split_seed: int) -> list[Tensor]:
+    """Positions of train, val and test in the listing; a split without a folder is cut off train by its fraction."""
+    positions = {name: torch.arange(part.start, part.stop) for name, part in listing.parts.items()}
+    missing = {name: fraction for name, fraction in fractions.items() if name not in positions}
+    for name, fraction in missing.items():
+        if fraction == 0:
+            raise ValueError(
+                f'data.root={root} has no folder "{name}" and data.{name}_fraction=0: '
+                f"add {name}/ with one folder per class, or set data.{name}_fraction=0.1 to cut it off train."
+            )
+    everything = positions["train"]
+    cuts = cut(len(everything), split_seed, {f"{name}_fraction": fraction for name, fraction in missing.items()})
+    for name, part in zip([*missing, "train"], cuts, strict=True):
+        positions[name] = everything[part]
+    return [positions[name] for name in SPLIT_FOLDERS]
+
+
+def _size_text(num_bytes: int) -> str:
+    unit, name = (2**30, "GiB") if num_bytes >= 2**30 else (2**20, "MiB")
+    return f"{num_bytes / unit:.1f} {name}"
+
+
+def available_bytes() -> int | None:
+    """Memory that Linux can hand out now, page cache included (SC_AVPHYS_PAGES leaves that out); None elsewhere."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    kib = {line.split(":")[0]: line.split()[1] for line in meminfo.read_text().splitlines()}
+    return int(kib["MemAvailable"]) * 1024
+
+
+def _check_memory(asked: str, needed: int) -> None:
+    available = available_bytes()
+    if available is not None and needed > available:
+        raise ValueError(
+            f"{asked} needs {needed / 2**30:.1f} GiB of memory when decoded, but this machine has "
+            f"{available / 2**30:.1f} GiB left: set a smaller data.image_size, give fewer images, or train with "
+            "data.memory=stream."
+        )

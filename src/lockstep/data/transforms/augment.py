@@ -1,0 +1,136 @@
+"""Augmentation of a whole batch at once, each sample by its own draw, the same draw for any number of workers."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.nn import functional as F
+
+from lockstep.data.loader import Batch, sent
+from lockstep.data.sampler import positions
+from lockstep.data.transforms import boxes, mixing, trivial
+from lockstep.data.transforms.mixing import MixDraws
+from lockstep.data.transforms.trivial import TrivialDraws
+from lockstep.distributed.partition import Share
+from lockstep.distributed.rng import generator, seed_of
+
+
+class Draws(NamedTuple):
+    """What happens to the samples of a batch, one column each; None is switched off."""
+
+    window: Tensor  # int64 (3, B): top, left, whether mirrored
+    filled: tuple[Tensor, ...]  # boxes to fill, int64 (4, B) each
+    trivial: TrivialDraws | None
+    mixed: MixDraws | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """Changes training images in this order; 0 and False switch a part off.
+
+    1. `trivial`: one operation of TrivialAugment on each.
+    2. Crop at random from a zero border of `crop_padding` pixels, and mirror: `flip` at random, or alternating, in
+       every second epoch, at random for the first (Jordan 2024, arXiv 2404.00498).
+    3. Fill with `fill`, one value 0..255 per channel: a square of side `cutout` whose centre is anywhere in the image,
+       so that it may hang over the edge (DeVries and Taylor 2017); a rectangle, with probability `erasing`.
+    4. Mix with the next image of the global batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
+    """
+
+    crop_padding: int
+    flip: bool | Literal["alternating"]
+    cutout: int
+    erasing: float
+    trivial: bool
+    mixup: float
+    cutmix: float
+    fill: tuple[int, ...]
+    seed: int
+
+    @property
+    def needs_partner(self) -> bool:
+        """Whether a share must come with the sample that follows its last one."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Augment a share of a micro-batch, on the device where it is."""
+        if not (self.trivial or self.crop_padding or self.flip or self.cutout or self.erasing or self.needs_partner):
+            return batch
+        height, width = batch.pixels.shape[-2:]
+        draws = self.draw(batch.share, height, width)
+        return self.apply(batch, apply_to_collection(draws, Tensor, sent, batch.pixels.device))
+
+    def draw(self, share: Share, height: int, width: int) -> Draws:
+        """Draw on the CPU for the whole global batch, then cut to the share and the partner of its last sample.
+
+        So a sample has the same numbers on any rank of any world size, and in any micro-batch. Each part has a
+        generator of its own: switching one on or off leaves the others as they were.
+        """
+        kept = positions(share, with_partner=self.needs_partner)
+        source = self._source(share, "augment")
+        ends = (2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 2, height, width)
+        top, left, mirror, y, x = (torch.randint(end, (share.group_size,), generator=source)[kept] for end in ends)
+        filled = [boxes.square(y, x, self.cutout)] if self.cutout else []
+        if self.erasing:
+            erased = boxes.erasing(self._source(share, "erasing"), share.group_size, self.erasing, height, width)
+            filled.append(erased[:, kept])
+        operations = None
+        if self.trivial:
+            operations = trivial.draw(self._source(share, "trivial"), share.group_size, kept, height, width)
+        mixed = None
+        if self.needs_partner:
+            mixed = mixing.draw(self.seed, share, height, width, mixup=self.mixup, cutmix=self.cutmix)
+        return Draws(torch.stack([top, left, mirror]), tuple(filled), operations, mixed)
+
+    def apply(self, batch: Batch, draws: Draws) -> Batch:
+        """`batch` changed by `draws` on the same device: tensors in, tensors out, no host sync."""
+        images = batch.pixels
+        if draws.trivial:
+            images = trivial.apply(images, draws.trivial)
+        if self.crop_padding or self.flip:
+            top, left, mirror = draws.window
+            if self.flip == "alternating":
+                mirror = (_bits(self.seed, batch.indices) + batch.share.epoch) % 2
+            images = self._crop_and_flip(images, top.unsqueeze(1), left.unsqueeze(1), mirror.unsqueeze(1))
+        if draws.filled:
+            images = self._fill(images, draws.filled)
+        batch = batch._replace(pixels=images)
+        return mixing.apply(batch, draws.mixed) if draws.mixed else batch
+
+    def _source(self, share: Share, purpose: str) -> torch.Generator:
+        return generator(self.seed, share.epoch, share.step, purpose)
+
+    def _crop_and_flip(self, images: Tensor, top: Tensor, left: Tensor, mirror: Tensor) -> Tensor:
+        batch, channels, height, width = images.shape
+        padded = F.pad(images, (self.crop_padding,) * 4)
+        rows = torch.arange(height, device=images.device) + top
+        columns = torch.arange(width, device=images.device).expand(batch, width)
+        if self.flip:
+            columns = torch.where(mirror == 1, width - 1 - columns, columns)
+        # Positions in the flattened padded image, so that crop and mirror are one gather.
+        position = (rows * padded.shape[3]).unsqueeze(2) + (columns + left).unsqueeze(1)
+        position = position.flatten(1).unsqueeze(1).expand(batch, channels, height * width)
+        return padded.flatten(2).gather(2, position).reshape(images.shape)
+
+    def _fill(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        channels, height, width = images.shape[1:]
+        if len(self.fill) != channels:
+            raise ValueError(f"cutout fill={self.fill} for images of {channels} channels: give one value per channel.")
+        covered = boxes.inside(drawn[0], height, width)
+        for box in drawn[1:]:
+            covered = covered | boxes.inside(box, height, width)
+        # Fill values go as numbers: a tensor of them would have to be copied to the device, which waits.
+        filled = [channel.masked_fill(covered, fill) for channel, fill in zip(images.unbind(1), self.fill, strict=True)]
+        return torch.stack(filled, 1)
+
+
+def _bits(seed: int, indices: Tensor) -> Tensor:
+    """A random bit of every sample of the data set, int64, from its index below 2**32, wherever the indices are.
+
+    A hash of 32-bit numbers by xor-shifts and products; the factors are below 2**31, so that int64 never overflows.
+    """
+    mixed = indices ^ seed_of(seed, "flip")
+    for factor in (0x21F0AAAD, 0x735A2D97):
+        mixed = (mixed ^ (mixed >> 16)) * factor & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 15)) & 1

@@ -1,0 +1,61 @@
+"""MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019): each sample mixed with the next one of the global batch."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.data.loader import Batch, Mix
+from lockstep.data.transforms import boxes
+from lockstep.distributed.partition import Share
+from lockstep.distributed.rng import seed_of
+
+ONE = 1 << 16  # images are mixed in 65536ths: whole numbers below 2**24, which float32 holds exactly on every device
+
+
+class MixDraws(NamedTuple):
+    """How the B samples of a share are mixed. `parts` is ONE where CutMix was drawn, the box empty where MixUp was."""
+
+    weights: Tensor  # float32 (B,), of the own label
+    parts: Tensor | None  # float32 (B,), of the own image in 65536ths; None without MixUp
+    boxes: Tensor | None  # int64 (4, B), what the partner covers; None without CutMix
+
+
+def draw(seed: int, share: Share, height: int, width: int, *, mixup: float, cutmix: float) -> MixDraws:
+    """Draw lambda of Beta(alpha, alpha), on the CPU, for the whole global batch, then cut.
+
+    `mixup` and `cutmix` are the alphas; where both are above 0, each sample takes one of them with probability 1/2.
+    """
+    source = np.random.default_rng(seed_of(seed, share.epoch, share.step, "mix"))
+    is_cut = source.random(share.group_size) < (0.5 if mixup and cutmix else bool(cutmix))
+    alpha = np.where(is_cut, cutmix, mixup)
+    own = source.beta(alpha, alpha)
+    box = []
+    for side in (height, width):
+        half = np.where(is_cut, np.sqrt(1 - own) * side / 2, 0).astype(np.int64)
+        centre = source.integers(side, size=share.group_size)
+        box += [(centre - half).clip(min=0), (centre + half).clip(max=side)]
+    top, bottom, left, right = box
+    area = (bottom - top) * (right - left)  # what is pasted, not what lambda asked for: boxes end at the edge
+    parts = np.where(is_cut, ONE, np.rint(own * ONE))
+    weights = np.where(is_cut, 1 - area / (height * width), parts / ONE)
+    mine = slice(share.lo, share.hi)
+    return MixDraws(
+        torch.from_numpy(weights[mine]).float(),
+        torch.from_numpy(parts[mine]).float() if mixup else None,
+        torch.from_numpy(np.stack(box)[:, mine]) if cutmix else None,
+    )
+
+
+def apply(batch: Batch, draws: MixDraws) -> Batch:
+    """`batch` of B + 1 samples, or none, to B mixed ones: the partner of each is the one that follows it."""
+    pixels, partner = batch.pixels[:-1], batch.pixels[1:]
+    if draws.parts is not None:
+        parts = draws.parts.view(-1, 1, 1, 1)
+        mixed = (pixels.float() * parts).add_(partner.float().mul_(ONE - parts))
+        pixels = mixed.add_(ONE / 2).mul_(1 / ONE).to(torch.uint8)  # rounded to nearest
+    if draws.boxes is not None:
+        pixels = torch.where(boxes.inside(draws.boxes, *pixels.shape[2:]).unsqueeze(1), partner, pixels)
+    mix = Mix(batch.labels[1:], draws.weights)
+    return batch._replace(pixels=pixels, labels=batch.labels[:-1], indices=batch.indices[:-1], mix=mix)

@@ -1,0 +1,194 @@
+"""Batch norm over the global batch: the statistics of one process, for any split of the batch, on CPU and GPU.
+
+Forward: one all-gather of (mean, variance, count), merged by the pairwise formula of Chan, Golub & LeVeque (1979),
+"Updating formulae and a pairwise algorithm for computing sample variances". Backward: one all-reduce of (sum dy, sum
+dy * xhat), Ioffe & Szegedy (2015), section 3. A rank with no samples weighs nothing and takes part in both. The host of
+a GPU waits for nothing, but where a share has at most one value per channel: then it asks whether that is all there
+is, which has no variance. torch.nn.SyncBatchNorm refuses CPU tensors.
+"""
+
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.plugins.layer_sync import LayerSync
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lockstep.distributed.collectives import add_up, all_gather, is_distributed
+
+_BLOCK_ELEMENTS = 1 << 19  # of an input, widened at once: 2 MiB, which stays in the cache
+
+
+def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean and variance (C,) of x (B, C, ...), in `dtype` as the unused running statistics are: no wide copy of x."""
+    if x.dtype == dtype and x.device.type == "cpu":
+        return torch.batch_norm_update_stats(x, None, None, 0.0)
+    unused = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)
+    return torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+
+
+def _normalized(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """What F.batch_norm computes in an evaluation, which asks more than it computes for a small x."""
+    return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+
+
+def _merged(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance (C,) of all ranks together, and their count (), from rows (mean, variance, count) of each.
+
+    `rows` is (world_size, 2 C + 1); a count of zero comes with zeros.
+    """
+    num_channels = rows.shape[1] // 2
+    means, variances, counts = rows.split([num_channels, num_channels, 1], dim=1)
+    total = counts.sum()
+    weights = counts / total
+    mean = (means * weights).sum(0)
+    apart = means - mean
+    return mean, torch.addcmul(variances, apart, apart).mul_(weights).sum(0), total
+
+
+def _input_gradient(
+    dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, factor: Tensor, expected: Tensor, eps: float
+) -> Tensor:
+    """The gradient factor * (dy - E[dy] - xhat * E[dy * xhat]), rounded once to the dtype of x.
+
+    `expected` is E[dy] and E[dy * xhat], (2, C).
+    Where x is narrower, on a CPU a few samples at a time: new memory for a wide copy of all of x costs more than the
+    arithmetic.
+    """
+    bias, weight = (expected * -factor).unbind()
+    factor = factor.view([1, -1] + [1] * (x.dim() - 2))
+    if x.dtype == mean.dtype or x.device.type != "cpu" or x.numel() <= _BLOCK_ELEMENTS:
+        shift = _normalized(x.to(mean.dtype), mean, var, weight, bias, eps)
+        return shift.addcmul_(dy.to(mean.dtype), factor).to(x.dtype)
+    size = max(1, _BLOCK_ELEMENTS * len(x) // x.numel())
+    dx = torch.empty_like(x)
+    for part, part_x, part_dy in zip(dx.split(size), x.split(size), dy.split(size), strict=True):
+        shift = _normalized(part_x.to(mean.dtype), mean, var, weight, bias, eps)
+        part.copy_(shift.addcmul_(part_dy.to(mean.dtype), factor))
+    return dx
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        num_channels = x.shape[1]
+        count = x.numel() // num_channels
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        if count:
+            mean, var = _statistics(x, dtype)
+        else:
+            mean = var = torch.zeros(num_channels, dtype=dtype, device=x.device)
+        mean, var, total = _merged(all_gather(torch.cat([mean, var, mean.new_full((1,), count)])))
+        ctx.parameter_dtype = None if weight is None else weight.dtype
+        if weight is not None and weight.dtype == x.dtype and x.dtype != dtype:  # these must be as wide as statistics
+            weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        ctx.save_for_backward(x, weight, mean, var, total)
+        ctx.eps = eps
+        ctx.mark_non_differentiable(mean, var, total)
+        return _normalized(x, mean, var, weight, bias, eps), mean, var, total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        """Thus dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), E over the global batch; dw, db are this rank's."""
+        dy = grad_outputs[0]
+        x, weight, mean, var, total = ctx.saved_tensors
+        inverse_std = (var + ctx.eps).rsqrt()
+        if x.numel():
+            # the kernel of CUDA wants the saved statistics also where those of an evaluation are meant, as here
+            _, dw, db = torch.ops.aten.native_batch_norm_backward(
+                dy, x, weight, mean, var, mean, inverse_std, False, ctx.eps, [False, True, True]
+            )
+        else:
+            dw, db = torch.zeros_like(mean), torch.zeros_like(mean)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            sums = torch.cat([db, dw]).to(mean.dtype)
+            add_up(sums)
+            factor = inverse_std if weight is None else inverse_std.mul_(weight)
+            dx = _input_gradient(dy, x, mean, var, factor, sums.div_(total).view(2, -1), ctx.eps)
+        return (
+            dx,
+            dw.to(ctx.parameter_dtype) if ctx.needs_input_grad[1] else None,
+            db.to(ctx.parameter_dtype) if ctx.needs_input_grad[2] else None,
+            None,
+        )
+
+
+def _move(running: Tensor, value: Tensor, factor: float | Tensor) -> None:
+    """Move a running statistic by `factor` of the way to `value`, which may be wider."""
+    if running.dtype == value.dtype:
+        running.lerp_(value, factor)
+    else:
+        running.add_((value - running) * factor)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch norm of any dimension whose training statistics are those of all ranks together.
+
+    Input (B, C, ...) with B >= 0 on each rank. With one value per channel over all ranks all of them raise ValueError,
+    as torch does in one process. Statistics are computed in float32 or wider.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"SyncBatchNorm wants an input (B, C, ...), got the shape {tuple(input.shape)}.")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize `input`; in training mode this talks to all ranks."""
+        if not self.training or not is_distributed() or dist.get_world_size() == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        outputs = cast(tuple[Tensor, Tensor, Tensor, Tensor], _Normalize.apply(input, self.weight, self.bias, self.eps))
+        y, mean, var, total = outputs
+        if input.numel() <= input.shape[1] and total.item() == 1:  # no rank has more, so that all ask
+            size = torch.Size([1, *input.shape[1:]])
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(mean.dtype)
+                unbiased = var * (total / (total - 1))
+                _move(self.running_mean, mean, factor)
+                _move(self.running_var, unbiased, factor)
+        return y
+
+
+class ExactBatchNorm(LayerSync):
+    """Lightning plugin: every batch norm of the model becomes a SyncBatchNorm for the fit, and what it was after it.
+
+    The class is swapped in place, so that parameters, names, hooks and checkpoints stay.
+    """
+
+    def __init__(self) -> None:
+        self._original: dict[nn.Module, type[nn.Module]] = {}
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Swap in; Lightning calls it before the model is wrapped for several processes."""
+        for module in model.modules():
+            if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+                self._original[module] = type(module)
+                module.__class__ = SyncBatchNorm
+        return model
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        """Swap back; Lightning calls it after the fit."""
+        for module, original in self._original.items():
+            module.__class__ = original
+        self._original.clear()
+        return model
+
+
+def refuse_untracked(net: nn.Module) -> None:
+    """Raise ValueError for a norm without running statistics: what it evaluates to depends on the rank's share."""
+    for name, module in net.named_modules():
+        if isinstance(module, _BatchNorm) and not module.track_running_stats:
+            raise ValueError(
+                f"The layer {name!r} has track_running_stats=False, so that an evaluation depends on how it is split "
+                "over workers: use track_running_stats=True."
+            )

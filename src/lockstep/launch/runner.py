@@ -1,0 +1,276 @@
+"""One run from outside its processes: its folder is made or found, held, trained in, and the outside told of the end.
+
+`python -m lockstep.launch.runner FOLDER` trains a run that was prepared before, or goes on with it: a trial
+of a sweep, a job.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from lockstep.config import build, presence, project, rules, storage, workers
+from lockstep.config.faults import ConfigError
+from lockstep.config.resume import resumed_config
+from lockstep.config.schema import Config
+from lockstep.launch import notification, spawn, supervision
+from lockstep.runs import files, naming
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
+from lockstep.runs.naming import resume_command, resuming, shown
+from lockstep.system.launcher import World, outer_world
+from lockstep.system.lazy_imports import lazy
+from lockstep.system.process import leave, no_garbage_collection
+from lockstep.system.provenance import without_secrets
+from lockstep.system.signals import STOP_SIGNALS, SignalList
+from lockstep.training import checkpoints
+
+LOCKED_EVERY_S = 0.5
+
+
+def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test: bool = True) -> tuple[RunFolder, int]:
+    """A new run, in a folder of its own or in the chosen one. Returns the folder and the exit code."""
+    scaled = build.scaled(config)
+    note = ""
+    if config.scale_with_workers:
+        note = (
+            f"scale_with_workers: global batch {config.global_batch_size} -> {scaled.global_batch_size}, "
+            f"learning rate {rules.learning_rate(config):g} -> {rules.learning_rate(scaled):g}"
+        )
+
+    def make(held: contextlib.ExitStack) -> RunFolder:
+        presence.check(config.data)
+        if chosen is None:
+            folder = naming.create(Path("outputs").resolve(), config.run_name, datetime.now())
+        else:
+            chosen.mkdir(parents=True, exist_ok=True)
+            folder = RunFolder(chosen.resolve())
+        held.enter_context(locked(folder))
+        if folder.config.exists():
+            raise ConfigError([f"{chosen} holds a run already: go on with it by {resuming(folder.path)}"])
+        save(folder, scaled, typed)
+        return folder
+
+    return _train(make, scaled, note=note, has_test=has_test)
+
+
+def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
+    """Write what a run starts from: its configuration, where its modules are, and for people what was typed."""
+    storage.save(config, folder.config)
+    project.record(folder)
+    text = "".join(f"{override}\n" for override in without_secrets(typed))
+    files.write_atomically(folder.overrides, text)
+
+
+def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
+    """Go on with a run in its own folder. Returns the folder and the exit code."""
+
+    def make(held: contextlib.ExitStack) -> RunFolder:
+        presence.check(config.data)
+        held.enter_context(locked(folder))
+        _begin_again(folder)
+        storage.save(config, folder.config)
+        project.record(folder)
+        return folder
+
+    return _train(make, config, known=folder)
+
+
+def resumed(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, Config]:
+    """The run to go on with, and its saved configuration with what was typed on top. Raises ConfigError."""
+    try:
+        folder = naming.find(cfg.resume)
+    except FileNotFoundError as error:
+        raise ConfigError([f"resume={error}"]) from error
+    saved = storage.load(folder.config)
+    project.use(folder, saved, is_own_first=True)
+    config = resumed_config(saved, cfg, typed)
+    if folder.read_summary() and config.trainer.max_epochs <= folder.read_summary()["epochs"]:
+        raise ConfigError(
+            [f"resume={cfg.resume} is finished: train longer with trainer.max_epochs above {config.trainer.max_epochs}"]
+        )
+    return folder, config
+
+
+def go_on(folder: RunFolder, *, has_test: bool) -> int:
+    """Train a prepared run as its folder says, from its last checkpoint where there is one. Returns the exit code.
+
+    Waits while another process trains it: a job that was put back into the queue can meet its own last moments.
+    A run that is through stays as it is.
+    """
+    config = storage.load(folder.config)
+    project.use(folder, config)
+    faults = workers.faults(config)
+    if faults:
+        raise ConfigError(faults)
+    if folder.is_locked():
+        print(f"{shown(folder.path)} is being trained by another process: waiting for its end", flush=True)
+    while folder.is_locked():  # every rank: one that waits in a collective would run into its timeout
+        if signal.sigpending() & set(STOP_SIGNALS):  # held back until there is a run to stop
+            return EXIT_STOPPED
+        time.sleep(LOCKED_EVERY_S)
+
+    def make(held: contextlib.ExitStack) -> RunFolder:
+        presence.check(config.data)
+        while True:
+            try:
+                held.enter_context(folder.lock())
+                break
+            except BlockingIOError:
+                time.sleep(LOCKED_EVERY_S)
+        _begin_again(folder)
+        return folder
+
+    return 0 if folder.read_summary() else _train(make, config, known=folder, has_test=has_test)[1]
+
+
+def _begin_again(folder: RunFolder) -> None:
+    """Prepare a run that goes on; needs its lock. Raises ConfigError, nothing changed, if no checkpoint is whole."""
+    checkpoints.chosen(folder, folder.last_checkpoint)
+    folder.remove_leftovers()
+    folder.forget_end()
+    folder.update_status(state="starting", reason="", host=socket.gethostname(), pid=os.getpid())
+
+
+def _train(
+    make: Callable[[contextlib.ExitStack], RunFolder],
+    config: Config,
+    *,
+    known: RunFolder | None = None,
+    note: str = "",
+    has_test: bool = True,
+) -> tuple[RunFolder, int]:
+    """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended.
+
+    In a folder that is `known` before it is made, the processes of srun find each other.
+    """
+    asked = workers.found(config)
+    num_workers = asked.world_size
+    is_parallel = num_workers > 1 or config.strategy.name == "ddp"
+    if is_parallel and (faults := workers.interface_faults(config)):
+        raise ConfigError(faults)
+    world = outer_world(os.environ) if is_parallel else None
+    has_workers = is_parallel and world is None
+    listed, flag = SignalList(), supervision.flag()
+    with contextlib.ExitStack() as held:
+        if world is not None:
+            with no_garbage_collection(), lazy():
+                from lockstep.training.process_group import shared_folder
+
+            _meet(config, world, known)  # until then a signal ends this process, which may wait for others
+            held.enter_context(flag.installed())
+            folder = shared_folder(lambda: _made(make, held), config, world, known)
+        else:
+            held.enter_context((listed if has_workers else flag).installed())
+            folder = _made(make, held)
+        if note and not config.silent and (world is None or world.rank == 0):
+            print(note, flush=True)
+        run = shown(folder.path)
+        options = {"command": resume_command(folder.path), "has_test": has_test}
+        job = spawn.Job("train", str(folder.path), options)
+        if has_workers:
+            if not config.silent:
+                plural = "s" if num_workers > 1 else ""
+                print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
+            code = spawn.run_workers(job, num_workers, listed, uses_gpus=bool(asked.gpus))
+        else:
+            code = supervision.run(job, world, flag)
+    # the run is free by now: what is told of its end may go on with it
+    if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
+        notification.send(config, folder, code)
+    return folder, code
+
+
+def _meet(config: Config, world: World, known: RunFolder | None) -> None:
+    """Enter the process group of an outer launcher. Where not all come in time, this process leaves with a line."""
+    from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
+    from lockstep.training.process_group import join
+
+    try:
+        join(config, world, known)
+    except RuntimeError as error:
+        if not is_lost_rank(error) and not is_missing_rank(error):
+            raise
+        text = (
+            f"rank {world.rank} of {world.world_size} on {socket.gethostname()} has waited for the others in vain "
+            f"(strategy.timeout_s={config.strategy.timeout_s}): not all of them started, or they cannot reach each "
+            f"other. Look at what they said.\n{error}"
+        )
+        if known is not None:
+            known.record_failure(text + "\n")
+        print(text, file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_FAILED) from error
+
+
+def _made(make: Callable[[contextlib.ExitStack], RunFolder], held: contextlib.ExitStack) -> RunFolder:
+    """The run folder that `make` prepares. Raises ConfigError where the disk refuses that."""
+    try:
+        return make(held)
+    except OSError as error:
+        where = shown(Path(error.filename)) if isinstance(error.filename, str) else "the run folder"
+        fault = f"{where} cannot be written ({error.strerror or error}): "
+        raise ConfigError([fault + "start in another folder, choose one by hydra.run.dir=..., or mend it"]) from error
+
+
+@contextlib.contextmanager
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Hold a run. Raises ConfigError while another process does."""
+    try:
+        with folder.lock():
+            yield
+    except BlockingIOError as error:
+        message = f"{shown(folder.path)} is being trained by another process: stop it first, or wait for its end"
+        raise ConfigError([message]) from error
+
+
+def main(words: Sequence[str]) -> int:
+    """Train the run in a folder, or test it. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m lockstep.launch.runner")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--task", choices=("train", "train-without-test", "test"), required=True)
+    parser.add_argument("--parent", type=int, help="the process with which this one dies")
+    arguments = parser.parse_args(words)
+    if arguments.parent is not None:
+        spawn.die_with(arguments.parent)
+    return do(arguments.folder, arguments.task)
+
+
+def do(path: Path, task: str) -> int:
+    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code."""
+    folder = RunFolder(path.resolve())
+    try:
+        if task == "test":
+            return test(folder)
+        return go_on(folder, has_test=task == "train")
+    except ConfigError as error:
+        text = "".join(f"config error: {fault}\n" for fault in error.faults)
+        with contextlib.suppress(OSError):  # what cannot be kept is printed all the same
+            folder.record_failure(text)
+            folder.update_status(state="failed", reason=error.faults[0])
+        print(text, end="", file=sys.stderr, flush=True)
+        return EXIT_CONFIG
+
+
+def test(folder: RunFolder) -> int:
+    """Measure a finished run on its test set; the result joins its summary. Returns the exit code."""
+    config = storage.load(folder.config)
+    project.use(folder, config)
+    asked = workers.found(config)
+    job = spawn.Job("test", str(folder.path), {})
+    with locked(folder):
+        if asked.world_size > 1:
+            return spawn.run_workers(job, asked.world_size, uses_gpus=bool(asked.gpus))
+        return spawn.run_here(job, None)
+
+
+if __name__ == "__main__":
+    if "--parent" not in sys.argv:  # which waits for this process
+        supervision.begin()
+    leave(lambda: main(sys.argv[1:]))

@@ -1,0 +1,153 @@
+"""`lockstep compare`: the settings in which runs differ, and what came of them, side by side."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+from rich.text import Text
+
+from lockstep.monitoring import cells
+from lockstep.runs.discovery import look_at, read_tests
+from lockstep.runs.files import read_text, to_json
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.naming import shown
+from lockstep.system.terminal import duration, printable, terminal
+
+WIDEST = 24  # letters of a value that are shown beside others on a terminal
+MOST_KEYS = 10_000
+OTHERWISE = ("resume", "notify")  # settings that change nothing a run computes
+Row = tuple[str, list[Any]]
+
+
+def show(folders: Sequence[RunFolder], *, is_json: bool) -> int:
+    """Print how runs differ. Returns the exit code."""
+    settings, results = differences(folders), outcomes(folders)
+    paths = [shown(folder.path) for folder in folders]
+    if is_json:
+        print(to_json({"runs": paths, "settings": dict(settings), "results": dict(results)}))
+    elif sys.stdout.isatty():
+        _show(paths, settings, results)
+    else:
+        for title, read, rows in (("settings", lambda key: _typed, settings), ("results", _read, results)):
+            print("\t".join([title, *map(printable, paths)]))
+            for key, values in rows:
+                print("\t".join([printable(key), *map(read(key), values)]))
+    return 0
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def differences(folders: Sequence[RunFolder]) -> list[Row]:
+    """Every key that has not the same value in all runs, with its values; None also where a run lacks it.
+
+    Raises ValueError for a configuration that cannot be read.
+    """
+    flat = [_settings(folder) for folder in folders]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    rows = [(key, [settings.get(key) for settings in flat]) for key in keys]
+    # as JSON: True is 1 and 1.0 to Python
+    return [(key, values) for key, values in rows if len({json.dumps(value) for value in values}) > 1]
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    path = folder.config
+    try:
+        tree = yaml.safe_load(read_text(path))
+        if not isinstance(tree, dict):
+            raise ValueError("no configuration")
+        found: dict[str, Any] = {}
+        for key, value in _leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, ""):
+            if len(found) >= MOST_KEYS:
+                raise ValueError("too many keys")
+            found[key] = json.loads(json.dumps(value, default=str))  # a date, which YAML knows, as text
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        what = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else type(error).__name__
+        raise ValueError(f"{shown(path)} cannot be read: {what}.") from error
+    return found
+
+
+def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _leaves(value, f"{prefix}.{key}".lstrip("."))
+    else:
+        yield prefix, tree
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
+    """How far the runs are, what they have measured and how fast, by name."""
+    facts, tests = [look_at(folder) for folder in folders], [read_tests(folder) for folder in folders]
+    rows: list[Row] = [("state", [each["state"] for each in facts])]
+    rows += [(name, [each.get(name) for each in facts]) for name in ("epoch", "step", "monitor", "best")]
+    # the newest values of a finished run have those of its test among them
+    for found in ([each["metrics"] for each in facts], tests):
+        names = sorted({name for each in found for name in each}, key=_metric_order)
+        rows += [(name, [each.get(name) for each in found]) for name in names if not name.startswith("test/")]
+    rows += [(name, [each.get(name) for each in facts]) for name in ("epoch_s", "images_per_s", "workers", "device")]
+    return [(name, values) for name, values in rows if any(value is not None for value in values)]
+
+
+def _metric_order(name: str) -> tuple[bool, bool, str]:
+    return name.startswith("test"), name.startswith("val"), name
+
+
+# -- what is seen ------------------------------------------------------------------------------------------------------
+
+
+def _show(paths: Sequence[str], settings: Sequence[Row], results: Sequence[Row]) -> None:
+    out = terminal()
+    for i, path in enumerate(paths):
+        out.print(Text.assemble((f"{_letter(i)}  ", "bold"), printable(path)), soft_wrap=True)
+    if not settings:
+        out.print("\nAll settings are the same.")
+    blocks = [("settings", _typed, settings)] if settings else []
+    for title, read, rows in [*blocks, ("results", None, results)]:
+        texts = [(printable(key), [cells.cut((read or _read(key))(value), WIDEST) for value in values])
+                 for key, values in rows]  # fmt: skip
+        for part in _parts(texts, len(paths), out.width):
+            out.print()
+            out.print(_block(title, texts, part, is_right=read is None), soft_wrap=True)
+
+
+def _parts(texts: Sequence[tuple[str, Sequence[str]]], count: int, width: int) -> Iterator[range]:
+    """Runs that fit beside each other, at least one."""
+    left = width - max(len(key) for key, _ in texts)
+    start, used = 0, 0
+    for i in range(count):
+        wide = 2 + max(cells.cell_len(values[i]) for _, values in texts)
+        if i > start and used + wide > left:
+            yield range(start, i)
+            start, used = i, 0
+        used += wide
+    yield range(start, count)
+
+
+def _block(title: str, texts: Sequence[tuple[str, Sequence[str]]], part: range, *, is_right: bool) -> Text:
+    lines = [[Text(title, style="bold"), *(Text(_letter(i), style="bold") for i in part)]]
+    lines += [[Text(key, style="dim"), *(Text(values[i]) for i in part)] for key, values in texts]
+    widths = [max(line[i].cell_len for line in lines) for i in range(len(lines[0]))]
+    return cells.aligned(lines, widths, [False] + [is_right] * len(part))
+
+
+def _letter(i: int) -> str:
+    return chr(ord("A") + i) if i < 26 else str(i + 1)
+
+
+def _typed(value: Any) -> str:
+    """A setting as it is typed."""
+    return printable(value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
+
+
+def _read(key: str) -> Any:
+    """How a result of this name reads."""
+    if key == "epoch_s":
+        return lambda value: duration(value) if value is not None else cells.NONE
+    if key == "images_per_s":
+        return lambda value: f"{value:,.0f}" if value is not None else cells.NONE
+    return lambda value: printable(value) if isinstance(value, str) else cells.number(value)

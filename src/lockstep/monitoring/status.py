@@ -1,0 +1,103 @@
+"""`lockstep status`: one run, with what can be done next."""
+
+import time
+from typing import Any
+
+from rich.console import Console as Terminal
+from rich.text import Text
+
+from lockstep.monitoring import cells
+from lockstep.runs.discovery import look_at
+from lockstep.runs.files import to_json
+from lockstep.runs.folder import LIVE_STATES, RunFolder
+from lockstep.runs.naming import quoted, resume_command, shown
+from lockstep.system.terminal import duration, printable, show_table, terminal
+
+BAR = (4, 32)  # least and most letters
+BESIDE_BAR = 26  # letters of the name before it and the number behind it
+
+
+def show(folder: RunFolder, *, is_json: bool) -> int:
+    """Print what a run says of itself. Returns the exit code."""
+    facts = look_at(folder)
+    if is_json:
+        del facts["id"]
+        print(to_json(facts | {"path": str(folder.path)}))
+        return 0
+    rows = _progress(facts, terminal()) + _place(facts, folder) + [_next(facts, folder)]
+    show_table(printable(facts.get("name", folder.path.name)), [row for row in rows if row[1]])
+    return 0
+
+
+def _progress(facts: dict[str, Any], out: Terminal) -> list[tuple[str, str | Text]]:
+    state, is_live = facts["state"], facts["state"] in LIVE_STATES
+    steps = f", step {facts['step']:,}" if "step" in facts else ""
+    steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
+    inside = f", {duration(facts['epoch_remaining_s'])} left in it" if is_live and "epoch_remaining_s" in facts else ""
+    since = max(0.0, time.time() - facts["updated"]) if is_live and "updated" in facts else 0.0
+    used = f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}" if "elapsed_s" in facts else ""
+    left = f", about {duration(facts['remaining_s'])} left" if is_live and "remaining_s" in facts else ""
+    speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
+    speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
+    rows: list[tuple[str, str | Text]] = [
+        ("state", Text(state, style=cells.STYLES[state])),
+        ("reason", printable(facts.get("reason", "")) or _silence(facts)),
+        ("progress", _bar(facts["percent"], out) if "percent" in facts else ""),
+        ("epoch", f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}{inside}" if "epoch" in facts else ""),
+        ("time", used + left),
+        ("speed", ", ".join(speed)),
+        ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),
+        ("best", printable(cells.best(facts)) if "best" in facts else ""),
+    ]
+    return rows + [(printable(name), cells.number(value)) for name, value in facts["metrics"].items()]
+
+
+def _bar(percent: float, out: Terminal) -> Text:
+    """How far it is; only the number in a log."""
+    if not out.is_terminal:
+        return Text(f"{percent:.1f} %")
+    least, most = BAR
+    size = max(least, min(most, out.width - BESIDE_BAR))
+    done = round(size * min(max(percent, 0), 100) / 100)
+    return Text.assemble(("━" * done, "cyan"), ("─" * (size - done), "dim"), f"  {percent:.1f} %")
+
+
+def _silence(facts: dict[str, Any]) -> str:
+    if facts["state"] != "no signal":
+        return ""
+    updated, host = facts.get("updated"), printable(facts.get("host", "its machine"))
+    ago = f" for {duration(time.time() - updated)}" if updated else ""
+    return f"its process is gone, or {host} has said nothing{ago}"
+
+
+def _place(facts: dict[str, Any], folder: RunFolder) -> list[tuple[str, str | Text]]:
+    device = printable(facts.get("device", ""))
+    process = f"pid {facts['pid']}" if "pid" in facts else ""
+    process += f" on {printable(facts['host'])}" if process and "host" in facts else ""
+    updated = facts.get("updated")
+    ago = f", {duration(max(0.0, time.time() - updated))} ago" if updated else ""
+    return [
+        ("workers", f"{facts['workers']} x {device}" if facts.get("workers", 1) > 1 else device),
+        ("precision", printable(facts.get("precision", ""))),
+        ("process", process),
+        ("started", cells.moment(facts["started"]) if "started" in facts else ""),
+        ("updated", f"{cells.moment(updated)}{ago}" if updated else ""),
+        ("failure", printable(shown(folder.failure)) if folder.failure.is_file() else ""),
+        ("run folder", printable(shown(folder.path))),
+    ]
+
+
+def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
+    """What a person does next, and the command for it."""
+    run, state, resume = quoted(folder.path), facts["state"], resume_command(folder.path)
+    if state == "stopping":
+        return "then go on", resume
+    if state in LIVE_STATES:
+        return "stop", f"lockstep stop {run}"
+    if state == "finished":
+        return "evaluate", f"lockstep eval {run}"
+    if state == "not started":
+        return ("look", f"lockstep jobs show {run}") if folder.job_file.is_file() else ("start", resume)
+    if state == "broken":
+        return "look", f"cat {quoted(folder.status_file)}"
+    return ("go on" if folder.last_checkpoint.exists() else "try again"), resume

@@ -1,0 +1,275 @@
+"""All runs below a folder, for tools that list, compare, stop and remove them. Standard library only.
+
+What stands in the files is not trusted: a folder of runs can hold anything.
+"""
+
+import csv
+import hashlib
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs import naming
+from lockstep.runs.folder import CODE, ENDED_STATES, LIVE_STATES, SWEEP, RunFolder
+from lockstep.runs.naming import shown
+
+DEPTH = 6  # folders below the root that are searched
+MOST = 5000
+STATES = ("not started", *LIVE_STATES, *ENDED_STATES, "no signal", "broken")
+NUMBERS = (
+    "workers", "train_images", "pid", "started", "updated", "epoch", "max_epochs", "step", "total_steps", "percent",
+    "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
+)  # fmt: skip
+TESTS = ("test_loss", "test_accuracy", "test_flip_accuracy")
+TEXTS = ("reason", "name", "device", "precision", "host", "monitor", "mode")
+MOST_CLASSES = 100  # of a confusion matrix
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run: its folder, its name below the folder that was searched, and an id that tells nothing of the path.
+
+    `sweep` is the name of the folder of its sweep below the one that was searched, None of a run of its own.
+    """
+
+    id: str
+    name: str
+    folder: RunFolder
+    sweep: str | None = None
+
+
+def scan(root: Path) -> dict[str, Found]:
+    """Every run below `root`, itself included, by its id.
+
+    Links are not followed, hidden folders and the code of jobs not entered.
+    """
+    found: dict[str, Found] = {}
+    waiting: list[tuple[Path, int, str | None]] = [(root, 0, None)]
+    while waiting and len(found) < MOST:
+        path, depth, sweep = waiting.pop()
+        try:
+            with os.scandir(path) as entries:
+                listed = list(entries)
+        except OSError:  # gone, or not for us to read
+            continue
+        files = {entry.name for entry in listed if entry.name in ("config.yaml", SWEEP) and _is_file(entry)}
+        if SWEEP in files and depth > 0:  # where one sweep is all there is, its trials are the rows
+            sweep = os.path.relpath(path, root)
+        if "config.yaml" in files:
+            run = _found(RunFolder(path), os.path.relpath(path, root), sweep)
+            found[run.id] = run
+        if depth < DEPTH:
+            folders = (e for e in listed if _may_hold_runs(e.name) and e.is_dir(follow_symlinks=False))
+            waiting += [(Path(entry.path), depth + 1, sweep) for entry in folders]
+    return found
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False)
+
+
+def _may_hold_runs(name: str) -> bool:
+    return not name.startswith(".") and name != CODE
+
+
+def _found(folder: RunFolder, name: str, sweep: str | None = None) -> Found:
+    return Found(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder, sweep)
+
+
+def look_at(folder: RunFolder) -> dict[str, Any]:
+    """What one run says of itself; `run` is its path as a person types it."""
+    return look(_found(folder, shown(folder.path)))
+
+
+def look(found: Found) -> dict[str, Any]:
+    """What a run says of itself: the known fields of status.json that have the right type, never more.
+
+    `state` is one of STATES, `metrics` maps names to numbers, `overrides` is what was typed.
+    """
+    folder = found.folder
+    facts: dict[str, Any] = {"id": found.id, "run": found.name, "metrics": {}, "overrides": _overrides(folder)}
+    facts |= {"sweep": found.sweep} if found.sweep is not None else {}
+    try:
+        status = folder.read_status()
+        if not status:
+            return facts | {"state": _state_before_status(folder)}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = f"status.json cannot be read: {type(error).__name__}"
+        return facts | {"state": "broken", "reason": reason}
+    if status.get("state") not in STATES:
+        return facts | {"state": "broken", "reason": "status.json names no state of a run"}
+    return facts | cleaned(status)
+
+
+def cleaned(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The known fields of a status that have the right type; texts and names are cut."""
+    kept: dict[str, Any] = {"state": status["state"]}
+    kept |= {name: status[name] for name in NUMBERS if _is_number(status.get(name))}
+    kept |= {name: status[name][:500] for name in TEXTS if isinstance(status.get(name), str)}
+    metrics = status.get("metrics")
+    if isinstance(metrics, dict):
+        numbers = {str(name)[:80]: value for name, value in metrics.items() if _is_number(value)}
+        kept["metrics"] = dict(list(numbers.items())[:50])
+    return kept
+
+
+class Watched:
+    """The runs below a folder, looked at again and again: what has ended is not read anew while its file is the same.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, root: Path, *, scan_every_s: float) -> None:
+        self.root = root
+        self._scan_every_s = scan_every_s
+        self._next_scan = 0.0
+        self._found: dict[str, Found] = {}
+        self._ended: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def found(self, *, is_fresh: bool = False) -> dict[str, Found]:
+        """The runs by their ids, searched for anew when that was long ago or `is_fresh` asks for it."""
+        with self._lock:
+            if is_fresh or time.monotonic() >= self._next_scan:
+                started = time.monotonic()
+                self._found = scan(self.root)
+                ended = time.monotonic()
+                self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))  # 2 % of the time at most
+                self._ended = {key: kept for key, kept in self._ended.items() if key in self._found}
+            return self._found
+
+    def look(self) -> list[dict[str, Any]]:
+        """What every run says of itself, the newest first."""
+        facts = [self._look(found) for found in self.found().values()]
+        return sorted(facts, key=lambda each: (each.get("started", 0.0), each["run"]), reverse=True)
+
+    def _look(self, found: Found) -> dict[str, Any]:
+        try:
+            changed = found.folder.status_file.stat(follow_symlinks=False).st_mtime_ns
+        except OSError:
+            changed = 0
+        kept = self._ended.get(found.id)
+        if kept is not None and kept[0] == changed:
+            return kept[1]
+        facts = look(found)
+        with self._lock:
+            self._ended.pop(found.id, None)
+            if facts["state"] in ENDED_STATES:
+                self._ended[found.id] = (changed, facts)
+        return facts
+
+
+def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
+    """For every run by its id, what was typed for it but not for all of `listed`, in one line.
+
+    First come the keys whose values tell the most runs apart, for the line may be cut.
+    """
+    times = Counter(text for facts in listed for text in set(facts["overrides"]))
+    shared: dict[str, int] = {}  # by key, how many runs share a value
+    for text, count in times.items():
+        shared[_key(text)] = max(count, shared.get(_key(text), 0))
+    everywhere = len(listed) if len(listed) > 1 else 2
+
+    def differing(overrides: list[str]) -> str:
+        return " ".join(sorted((t for t in overrides if times[t] < everywhere), key=lambda text: shared[_key(text)]))
+
+    return {facts["id"]: differing(facts["overrides"]) for facts in listed}
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0]
+
+
+def resume_command(found: Found) -> str | None:
+    """What goes on with a run, typed in the current folder; None for one that is live, through, or saved nothing."""
+    folder = found.folder
+    if look(found)["state"] not in ("stopped", "failed", "no signal") or not folder.last_checkpoint.is_file():
+        return None
+    return naming.resume_command(folder.path)
+
+
+def _overrides(folder: RunFolder) -> list[str]:
+    try:
+        return [line[:300] for line in folder.read_overrides()[:100]]
+    except (OSError, ValueError):
+        return []
+
+
+def _state_before_status(folder: RunFolder) -> str:
+    if folder.is_locked():
+        return "stopping" if folder.stop_flag.is_file() else "starting"
+    return "failed" if folder.failure.exists() else "not started"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
+
+
+def read_rows(found: Found) -> list[dict[str, float]]:
+    """The finite numbers of metrics.csv, a row per epoch; empty when there is no such file or it holds other things."""
+    rows: list[dict[str, float]] = []
+    try:
+        listed = found.folder.read_metrics()
+    except (OSError, ValueError, csv.Error):
+        return []
+    for row in listed:
+        numbers = {}
+        for name, text in row.items():
+            try:
+                value = json.loads(text) if text else None
+            except (TypeError, ValueError, RecursionError):
+                continue
+            if isinstance(name, str) and _is_number(value):
+                numbers[name[:80]] = value
+        rows.append(numbers)
+    return rows
+
+
+def read_tests(folder: RunFolder) -> dict[str, float]:
+    """What the test of a finished run measured, by its name in summary.json; empty for others."""
+    try:
+        summary = folder.read_summary()
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {name: summary[name] for name in TESTS if _is_number(summary.get(name))}
+
+
+def read_confusion(folder: RunFolder) -> dict[str, Any] | None:
+    """The newest confusion matrix of a run, that of the test before that of validations; None where there is none.
+
+    `split`, `step`, `classes` (C names), `num_classes` of which these are some, and `counts` (C, C), true classes down.
+    """
+    for split in ("test", "val"):
+        try:
+            found = folder.read_confusion(split)
+        except (OSError, ValueError, RecursionError):
+            continue
+        if _is_confusion(found):
+            names = [name[:80] for name in found["classes"]]
+            numbers = {name: found[name] for name in ("step", "num_classes", "counts")}
+            return {"split": split, "classes": names, **numbers}
+    return None
+
+
+def _is_confusion(found: dict[str, Any]) -> bool:
+    classes, counts = found.get("classes"), found.get("counts")
+    if not isinstance(classes, list) or not isinstance(counts, list) or not 0 < len(classes) <= MOST_CLASSES:
+        return False
+    rows = [row for row in counts if isinstance(row, list) and len(row) == len(classes)]
+    return (
+        all(isinstance(name, str) for name in classes)
+        and len(counts) == len(rows) == len(classes)
+        and all(_is_count(count) for row in rows for count in row)
+        and _is_count(found.get("step"))
+        and _is_count(found.get("num_classes"))
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and isinstance(value, int) and value >= 0

@@ -1,0 +1,122 @@
+"""Files that are whole or not there: written beside, then renamed; read without following links."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import math
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+MAX_BYTES = 16 * 2**20  # of a file of plain values
+LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `atomic_file` calls a file before it is whole
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # the answers of a file system that has none
+NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` in one step when the block ends well, and leaves no trace when it does not.
+
+    A reader sees the old content or the new one, also after a power cut.
+    """
+    with left_nothing(path) as temporary, opened_and_held(temporary) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def left_nothing(path: Path) -> Iterator[Path]:
+    """The name of a new file beside `path`, which is gone when the block ends; errors of it name `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+    except OSError as error:
+        if error.filename in (None, str(temporary)):  # a full disk does not say which file
+            error.filename = str(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def opened_and_held(temporary: Path) -> BinaryIO:
+    """A new file, locked until it is closed: the kernel lets go of what a killed process wrote."""
+    while True:
+        with contextlib.ExitStack() as closed:
+            file = closed.enter_context(open(temporary, "xb"))
+            flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # else taken for a leftover before it was locked
+                closed.pop_all()
+                return file
+
+
+def flock(file: IO[bytes], how: int) -> bool:
+    """Lock a file as `fcntl.flock` does. Returns False on a file system without locks, where nobody holds any."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step."""
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Replace `path` by plain values."""
+    write_atomically(path, to_json(value) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The values of a file, empty where there is none. Raises ValueError for what is no JSON object."""
+    try:
+        value = json.loads(read_text(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} does not hold a JSON object.")
+    return value
+
+
+def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
+    """The text of a plain file, whatever else stands there: no link, no pipe that would be waited for.
+
+    Raises ValueError for those, for a longer file, and for what is no UTF-8; OSError as `open` does.
+    """
+    with open(path, "rb", opener=no_link) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{path} is no plain file.")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"{path} is longer than {max_bytes:,} bytes.")
+    return content.decode()
+
+
+def no_link(path: str, flags: int) -> int:
+    """For `open`: what stands there itself, at once, also where it is a link or a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
+
+
+def to_json(value: Any) -> str:
+    """JSON of plain values; what is not a finite number becomes null, which every reader knows."""
+
+    def finite(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: finite(inner) for key, inner in item.items()}
+        if isinstance(item, list):
+            return [finite(inner) for inner in item]
+        return None if isinstance(item, float) and not math.isfinite(item) else item
+
+    return json.dumps(finite(value), indent=1, allow_nan=False)

@@ -1,0 +1,394 @@
+"""The run folder: the only interface between a training process and every tool that watches, stops or reads it.
+
+Owns the names and formats of all files in it. Standard library only, so that tools start at once.
+"""
+
+import contextlib
+import csv
+import fcntl
+import io
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs.files import (
+    LEFTOVER,
+    flock,
+    left_nothing,
+    no_link,
+    opened_and_held,
+    read_json,
+    read_text,
+    write_atomically,
+    write_json,
+)
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, go on later
+EXIT_INTERRUPTED = 130  # by a second Ctrl-C
+LIVE_STATES = ("starting", "training", "validating", "testing", "stopping")
+ENDED_STATES = ("stopped", "pruned", "finished", "failed")
+SILENT_S = 600.0  # longer than any step: between two steps a status is written every second
+BENCHMARK = "results.json"  # beside the run folders of a benchmark
+# where TensorBoard's event files of a split lie in the run folder: it takes every folder with such files for a run
+CURVES = {"train": "", "val": "validation", "test": "test"}
+CODE = "code"  # what a job runs: its config.yaml files are of no run
+SWEEP = "sweep.json"  # beside the run folders of a sweep
+
+
+class FailedElsewhere(RuntimeError):
+    """Ends a rank because of another one, which knows more of the cause and is about to record it."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and files of one run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration: ranks, trials, tasks and resumes start from it."""
+        return self.path / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        """What was typed, one override a line; for people, nothing reads it back."""
+        return self.path / "overrides.txt"
+
+    @property
+    def project(self) -> Path:
+        """The folders in which the modules lie that the configuration names."""
+        return self.path / "project.json"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, devices and commit of the machine that trained last."""
+        return self.path / "environment.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Holds best.ckpt and last.ckpt."""
+        return self.path / "checkpoints"
+
+    @property
+    def last_checkpoint(self) -> Path:
+        """The newest state: a resume goes on from here."""
+        return self.checkpoints / "last.ckpt"
+
+    @property
+    def best_checkpoint(self) -> Path:
+        """The state with the best monitored value."""
+        return self.checkpoints / "best.ckpt"
+
+    def curves(self, split: str) -> Path:
+        """Event files of a split, of all sessions of the run; those of train hold also what belongs to no split."""
+        return self.path / CURVES[split]
+
+    @property
+    def old_curves(self) -> Path:
+        """All event files, in runs that were begun before 2026-11-22; they go on there."""
+        return self.path / "tensorboard"
+
+    @property
+    def pictures(self) -> Path:
+        """PNG files of what the network gets right and wrong, and the numbers of its confusion matrices."""
+        return self.path / "pictures"
+
+    def confusion(self, split: str) -> Path:
+        """The numbers of a picture of the same name: classes, and counts of what each was taken for."""
+        return self.pictures / f"{split}_confusion_matrix.json"
+
+    def read_confusion(self, split: str) -> dict[str, Any]:
+        """What stands there; empty where nothing was drawn."""
+        return read_json(self.confusion(split))
+
+    @property
+    def failure(self) -> Path:
+        """The traceback of the first rank that failed."""
+        return self.path / "failure.txt"
+
+    @property
+    def scores(self) -> Path:
+        """Loss and accuracy of the last evaluation."""
+        return self.path / "scores.json"
+
+    @property
+    def measurement(self) -> Path:
+        """What a step is made of, of a run of a benchmark."""
+        return self.path / "measurement.json"
+
+    @property
+    def code(self) -> Path:
+        """The source of the project when a job was submitted."""
+        return self.path / CODE
+
+    @property
+    def job_files(self) -> Path:
+        """The script of a job and what it prints, a log for every rank."""
+        return self.path / "job"
+
+    def rank_log(self, rank: int) -> Path:
+        """Everything a rank other than 0 printed."""
+        return self.path / f"rank{rank}.log"
+
+    @property
+    def ranks(self) -> Path:
+        """Signs of life of the ranks, while they compute."""
+        return self.path / ".ranks"
+
+    def rank_beat(self, rank: int) -> Path:
+        """Host and process of a rank; touched while it lives."""
+        return self.ranks / f"{rank}.beat"
+
+    def rank_fault(self, rank: int) -> Path:
+        """Where a rank was when a signal ended it, as `faulthandler` writes it."""
+        return self.ranks / f"{rank}.fault"
+
+    def rendezvous(self, step: str) -> Path:
+        """Where rank 0 of one start of a job says where it can be reached; there until all ranks have met."""
+        return self.path / f"rendezvous-{step}"
+
+    def read_overrides(self) -> list[str]:
+        """What was typed; empty where nothing was, or nobody typed."""
+        try:
+            return read_text(self.overrides).splitlines()
+        except FileNotFoundError:
+            return []
+
+    def read_project(self) -> dict[str, Any]:
+        """Where the modules are, empty where nobody wrote it down."""
+        return self._read_json(self.project.name)
+
+    def write_project(self, folders: dict[str, Any]) -> None:
+        """Replace project.json."""
+        write_json(self.project, folders)
+
+    # -- status and summary ------------------------------------------------------------------------------------------
+
+    @property
+    def status_file(self) -> Path:
+        """What the run is doing, from its preparation on."""
+        return self.path / "status.json"
+
+    def write_status(self, **fields: Any) -> None:
+        """Replace status.json. Rank 0 or the parent only."""
+        write_json(self.status_file, {**fields, "updated": time.time()})
+
+    def update_status(self, **fields: Any) -> None:
+        """Change some fields of status.json. Only once the training processes are gone."""
+        self.write_status(**{**self._read_json(self.status_file.name), **fields})
+
+    def read_status(self) -> dict[str, Any]:
+        """Fields of status.json, empty before the first one is written.
+
+        A live run that was asked to stop shows as state "stopping", one whose process is gone as "no signal". The
+        process of another machine counts as gone when its status is older than `SILENT_S`.
+        """
+        status = self._read_json(self.status_file.name)
+        if self._is_gone(status):
+            status = self._read_json(self.status_file.name)  # it may have ended well since the first look
+            if self._is_gone(status):
+                status["state"] = "no signal"
+        if status.get("state") in LIVE_STATES and self.stop_flag.is_file():
+            status["state"] = "stopping"
+        return status
+
+    def _is_gone(self, status: dict[str, Any]) -> bool:
+        if status.get("state") not in LIVE_STATES:
+            return False
+        if status.get("host") == socket.gethostname():
+            return not self.is_locked()
+        updated = status.get("updated")
+        return not (isinstance(updated, int | float) and updated >= time.time() - SILENT_S)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Replace summary.json: the result of a finished run."""
+        write_json(self.path / "summary.json", summary)
+
+    def read_summary(self) -> dict[str, Any]:
+        """The result of a finished run, empty for others."""
+        return self._read_json("summary.json")
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        return read_json(self.path / name)
+
+    # -- the job that trains the run ---------------------------------------------------------------------------------
+
+    @property
+    def job_file(self) -> Path:
+        """The record of the last job; nothing else knows of it."""
+        return self.path / "job.json"
+
+    def read_job(self) -> dict[str, Any]:
+        """The record of the job, empty where nobody submitted the run."""
+        return self._read_json(self.job_file.name)
+
+    def write_job(self, record: dict[str, Any]) -> None:
+        """Replace the record of the job."""
+        write_json(self.job_file, record)
+
+    @property
+    def job_lock(self) -> Path:
+        """Held by a job in the background of this machine, from its start to its end."""
+        return self.path / ".job"
+
+    # -- metrics: a row per epoch ------------------------------------------------------------------------------------
+
+    def read_metrics(self) -> list[dict[str, str]]:
+        """Rows of metrics.csv, one per epoch."""
+        try:
+            return list(csv.DictReader(io.StringIO(read_text(self.path / "metrics.csv"), newline="")))
+        except FileNotFoundError:
+            return []
+
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """Replace metrics.csv."""
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path / "metrics.csv", text.getvalue())
+
+    # -- the stop flag -----------------------------------------------------------------------------------------------
+
+    @property
+    def stop_flag(self) -> Path:
+        """Present = please stop; holds the reason."""
+        return self.path / "STOP"
+
+    def request_stop(self, reason: str) -> None:
+        """Ask all ranks to stop together. A request that is already there stays as it is."""
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            number = os.open(self.stop_flag.name, flags, 0o644, dir_fd=folder)
+        except FileExistsError:
+            return
+        finally:
+            os.close(folder)
+        with open(number, "w") as file:
+            file.write(reason + "\n")
+
+    def stop_reason(self) -> str:
+        """Why the run was asked to stop; empty when nobody asked or said."""
+        try:
+            return self.stop_flag.read_text().strip()
+        except FileNotFoundError:
+            return ""
+
+    def clear_stop(self) -> None:
+        """Forget a request to stop."""
+        self.stop_flag.unlink(missing_ok=True)
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def record_failure(self, text: str) -> None:
+        """Keep the first failure, whole; later ones, mostly its consequences, change nothing."""
+        with left_nothing(self.failure) as temporary:
+            with opened_and_held(temporary) as file:
+                file.write(text.encode(errors="backslashreplace"))
+            try:
+                os.link(temporary, self.failure)
+            except FileExistsError:
+                return
+            except OSError:  # a file system without links
+                if not self.failure.exists():
+                    os.replace(temporary, self.failure)
+
+    def await_failure(self, timeout_s: float) -> None:
+        """Return when a failure is on record, or after `timeout_s`: the rank that knew of it may have died."""
+        deadline = time.monotonic() + timeout_s
+        while not self.failure.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def forget_end(self) -> None:
+        """Forget how the run ended: it goes on."""
+        ended = (self.stop_flag, self.failure, self.path / "summary.json", *self.pictures.glob("test_*"))
+        for path in (*ended, *self.ranks.glob("*")):
+            path.unlink(missing_ok=True)
+
+    # -- one trainer at a time ---------------------------------------------------------------------------------------
+
+    @property
+    def lock_file(self) -> Path:
+        """Held by the process that trains the run; there since the first training."""
+        return self.path / ".lock"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run for this process; the kernel lets go when the process ends, however it ends.
+
+        Raises BlockingIOError while another process holds it.
+        """
+        with open(self.lock_file, "ab", opener=no_link) as file:
+            for attempt in range(20):  # `is_locked` of a reader holds it for an instant
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if attempt == 19:
+                        raise
+                    time.sleep(0.05)
+                else:
+                    break
+            yield
+
+    def is_locked(self) -> bool:
+        """Whether a live process on this machine trains the run."""
+        return _is_held(self.lock_file)
+
+    def has_job_here(self) -> bool:
+        """Whether a job in the background of this machine lives."""
+        return _is_held(self.job_lock)
+
+    def remove_leftovers(self, *, is_deep: bool = True) -> None:
+        """Remove what writers left that were killed: half a checkpoint, say. `is_deep`: also in the folders below.
+
+        Where there are no locks nobody knows whether a writer lives, and all stays.
+        """
+        for folder, below, names in os.walk(self.path):
+            if not is_deep:
+                below.clear()
+            for name in filter(LEFTOVER.fullmatch, names):
+                with (
+                    contextlib.suppress(FileNotFoundError, PermissionError),  # gone by itself, or of another user
+                    open(Path(folder, name), "r+b", opener=no_link) as file,
+                ):
+                    try:
+                        is_left = flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        continue  # its writer lives
+                    if is_left:
+                        os.unlink(Path(folder, name))
+
+    def remove(self) -> None:
+        """Remove the run and all in its folder, links themselves only. Hold the lock.
+
+        The configuration and the lock go last: what an interrupted removal leaves is still a run.
+        """
+        for entry in list(os.scandir(self.path)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            elif entry.name not in (self.config.name, self.lock_file.name):
+                os.unlink(entry.path)
+        self.config.unlink()
+        self.lock_file.unlink()
+        self.path.rmdir()
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with open(path, "rb", opener=no_link) as file:
+            flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

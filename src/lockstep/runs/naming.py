@@ -1,0 +1,89 @@
+"""The names of runs: new folders, `latest`, and how a command names a run."""
+
+import os
+import re
+import secrets
+import shlex
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from lockstep.runs.files import NO_TEXTS
+from lockstep.runs.folder import CODE, RunFolder
+
+
+def create(root: Path, name: str, now: datetime) -> RunFolder:
+    """Make the folder of a run, which `latest` then names."""
+    path = create_path(root, name, now)
+    link_latest(root, path)
+    return RunFolder(path)
+
+
+def create_path(root: Path, name: str, now: datetime) -> Path:
+    """Make `root/<date>/<time>_<name>`; a number is added while somebody else owns the name already."""
+    (root / f"{now:%Y-%m-%d}").mkdir(parents=True, exist_ok=True)
+    for path in _paths(root, name, now):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(f"{root}/{now:%Y-%m-%d} has 10,000 folders of one name: give the run another one.")
+
+
+def free_path(root: Path, name: str, now: datetime) -> Path:
+    """What `create_path` would make, without making it."""
+    return next(path for path in _paths(root, name, now) if not path.exists())
+
+
+def _paths(root: Path, name: str, now: datetime) -> Iterator[Path]:
+    stem = root / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}_{name}"
+    yield stem
+    yield from (stem.with_name(f"{stem.name}-{attempt}") for attempt in range(2, 10_000))
+
+
+def link_latest(root: Path, path: Path) -> None:
+    """Let `root/latest` name the run at `path` below `root`, in one step."""
+    temporary = root / f".latest.{os.getpid()}.{secrets.token_hex(4)}"
+    temporary.symlink_to(path.relative_to(root))
+    os.replace(temporary, root / "latest")
+
+
+def find(name: str) -> RunFolder:
+    """The run at a path, or `latest` below outputs/.
+
+    Raises FileNotFoundError naming what was looked for, and the newest runs there are.
+    """
+    for path in (Path(name), Path("outputs") / name):
+        if (path / "config.yaml").is_file():
+            return RunFolder(path.resolve())
+    configs = (path for path in Path("outputs").glob("**/config.yaml") if CODE not in path.parts)
+    newest = sorted(configs, key=lambda p: p.stat().st_mtime, reverse=True)[:3]
+    known = ", ".join(str(p.parent) for p in newest) or "none below outputs/"
+    raise FileNotFoundError(f"{name} is no run folder: it has no config.yaml. Newest runs: {known}.")
+
+
+def shown(path: Path) -> str:
+    """A path as a person types it: relative to the current folder where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def quoted(path: Path) -> str:
+    """A path as a word of a command that a person copies into a shell, whatever characters its name has."""
+    text = shown(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
+def resuming(path: Path) -> str:
+    """The word that goes on with the run in `path`, for the shell and, within, for Hydra: resume=outputs/latest."""
+    text = shown(path)
+    is_word = "/" in text or (text[0].isalpha() and text.lower() not in NO_TEXTS)
+    if not is_word or re.search(r"[^a-zA-Z0-9_/.+-]", text):
+        # Hydra's quotes, in which a backslash counts only in front of one
+        text = '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
+    return shlex.quote(f"resume={text}")
+
+
+def resume_command(path: Path) -> str:
+    """What goes on with the run in `path`, typed in the current folder."""
+    return f"python train.py {resuming(path)}"

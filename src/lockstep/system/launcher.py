@@ -1,0 +1,67 @@
+"""The rank and world that srun, torchrun or ourselves gave to this process."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of this process among those an outer launcher (torchrun, srun) started."""
+
+    launcher: str
+    rank: int
+    local_rank: int
+    node_rank: int
+    world_size: int
+    # where the launcher says nothing of a place to meet (srun):
+    step: str = ""  # this start of the job, unlike all others: job-restart-step
+    address: tuple[str, int] | None = None  # host and port on which all ranks come without talking
+    num_gpus_on_node: int | None = None  # of all tasks of the step on this node together, where SLURM says it
+
+
+def outer_world(environ: Mapping[str, str]) -> World | None:
+    """The processes an outer launcher started, this one among them; None where this process stands alone.
+
+    A SLURM batch script or srun step counts also with a single task; a shell inside an allocation does not.
+    `address` and `step` are None and "" where MASTER_ADDR is set: then torch's own variables say where to meet.
+    """
+
+    def number(*names: str, default: int = 0) -> int:
+        return next((int(environ[name]) for name in names if environ.get(name)), default)
+
+    if "LOCAL_RANK" in environ and "WORLD_SIZE" in environ and "RANK" in environ:
+        return World(
+            "torchrun", number("RANK"), number("LOCAL_RANK"), number("GROUP_RANK"), number("WORLD_SIZE", default=1)
+        )
+    if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
+        num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)  # SLURM_NTASKS counts what a batch script may yet start
+        world = World(
+            "srun",
+            number("SLURM_PROCID"),
+            number("SLURM_LOCALID"),
+            number("SLURM_NODEID"),
+            num_tasks,
+            num_gpus_on_node=number("SLURM_GPUS_ON_NODE") if environ.get("SLURM_GPUS_ON_NODE") else None,
+        )
+        nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+        if "MASTER_ADDR" in environ or nodes is None:
+            return world
+        job, step = number("SLURM_JOB_ID"), number("SLURM_STEP_ID", "SLURM_STEPID")
+        return dataclasses.replace(
+            world,
+            step=f"{job}-{number('SLURM_RESTART_COUNT')}-{step}",
+            address=(first_node(nodes), step_port(job, step)),
+        )
+    return None
+
+
+def first_node(nodes: str) -> str:
+    """The first name of a SLURM node list, e.g. "r1n07" of "r[1-2]n[07-09,12],login"."""
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).partition(",")[0]
+
+
+def step_port(job: int, step: int) -> int:
+    """A port below those that kernels hand out. No two of 15,000 steps of a job share one, nor jobs in a row."""
+    return 15000 + (32 * job + step) % 15000

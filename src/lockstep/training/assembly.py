@@ -1,0 +1,221 @@
+"""Data, network and Lightning's Trainer of a run, built from its configuration."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from lockstep.config import build, faults
+from lockstep.config.schema import Config, ImageFolder
+from lockstep.data.images.splits import Splits
+from lockstep.data.module import Batching, ImageData
+from lockstep.data.transforms.augment import Augment
+from lockstep.distributed import gradients
+from lockstep.distributed.batch_norm import ExactBatchNorm
+from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.rng import seed_of
+from lockstep.models import layout
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.layout import Layout
+from lockstep.system.hardware import num_cores
+from lockstep.training.checkpoint_io import AtomicCheckpointIO
+from lockstep.training.precision import LIGHTNING_PRECISION
+from lockstep.training.session import Session
+from lockstep.training.staging import once_a_node
+
+COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
+
+
+def image_data(session: Session) -> ImageData:
+    """The data of the run, with this rank's share. Raises ConfigError when it cannot be read."""
+    config, trainer = session.config, session.config.trainer
+    return ImageData(
+        splits(session),
+        batching=Batching(
+            global_batch_size=config.global_batch_size,
+            micro_batches_per_step=trainer.accumulate_grad_batches,
+            eval_batch_size=config.eval_batch_size,
+            loads=session.loads,
+            limit_train_batches=trainer.limit_train_batches,
+            limit_val_batches=trainer.limit_val_batches,
+            limit_test_batches=trainer.limit_test_batches,
+            overfit_batches=trainer.overfit_batches,
+        ),
+        augment=partial(Augment, **config.augment.model_dump()),
+        memory=config.data.memory,
+        num_workers=_num_stream_workers(session),
+        seed=config.seed,
+        rank=session.rank,
+        device=session.device,
+    )
+
+
+def splits(session: Session) -> Splits:
+    """The images of the run, read where this node has them. Raises ConfigError on all ranks when they cannot be."""
+    return once_a_node(
+        session.config.data,
+        build.build,
+        rank=session.rank,
+        local_rank=session.local_rank,
+        is_silent=session.config.silent,
+        held=session.held,
+    )
+
+
+def _num_stream_workers(session: Session) -> int:
+    """Processes of this rank that decode streamed images."""
+    asked = session.config.data.num_workers if isinstance(session.config.data, ImageFolder) else "auto"
+    return max(1, num_cores() // session.num_local) if asked == "auto" else asked
+
+
+def classifier(
+    session: Session, image_format: ImageFormat, *, total_steps: int, is_trained: bool = False
+) -> Classifier:
+    """The network of the run with its training of `total_steps`; initial weights depend on the seed alone.
+
+    Every rank must call it. Raises ConfigError for a network that is to be trained in a layout that is not safe here.
+    """
+    config = session.config
+    torch.manual_seed(seed_of(config.seed, "weights"))
+    net = build.build(config.model, in_channels=image_format.image_shape[0], num_classes=len(image_format.class_names))
+    module = Classifier(
+        net,
+        image_format=image_format,
+        optimizer=build.build(config.optimizer),
+        scheduler=build.build(config.scheduler),
+        total_steps=total_steps,
+        micro_batches_per_step=config.trainer.accumulate_grad_batches,
+        gradient_clip_norm=config.trainer.gradient_clip_norm,
+        uses_bfloat16=session.precision == "bfloat16",
+        layout=_layout(session, net, is_trained=is_trained),
+        compile_mode=COMPILE_MODES[config.compile],
+        has_flip_test=config.flip_test,
+        label_smoothing=config.label_smoothing,
+        seed=config.seed,
+        log_every_n_steps=config.trainer.log_every_n_steps,
+    )
+    # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
+    return module.double() if session.precision == "float64" else module
+
+
+def refuse_single_values(config: Config, data: ImageData, module: Classifier) -> None:
+    """Raise ConfigError where batches of one image leave a batch norm nothing to normalize by.
+
+    The sampler makes them only where all are, or where there is no other image.
+    """
+    batches = data.train_dataloader().batch_sampler
+    norm = module.norm_of_single_values() if batches.has_single_samples else None
+    if norm is None:
+        return
+    size, parts = config.global_batch_size, config.trainer.accumulate_grad_batches
+    if batches.num_samples == 1:
+        what = "there is one training image: use more"
+    elif size == 1:
+        what = f"global_batch_size={size} gives each batch one image: use a larger one"
+    else:
+        key = f"trainer.accumulate_grad_batches={parts}"
+        what = f"{key} cuts global_batch_size={size} into parts of one image: use fewer parts"
+    raise faults.ConfigError([f"{what}, because the batch norm {norm!r} cannot normalize a single value"])
+
+
+def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
+    """The layout of the network, the same on every rank: DDP adds up gradients as they lie in memory."""
+    is_faulty = (
+        session.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and layout.has_faulty_onednn(torch.cpu.get_capabilities(), os.environ)
+    )
+    found = gather_objects(layout.faulty_convolution(net, session.precision) if is_faulty else None)
+    faulty = next((name for name in found if name is not None), None)
+    asked = session.config.trainer.memory_format
+    if asked == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
+        fault = f"trainer.memory_format=channels_last: without AVX512 oneDNN crashes in the gradient of {faulty}, or "
+        raise faults.ConfigError([f"{fault}computes a wrong one: use trainer.memory_format=auto"])
+    return layout.chosen(asked, faulty)
+
+
+def image_format(data: ImageData) -> ImageFormat:
+    """What prediction needs to know of the images of `data`."""
+    return ImageFormat(data.class_names, data.image_shape, data.mean, data.std)
+
+
+def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), **settings: Any) -> L.Trainer:
+    """A Trainer on the devices of the session, without anything Lightning would add by itself."""
+    for callback in callbacks:
+        _skip_idle_hooks(callback)
+    config = session.config
+    strategy: Any = "auto"
+    if session.is_distributed:
+        strategy = _OneStream(
+            gradient_dtype=config.strategy.gradient_dtype,
+            # said here, because `devices` below refuses a GPU that two workers call by one number, each its own
+            parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
+            timeout=session.timeout,
+            broadcast_buffers=False,  # statistics have the same bits on all ranks already
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=config.strategy.bucket_size_mib,
+        )
+    return L.Trainer(
+        accelerator="gpu" if session.device.type == "cuda" else "cpu",
+        devices=sorted(set(session.gpus)) if session.gpus else session.num_local,
+        num_nodes=config.trainer.num_nodes,
+        strategy=strategy,
+        precision=LIGHTNING_PRECISION[session.precision],  # pyright: ignore[reportArgumentType]
+        deterministic=_deterministic(config),
+        benchmark=session.device.type == "cuda" and not config.trainer.deterministic,
+        plugins=[ExactBatchNorm(), AtomicCheckpointIO(), session.environment],
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        default_root_dir=session.folder.path,
+        **settings,
+    )
+
+
+def _deterministic(config: Config) -> bool | None:
+    """What Lightning is to ask of torch: nothing (None) where it is so, for torch imports its compiler to be told."""
+    is_wanted = config.trainer.deterministic
+    return is_wanted if is_wanted or torch.are_deterministic_algorithms_enabled() else None
+
+
+class _OneStream(DDPStrategy):
+    """Wraps the model on the stream on which it is trained, and has its gradients averaged as gradients.py knows.
+
+    Lightning 2.6 does so on a stream of its own, for CUDA graphs. Then every gradient waits for an event of another
+    stream before it is added up, in each backward pass, and torch warns of it.
+    """
+
+    def __init__(self, *, gradient_dtype: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._gradient_dtype = gradient_dtype
+
+    @override
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        ids = self.determine_ddp_device_ids()
+        wrapped = DistributedDataParallel(module=model, device_ids=ids, **self._ddp_kwargs)
+        gradients.choose(wrapped, is_bfloat16=self._gradient_dtype == "bfloat16")
+        return wrapped
+
+
+def _skip_idle_hooks(callback: Callback) -> None:
+    """Have Lightning pass over the per-step hooks in which `callback` does nothing.
+
+    It skips what cannot be called. Calling nine callbacks twice a step, and naming each for the profiler, costs 80 us
+    (one CPU thread, 2026-11-21).
+    """
+    for hook in ("on_train_batch_start", "on_train_batch_end"):
+        if not is_overridden(hook, callback, parent=Callback):
+            setattr(callback, hook, None)
+    if isinstance(callback, ModelCheckpoint) and getattr(callback, "_every_n_train_steps", 1) < 1:
+        setattr(callback, "on_train_batch_end", None)  # noqa: B010

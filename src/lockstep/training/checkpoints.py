@@ -1,0 +1,85 @@
+"""Which checkpoint of a run is used: the one asked for, or the newest whole one where that file is damaged.
+
+No torch: a damaged file is found before anything starts.
+"""
+
+import os
+import struct
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from lockstep.config.faults import ConfigError
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.naming import shown
+
+# the last record of a zip archive without a comment (APPNOTE 4.3.16), whose number of entries stops at `MOST_ENTRIES`
+END = struct.Struct("<4s4H2LH")
+MOST_ENTRIES = 0xFFFF
+FOLDER = 0x10  # the attribute of a folder
+DAMAGED = "is damaged (cut short, or no checkpoint)"
+
+
+class Chosen(NamedTuple):
+    """The checkpoint to use, None where the run has saved none; `note` says why it is not the one asked for."""
+
+    path: Path | None
+    note: str
+
+
+def chosen(folder: RunFolder, asked: Path) -> Chosen:
+    """The checkpoint `asked` for, else the newest whole one of the run.
+
+    Raises ConfigError where there are checkpoints and none is whole. Changes no file.
+    """
+    others = [path for path in folder.checkpoints.glob("*.ckpt") if path != asked]
+    others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    faults: list[str] = []
+    for path in (asked, *others):
+        fault = damage(path)
+        if fault is None:
+            return Chosen(path, f"{'; '.join(faults)}: {shown(path)} is used instead" if faults else "")
+        faults.append(f"{shown(path)} {fault}")
+    if not asked.exists() and not others:
+        return Chosen(None, "")
+    raise ConfigError([f"{'; '.join(faults)}: put a copy of one of them back, or start a new run"])
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint file, None where it is whole.
+
+    torch writes a zip archive with a checksum of every tensor. The file is read once, nothing in it is executed.
+    """
+    try:
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            is_torch = _is_plain(file, archive.infolist())
+            broken = archive.testzip() if is_torch else None
+    except FileNotFoundError:
+        return "is not there"
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    # what zipfile raises, depending on which byte is wrong
+    except (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, struct.error):
+        return DAMAGED
+    if not is_torch:
+        return DAMAGED
+    return None if broken is None else "is damaged (a checksum is wrong)"
+
+
+def _is_plain(file: BinaryIO, entries: Sequence[zipfile.ZipInfo]) -> bool:
+    """Whether an archive has as many entries as its last record says, each a plain file, not compressed: torch's way.
+
+    One wrong bit can hide an entry from `zipfile`, which does not count, have it call a decompressor, or leave sizes
+    that torch refuses.
+    """
+    file.seek(-END.size, os.SEEK_END)
+    _, _, _, _, num_entries, _, _, _ = END.unpack(file.read(END.size))
+    are_plain = (
+        entry.compress_type == zipfile.ZIP_STORED
+        and entry.compress_size == entry.file_size
+        and entry.volume == 0
+        and not entry.external_attr & FOLDER
+        for entry in entries
+    )
+    return all(are_plain) and num_entries == min(len(entries), MOST_ENTRIES)

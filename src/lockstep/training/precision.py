@@ -1,0 +1,52 @@
+"""The number format that a run computes in, on what it finds."""
+
+import torch
+
+from lockstep.config import faults as configuration
+from lockstep.config.schema import Config
+
+AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
+# bfloat16 is the classifier's own autocast, around the network alone
+LIGHTNING_PRECISION = {"bfloat16": "32-true", "tf32": "32-true", "float32": "32-true", "float64": "64-true"}
+
+
+def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
+    """The precision to compute in, and why. Raises ConfigError for one that the device does not have."""
+    asked, name = config.trainer.precision, ""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        capability = torch.cuda.get_device_capability(device)
+        if asked == "tf32" and capability < AMPERE:
+            version, first = (".".join(map(str, numbers)) for numbers in (capability, AMPERE))
+            what = f"{name} has no TF32 (compute capability {version}, it begins with {first})"
+            raise configuration.ConfigError([f"trainer.precision=tf32, but {what}: use float32"])
+    if asked == "tf32":
+        return asked, f"as asked: float32, of which {name} multiplies 11 of 24 bits"
+    if asked == "float32" and name:
+        return asked, "as asked, without TF32"
+    if asked != "auto":
+        return asked, "as asked"
+    unit = bfloat16_unit(device)
+    if name:
+        return ("bfloat16", f"{name} computes it natively") if unit else ("float32", f"{name} lacks bfloat16")
+    return ("bfloat16", f"this CPU has {unit}") if unit else ("float32", "this CPU has no bfloat16 arithmetic")
+
+
+def bfloat16_unit(device: torch.device) -> str | None:
+    """What of a device computes bfloat16; None where nothing does."""
+    if device.type == "cuda":
+        return "tensor cores" if torch.cuda.get_device_capability(device) >= AMPERE else None
+    flags = torch.cpu.get_capabilities()
+    return next((label for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16")) if flags.get(key)), None)
+
+
+def set_tf32(is_on: bool) -> None:
+    """Whether float32 products and convolutions of this process may round their factors to TF32.
+
+    torch lets convolutions do so from the start. It has two kinds of switches, and raises where one kind is read after
+    the other was set. Lightning 2.6 and torch's compiler read the older, so the newer are reset (torch 2.15).
+    """
+    torch.backends.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
+    torch.backends.cudnn.fp32_precision = "none"
+    torch.backends.cudnn.allow_tf32 = is_on
+    torch.set_float32_matmul_precision("high" if is_on else "highest")

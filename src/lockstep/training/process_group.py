@@ -1,0 +1,217 @@
+"""How the ranks of a run find each other, and the process group that they form."""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from torch import distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from lockstep.config import storage, workers
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.distributed import collectives
+from lockstep.distributed.collectives import gather_objects
+from lockstep.runs.files import write_atomically
+from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import World
+
+
+def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
+    """Enter the process group of the job, unless this process is in it already.
+
+    Processes of srun meet where rank 0 says in `folder`, which all of them can read; without one, on a port that
+    follows from the numbers of job and step. Raises ConfigError when this machine lacks the network asked for, or the
+    port is taken.
+    """
+    if dist.is_initialized():
+        return
+    _choose_network(config)
+    device = chosen_device(config, workers.found(config).gpus, place)
+    backend = config.strategy.process_group_backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=config.strategy.timeout_s)
+    with _meeting(place, folder, timeout) as store:
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns that it does
+        )
+        collectives.connect(timeout)  # all are in: the place to meet is needed no more
+
+
+def shared_folder(
+    make: Callable[[], RunFolder], config: Config, place: World, known: RunFolder | None = None
+) -> RunFolder:
+    """The run folder rank 0 makes, on every rank an outer launcher started: each composed its own configuration.
+
+    Where it is `known` before, the ranks meet there.
+    Raises ConfigError when the ranks do not agree, before the folder is made, and when `make` does.
+    """
+    join(config, place, known)
+    agree(config, place.world_size)
+    path, faults = "", []
+    if place.rank == 0:
+        try:
+            path = str(make().path)
+        except ConfigError as error:
+            faults = error.faults
+    path, faults = gather_objects((path, faults))[0]
+    if faults:
+        raise ConfigError(faults)
+    return RunFolder(Path(path))
+
+
+def chosen_device(config: Config, gpus: tuple[int, ...], place: World | None) -> torch.device:
+    """The device of this process, made torch's current one."""
+    if not gpus:
+        return torch.device("cpu")
+    number = gpus[place.local_rank if place is not None else 0]
+    if torch.cuda.device_count() <= number:
+        raise RuntimeError(
+            f"trainer.devices={config.trainer.devices}: torch {torch.__version__} finds {torch.cuda.device_count()} "
+            "GPUs here; is it a build without CUDA, or the driver too old? strategy=cpu trains without GPUs."
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+class JoinedEnvironment(ClusterEnvironment):
+    """Tells Lightning where this process stands; it is in its process group already.
+
+    Lightning's own environments read the launcher's variables again, each with rules of its own (SLURM's refuses
+    `srun --ntasks`), and requeue a job inside a signal handler.
+    """
+
+    def __init__(self, place: World) -> None:
+        super().__init__()
+        self._place = place
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Lightning starts nothing."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Not used: the group is there."""
+        return ""
+
+    @property
+    def main_port(self) -> int:
+        """Not used: the group is there."""
+        return 0
+
+    @staticmethod
+    def detect() -> bool:
+        """Never chosen by Lightning itself."""
+        return False
+
+    def world_size(self) -> int:
+        """Processes on all nodes."""
+        return self._place.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """The launcher said it."""
+
+    def global_rank(self) -> int:
+        """0 to world size - 1."""
+        return self._place.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """The launcher said it."""
+
+    def local_rank(self) -> int:
+        """Rank among the processes of this node."""
+        return self._place.local_rank
+
+    def node_rank(self) -> int:
+        """Number of this node."""
+        return self._place.node_rank
+
+
+def _choose_network(config: Config) -> None:
+    """Tell gloo and NCCL, which read the environment when the process group is made, what to talk over."""
+    faults = workers.interface_faults(config)
+    if faults:
+        raise ConfigError(faults)
+    name = config.strategy.interface
+    if name is not None:
+        # to NCCL eth1 is also eth10, but =eth1 is not
+        os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=f"={name}")
+    os.environ.update({name: str(value) for name, value in config.strategy.variables.items()})
+
+
+@contextlib.contextmanager
+def _meeting(place: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[TCPStore | None]:
+    """The store through which the ranks find each other; None: torch's own variables say where it is."""
+    if place.address is None:
+        yield None
+    elif folder is None:
+        yield _store(*place.address, place, timeout)
+    elif place.rank > 0:
+        yield _store(*_read_address(folder.rendezvous(place.step), timeout), place, timeout)
+    else:
+        host = _own_name()
+        store = _store(host, 0, place, timeout)
+        path = folder.rendezvous(place.step)
+        try:
+            write_atomically(path, f"{host} {store.port}\n")
+            yield store
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _store(host: str, port: int, place: World, timeout: timedelta) -> TCPStore:
+    """A store that rank 0 holds open, on a free port where `port` is 0."""
+    try:
+        return TCPStore(host, port, is_master=place.rank == 0, timeout=timeout, wait_for_workers=False)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        fault = f"port {port} of {host}, where the processes of this step meet, is taken by another program: "
+        raise ConfigError([fault + f"set MASTER_ADDR={host} and MASTER_PORT to a free one"]) from error
+
+
+def _own_name() -> str:
+    """The name by which other machines find this one."""
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:  # then there can be no others
+        return "127.0.0.1"
+    return socket.gethostname()
+
+
+def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
+    """Host and port that rank 0 writes to a file."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        # looking at the folder has NFS ask its server, else it says for a minute that the file is not there
+        if path.name in os.listdir(path.parent):
+            with contextlib.suppress(FileNotFoundError):
+                host, port = path.read_text().split()
+                return host, int(port)
+        time.sleep(0.1)
+    raise TimeoutError(
+        f"{path} is not there after {timeout.total_seconds():.0f} s (strategy.timeout_s): rank 0 has not started, or "
+        "the run folder is not on a disk that all nodes share"
+    )
+
+
+def agree(config: Config, world_size: int) -> None:
+    """Every rank was given the same configuration and world size. Raises ConfigError on all ranks where not."""
+    mine = (storage.fingerprint(config), world_size)
+    for rank, other in enumerate(gather_objects(mine)):
+        if other != mine:
+            fault = f"rank {rank} has another configuration or world size, {other}, than this process, {mine}: "
+            raise ConfigError([fault + "start every process with the same command and the same files"])
