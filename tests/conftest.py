@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.slurm import Slurm
     from tests.support.gpus import PretendedGpus
+    from tests.support.slurm import Slurm
 
 # Before torch is imported: what runs in the process of pytest is compared, bit by bit, with processes of one thread,
 # and files of tests share the cores.
@@ -38,7 +38,7 @@ def figure(record_property: Any) -> Any:
 @pytest.fixture(scope="session")
 def slurm() -> "Iterator[Slurm]":
     """A SLURM of two nodes. Tests that use it stand in modules test_slurm*.py, each of which one process runs."""
-    from tests.slurm import started  # imports torch
+    from tests.support.slurm import started  # imports torch
 
     with started() as running:
         yield running
@@ -47,7 +47,11 @@ def slurm() -> "Iterator[Slurm]":
 @pytest.fixture(scope="session")
 def gpus(request: pytest.FixtureRequest) -> "PretendedGpus":
     """Pretended GPUs, for processes that a test starts. They are built at the first time: 10 s of one core."""
-    from tests.support.gpus import PretendedGpus, build, reason_without  # imports torch
+    from tests.support.gpus import (
+        PretendedGpus,
+        build,
+        reason_without,  # imports torch
+    )
 
     reason = reason_without()
     if reason is not None:

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.gpu.stage import Aim, Bench, command
 from lockstep.runs.folder import RunFolder
-from tests.harness import SMALL, difference
+from tests.support.harness import SMALL, difference
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 BFLOAT16 = [override for override in SMALL if not override.startswith(("strategy=", "trainer.precision="))]

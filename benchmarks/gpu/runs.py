@@ -12,7 +12,7 @@ from PIL import Image
 from benchmarks.gpu.exactness import BITWISE
 from benchmarks.gpu.stage import Aim, Bench, command
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
-from tests.harness import difference
+from tests.support.harness import difference
 
 DATA = ("data=synthetic", "data.train_size=2000", "data.test_size=400")
 TINY = ("trainer.devices=1", "trainer.max_epochs=2", "callbacks.curves=null", "callbacks.pictures=null")
@@ -90,7 +90,11 @@ def _float32(bench: Bench) -> None:
 
 
 def _nan(bench: Bench) -> None:
-    network = ("model._target_=tests.networks.BecomesNan", "+model.hidden=8", *(f"~model.{name}" for name in RESNET18))
+    network = (
+        "model._target_=tests.support.networks.BecomesNan",
+        "+model.hidden=8",
+        *(f"~model.{name}" for name in RESNET18),
+    )
     folder, done = bench.train("nan", *DATA, *TINY, *network, code=EXIT_FAILED)
     found = re.search(r"The loss is not finite in optimizer step 30 .{40}", done.output)
     bench.check("NaN guard names the step", found is not None, found[0] if found else "no such message")
@@ -130,6 +134,6 @@ def tests(bench: Bench) -> None:
     """The tests that know a GPU, without the settings of pyproject.toml that need plug-ins."""
     if find_spec("pytest") is None:
         raise SystemExit("pytest is missing: bring its wheel")
-    done = command("pytest", "-m", "pytest", "-o", "addopts=", "-ra", "-m", "gpu", "tests/test_gpu.py")
+    done = command("pytest", "-m", "pytest", "-o", "addopts=", "-ra", "-m", "gpu", "tests/system/test_gpu.py")
     last = done.output.strip().splitlines()[-1].strip("= ")
-    bench.check("tests/test_gpu.py", done.code == 0 and "passed" in last and "skipped" not in last, last)
+    bench.check("tests/system/test_gpu.py", done.code == 0 and "passed" in last and "skipped" not in last, last)

@@ -4,7 +4,7 @@ The Training tab, light and dark, 1,000 and 1,400 pixels wide, with a sweep whos
 tabs of TensorBoard that show the same runs; the terminal at 80 and 140 columns (in tmux). `board.png` is the one of the
 README. The pictures of the network are in the run folders. Trains a sweep of eight small networks and a run below
 FOLDER/outputs unless there are runs already, and one more by two processes while the tab is looked at. Needs tmux,
-playwright and Chromium (tests/chromium.sh).
+playwright and Chromium (tests/support/chromium.sh).
 """
 
 import io
@@ -121,7 +121,7 @@ def chromium() -> str:
     """The path of a browser. Raises FileNotFoundError where there is none."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
-        raise FileNotFoundError("There is no chromium here: tests/chromium.sh installs one.")
+        raise FileNotFoundError("There is no chromium here: tests/support/chromium.sh installs one.")
     return found
 
 

@@ -13,11 +13,11 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from lockstep.environment import outer_world
+from lockstep.system.launcher import outer_world
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 if TYPE_CHECKING:
-    from lockstep.schema import Config
+    from lockstep.config.schema import Config
 
     from lockstep.sweeps.ledger import Ledger, Trial
 
@@ -31,7 +31,7 @@ class Composer:
 
     def __call__(self, overrides: Sequence[str], number: int) -> "tuple[Config, str]":
         """The checked configuration of a trial, and the name of its folder. Raises ConfigError."""
-        from lockstep.config import checked
+        from lockstep.config.validation import checked
 
         cfg = self._context.config_loader.load_sweep_config(self._config, list(overrides))
         with open_dict(cfg):
@@ -64,7 +64,7 @@ class Workstation(Launcher):
         """Run the jobs. Leaves with the exit code of the sweep where that is not 0."""
         if self._within is not None:
             return self._within.launch(job_overrides, initial_job_idx)
-        from lockstep.config import ConfigError, exit_with
+        from lockstep.config.faults import ConfigError, exit_with
         from lockstep.sweeps import array, command
         from lockstep.sweeps.ledger import DONE
 
@@ -115,9 +115,9 @@ class Study(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the study. Leaves with the exit code of the sweep where that is not 0."""
-        from lockstep.overrides import Interval, searched
+        from lockstep.config.sweep_space import Interval, searched
 
-        from lockstep.config import ConfigError, exit_with
+        from lockstep.config.faults import ConfigError, exit_with
         from lockstep.sweeps import command, search
         from lockstep.sweeps.ledger import DONE
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from coverage import CoverageData
 
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
 # those on a pretended GPU, and those that put something else in the place of one

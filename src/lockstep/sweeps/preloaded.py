@@ -11,7 +11,7 @@ from lockstep.system.process import no_garbage_collection
 
 die_with(os.getppid())  # the pipe by which it would notice is held by its forks, too
 with no_garbage_collection(), lazy():
-    import lockstep.training  # noqa: F401
+    import lockstep.training.train  # noqa: F401
 
 HAS_STARTED_CUDA = has_started_cuda()
 gc.freeze()  # what is shared with the forks is not touched, and so not copied, by their garbage collection

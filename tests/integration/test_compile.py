@@ -1,0 +1,70 @@
+"""A compiled network computes what the eager one computes, and is compiled once, not anew for ragged batches."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.distributed.partition import Share
+from lockstep.distributed.rng import ExactDropout
+from tests.support.compiler import needs_compiler
+from tests.support.harness import difference, own_network, train_all, write_run
+from tests.support.modules import classifier
+from tests.support.networks import Plain
+
+OWN = [
+    *own_network("Plain"),
+    "data.train_size=66",  # a last batch of two samples: an empty share, and a ragged one
+]
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own imports
+def test_one_graph_for_training_and_one_for_evaluation_whatever_the_batches() -> None:
+    from torch._dynamo.utils import counters
+
+    module = classifier(nn.Sequential(nn.Flatten(), nn.Linear(9, 4)), compile_mode="default")
+    pixels = torch.arange(8 * 9).to(torch.uint8).view(8, 1, 3, 3)
+    counters.clear()
+    expected = [module.net._call_impl((pixels[:size] - 127.5) / 63.75) for size in range(9)]
+    for is_training, sizes in ((True, (4, 4, 1, 0, 4)), (False, (8, 3, 8, 0))):
+        module.train(is_training)
+        with torch.set_grad_enabled(is_training):
+            for size in sizes:
+                torch.testing.assert_close(module(pixels[:size]), expected[size])
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")
+def test_a_dropout_is_not_compiled_anew_for_every_share() -> None:
+    from torch._dynamo.utils import counters
+
+    module = classifier(Plain(in_channels=1, num_classes=4, hidden=4), compile_mode="default")
+    counters.clear()
+    num_graphs = []
+    for micro_step in range(3):
+        for dropout in module.modules():
+            if isinstance(dropout, ExactDropout):
+                dropout.share = Share(epoch=0, step=micro_step, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
+        module(torch.ones(4, 1, 3, 3, dtype=torch.uint8))
+        num_graphs.append(counters["stats"]["unique_graphs"])
+    assert num_graphs == [2, 2, 2], "one before the dropout and one behind it"
+
+
+@needs_compiler
+@pytest.mark.processes
+def test_compiled_or_not_on_one_worker_or_two_the_weights_are_the_same(tmp_path: Path, figure: Any) -> None:
+    eager = write_run(tmp_path / "eager", OWN)
+    train_all([eager], 1)
+    # on a CPU reduce-overhead is compile=true: there are no graphs
+    for num_workers, loads, mode in ((1, [1], "reduce-overhead"), (2, [3, 1], "true")):
+        where = [f"trainer.devices={num_workers}", f"trainer.loads={loads}".replace(" ", "")]
+        compiled = write_run(tmp_path / f"{num_workers}", [*OWN, f"compile={mode}", *where])
+        train_all([compiled], num_workers)
+        worst = difference(eager, compiled)
+        figure(f"compiled, {num_workers} workers: largest difference to one eager process {worst:.1e}")
+        assert worst <= 1e-9, "the compiler rounds in its own way, in float64 too"

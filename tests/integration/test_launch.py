@@ -1,0 +1,348 @@
+"""One composed configuration, any number of workers, however they are started; and what is seen when one fails."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from threading import Timer
+
+import pytest
+import torch
+from PIL import Image
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from lockstep.launch import processes, spawn
+from lockstep.runs.files import read_json
+from lockstep.runs.folder import FailedElsewhere, RunFolder
+from lockstep.system.launcher import World
+from lockstep.system.signals import STOP_SIGNALS
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, write_run
+
+pytestmark = pytest.mark.processes
+
+
+def run(cwd: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*overrides), cwd=cwd, env={**environ(), **variables}, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+
+def latest(cwd: Path) -> RunFolder:
+    return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+def test_a_sweep_of_rates_and_workers_has_one_tree_and_one_result_for_each_rate(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", *SMALL, "trainer.max_epochs=1", "optimizer.lr=0.1,0.2", "trainer.devices=1,3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tree,) = tmp_path.glob("outputs/*/*_sweep")
+    folders = [RunFolder(tree / str(job)) for job in range(4)]
+    assert sorted(path.name for path in tree.iterdir() if path.is_dir()) == [str(job) for job in range(4)]
+    assert [folder.read_summary()["workers"] for folder in folders] == [1, 3, 1, 3]
+    assert difference(folders[0], folders[1]) <= 1e-12
+    assert difference(folders[2], folders[3]) <= 1e-12
+    assert difference(folders[0], folders[2]) > 1e-4
+    table = read_json(tree / "table.json")
+    settings = {trial["trial"]: (trial["optimizer.lr"], trial["trainer.devices"]) for trial in table["trials"]}
+    assert settings == {0: ("0.1", "1"), 1: ("0.1", "3"), 2: ("0.2", "1"), 3: ("0.2", "3")}
+
+
+def test_hydras_own_launcher_runs_job_after_job_and_a_failing_one_does_not_end_it(tmp_path: Path) -> None:
+    target = "model._target_=tests.support.networks.BecomesNan,tests.support.networks.Plain"
+    words = [*_own_network(target), "notify.command=cat", "hydra/launcher=basic"]
+    done = run(tmp_path, "-m", *words, PYTHONPATH=str(ROOT))
+    assert done.returncode == 1
+    (tree,) = tmp_path.glob("outputs/*/*_sweep")
+    assert [path.name for path in tree.iterdir() if path.is_file()] == []  # Hydra's would hold what notify may
+    assert RunFolder(tree / "0").read_status()["state"] == "failed"
+    assert RunFolder(tree / "1").read_status()["state"] == "finished"
+    assert done.stderr.strip().endswith(f"1 of the jobs failed: {tree / '0'}")
+    lines = done.stdout.splitlines()
+    begun = [line.partition(":")[0] for line in lines if line.startswith("Job ")]
+    assert begun == ["Job 0 (1 of 2)", "Job 1 (2 of 2)"]
+    assert "test accuracy" not in done.stdout  # no job by itself
+    assert '"test_accuracy": null' in done.stdout  # what notify was told: no job tests itself
+    assert "Testing the best job, 1 ..." in done.stdout
+    assert RunFolder(tree / "1").read_summary()["test_accuracy"] is not None
+    assert [line.split()[2] for line in lines[-3:-1]] == ["finished", "failed"]
+    assert lines[-1].startswith("Trial 0 failed: ")
+
+
+def test_a_silent_run_says_nothing(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (16, 16), (20 * number, 0, 0)).save(tmp_path / "images" / name / f"{number}.png")
+    kept = [override for override in SMALL if not override.startswith("data")]
+    folder = ["data=image_folder", "data.root=images", "data.image_size=16"]
+    done = run(tmp_path, *kept, *folder, "trainer.max_epochs=1", "trainer.devices=2", "silent=true")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
+def test_workers_on_a_cpu_are_forks_of_the_process_that_supervises_them_and_like_new_ones(tmp_path: Path) -> None:
+    notes = [
+        f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}",
+        "trainer.max_epochs=1",
+    ]
+    # an input, a variable and arguments of the command, which its workers do not get, get in part, and get
+    started = subprocess.Popen(
+        command(*SMALL, "trainer.devices=2", *notes),
+        cwd=tmp_path,
+        env={**environ(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "KEPT": "yes"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    out, _ = started.communicate("not for workers", PATIENCE_S)
+    assert started.returncode == 0, out
+    one, other = (json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(2))
+    folder = latest(tmp_path)
+    for rank, facts in enumerate((one, other)):
+        assert facts["main"] == str(ROOT / "train.py")  # what a fork has of the process that forks it
+        assert facts["parent"] == started.pid
+        assert facts["has_group"]
+        assert facts["title"] == f"lockstep: rank {rank} of 2, {folder.path.relative_to(tmp_path.resolve())}"
+        assert facts["input"] == ""
+        assert facts["cwd"] == str(tmp_path.resolve())
+        assert facts["blocked"] == []
+        assert facts["dies_with_parent"]
+        assert (facts["RANK"], facts["WORLD_SIZE"], facts["KEPT"]) == (str(rank), "2", "yes")
+        assert facts["arguments"] == command(*SMALL, "trainer.devices=2", *notes)[2:]
+    assert one["random"] != other["random"]  # nobody has seeded them
+    assert one["log"] != str(folder.rank_log(0))
+    assert other["log"] == str(folder.rank_log(1))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_forked_workers_share_the_cores_where_nobody_says_how_many_threads(tmp_path: Path) -> None:
+    notes = [
+        f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}",
+        "trainer.max_epochs=1",
+    ]
+    variables = {name: value for name, value in environ().items() if name != "OMP_NUM_THREADS"}
+    words = command(*SMALL, "trainer.devices=2", *notes)
+    done = subprocess.run(words, cwd=tmp_path, env={**variables, "PYTHONPATH": str(ROOT)}, timeout=PATIENCE_S)
+    assert done.returncode == 0
+    facts = [json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(2)]
+    assert [each["threads"] for each in facts] == [len(os.sched_getaffinity(0)) // 2] * 2
+
+
+def test_a_process_with_threads_or_a_debugger_or_for_gpus_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "HAS_FORK", True)
+    monkeypatch.setattr(processes, "_num_threads", lambda: 1)
+    monkeypatch.setattr(processes, "has_started_cuda", lambda: False)
+    assert processes.can_fork(uses_gpus=False)
+    assert not processes.can_fork(uses_gpus=True)
+    with monkeypatch.context() as one:
+        one.setattr(processes, "_num_threads", lambda: 2)
+        assert not processes.can_fork(uses_gpus=False)
+    with monkeypatch.context() as one:
+        one.setattr(processes, "has_started_cuda", lambda: True)
+        assert not processes.can_fork(uses_gpus=False)
+    with monkeypatch.context() as one:
+        one.setattr(processes, "HAS_FORK", False)
+        assert not processes.can_fork(uses_gpus=False)
+    with monkeypatch.context() as one:
+        one.setattr(sys, "gettrace", lambda: print)
+        assert not processes.can_fork(uses_gpus=False)
+
+
+def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "trainer.max_epochs=1"])
+    before = dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]
+    job = spawn.Job("train", str(folder.path), {"command": "", "has_test": True})
+    assert spawn.run_workers(job, 2, uses_gpus=False) == 0
+    assert (dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]) == before
+    assert folder.read_summary()["workers"] == 2
+    assert folder.rank_log(1).exists()
+
+
+def _own_network(target: str) -> list[str]:
+    removed = ("width", "stem", "shortcut_norm", "bias", "dropout", "init")
+    kept = [override for override in SMALL if not override.startswith("model.")]
+    return [*kept, *(f"~model.{name}" for name in removed), target, "+model.hidden=4", "trainer.max_epochs=10"]
+
+
+def test_the_traceback_of_the_first_failing_rank_is_shown_last_and_kept(tmp_path: Path) -> None:
+    overrides = _own_network("model._target_=tests.support.networks.FailsOnRank1")
+    done = run(tmp_path, *overrides, "trainer.devices=2", PYTHONPATH=str(ROOT))
+    assert done.returncode == 1
+    folder = latest(tmp_path)
+    assert "rank 1 of 2 failed" in folder.failure.read_text()
+    *_, last, where = done.stderr.strip().splitlines()
+    assert last == "ZeroDivisionError: the network of rank 1 is broken"
+    assert str(folder.path) in where
+    assert done.stderr.count("Traceback") == 1
+    assert folder.read_status()["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "of_gpu", "said"),
+    [
+        (1, True, "it asked for 2.00 GiB more, and 1.19 GiB were free. The process held up to"),
+        (2, True, "it asked for 2.00 GiB more, and 1.19 GiB were free. The process held up to"),
+        (2, False, "it asked for 4,194,304.00 GiB more. The process held up to"),
+    ],
+)
+def test_too_little_memory_is_told_with_the_batch_and_three_cures(
+    tmp_path: Path, num_workers: int, of_gpu: bool, said: str
+) -> None:
+    network = [
+        *_own_network("model._target_=tests.support.networks.OutOfMemory"),
+        f"+model.of_gpu={str(of_gpu).lower()}",
+    ]
+    overrides = [*network, "trainer.loads=[1,3]"] if num_workers == 2 else network
+    done = run(tmp_path, *overrides, f"trainer.devices={num_workers}", PYTHONPATH=str(ROOT))
+    assert done.returncode == 1
+    folder = latest(tmp_path)
+    rank, share = num_workers - 1, {1: 16, 2: 12}[num_workers]
+    what, batch, *cures, log = folder.failure.read_text().splitlines()
+    assert what.startswith(f"rank {rank} of {num_workers} ran out of memory in a training step: {said}")
+    assert batch.startswith(f"A step has 16 images, up to {share} of them on this worker at once.")
+    settings = [cure.split()[0] for cure in cures]
+    assert settings == ["trainer.accumulate_grad_batches=2", "trainer.precision=float32", "global_batch_size=8"]
+    assert log == f"The traceback is in {folder.rank_log(rank).relative_to(tmp_path.resolve())}."
+    assert folder.failure.read_text() in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Traceback" in folder.rank_log(rank).read_text()
+    assert folder.read_status()["reason"] == what
+
+
+def test_a_rank_that_fails_because_of_another_lets_that_one_record_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(folder: RunFolder, *args: object) -> int:
+        Timer(0.3, folder.record_failure, ["rank 1 failed: the cause\n"]).start()
+        raise FailedElsewhere("something is wrong on rank 1")
+
+    monkeypatch.setattr(spawn, "task_function", lambda task: told)
+    place = World("torchrun", rank=0, local_rank=0, node_rank=0, world_size=2)
+    assert spawn.run_here(spawn.Job("train", str(tmp_path), {}), place) == 1
+    assert RunFolder(tmp_path).failure.read_text() == "rank 1 failed: the cause\n"
+    assert "something is wrong on rank 1" in RunFolder(tmp_path).rank_log(0).read_text()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path, num_workers: int) -> None:
+    overrides = [*_own_network("model._target_=tests.support.networks.BecomesNan"), "silent=true"]
+    done = run(tmp_path, *overrides, f"trainer.devices={num_workers}", PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stdout) == (1, "")
+    folder = latest(tmp_path)
+    # 70 samples in batches of 16 are 5 steps an epoch: the 30th step is the last of epoch 6
+    assert "The loss is not finite in optimizer step 30 (epoch 6, micro-batch 5)" in done.stderr
+    assert "Training samples of the share: [" in done.stderr
+    saved = torch.load(folder.last_checkpoint, weights_only=True)
+    assert saved["global_step"] == 25
+    assert all(value.isfinite().all() for value in saved["state_dict"].values())
+
+
+def test_torchrun_trains_the_same_weights_in_one_folder(tmp_path: Path) -> None:
+    alone = write_run(tmp_path / "alone", SMALL)
+    assert spawn.run_here(spawn.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, str(ROOT / "train.py"), *SMALL], cwd=tmp_path, env=environ(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
+    assert latest(tmp_path).read_summary()["workers"] == 2
+    assert difference(alone, latest(tmp_path)) <= 1e-12
+
+
+def _slurm(rank: int, num_tasks: int, port: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": str(port),
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": str(num_tasks),
+        "SLURM_STEP_NUM_TASKS": str(num_tasks),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_NODELIST": "localhost",
+        "SLURM_JOB_NODELIST": "localhost",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def test_two_srun_tasks_train_in_one_folder(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    del store  # free again, as a port of SLURM's choice would be
+    tasks = [
+        subprocess.Popen(
+            command(*SMALL, "trainer.devices=2", "trainer.max_epochs=1"),
+            cwd=tmp_path,
+            env={**environ(), **_slurm(rank, 2, port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [task.communicate(timeout=PATIENCE_S)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], "\n".join(outputs)
+    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
+    assert latest(tmp_path).read_summary()["workers"] == 2
+
+
+def test_two_devices_in_a_one_task_allocation_are_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, "trainer.devices=2", **_slurm(0, 1, 29500))
+    assert done.returncode == 2
+    assert "trainer.devices=2 asks for 2 workers, but srun started 1 process" in done.stderr
+    assert "srun --nodes=1 --ntasks-per-node=2 python train.py" in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_waits_for_others_in_vain_says_so_in_place_of_a_traceback(tmp_path: Path, rank: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = run(tmp_path, *SMALL, "strategy.timeout_s=5", **place)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("rank ")]
+    assert line.startswith(f"rank {rank} of 2 on {socket.gethostname()} has waited for the others in vain")
+    assert "strategy.timeout_s=5" in line
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_ranks_with_other_settings_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    tasks = []
+    for rank, seed in enumerate((0, 1)):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+        place |= {"MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": True}
+        tasks.append(
+            subprocess.Popen(
+                command(*SMALL, f"seed={seed}"),
+                cwd=tmp_path,
+                env={**environ(), **{name: str(value) for name, value in place.items()}},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    outputs = [task.communicate(timeout=PATIENCE_S)[0] for task in tasks]
+    assert all(task.returncode != 0 for task in tasks)
+    assert all("has another configuration or world size" in output for output in outputs)
+    assert not list(tmp_path.glob("outputs/*/*/config.yaml"))
+
+
+def test_a_run_is_trained_by_one_command_at_a_time(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", SMALL)
+    with folder.lock():
+        done = run(tmp_path, f"resume={folder.path}")
+    assert done.returncode == 2
+    assert "is being trained by another process" in done.stderr
+
+
+def test_scale_with_workers_multiplies_batch_and_rate_and_says_so(tmp_path: Path) -> None:
+    scaled = run(tmp_path, *SMALL, "trainer.devices=2", "scale_with_workers=true", "trainer.max_epochs=1")
+    assert "scale_with_workers: global batch 16 -> 32, learning rate 0.1 -> 0.2" in scaled.stdout
+    assert json.loads((latest(tmp_path).path / "summary.json").read_text())["steps"] == 3  # 70 samples by 32

@@ -1,0 +1,277 @@
+"""What TensorBoard and the folder of pictures hold of a run: complete, and the same from any number of workers."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.util import tensor_util
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+
+from lockstep.callbacks import curves
+from lockstep.callbacks.events import split_and_tag
+from lockstep.launch import spawn
+from lockstep.models.classifier import Classifier
+from lockstep.runs.discovery import read_confusion
+from lockstep.runs.folder import RunFolder
+from lockstep.system import plots
+from tests.support.boards import full_board, told
+from tests.support.harness import SMALL, WATCHED, train_all, write_run
+from tests.support.modules import classifier
+
+pytestmark = pytest.mark.processes
+PICTURES = {"class_accuracy", "confusion_matrix", "precision_recall", "predictions", "worst_mistakes"}
+PICTURE_FILES = {*(f"{name}.png" for name in PICTURES), "confusion_matrix.json"}
+EVERY_TAG = {
+    "train": {
+        "accuracy", "accuracy/step", "loss", "loss/step", "machine/images_per_s", "machine/memory_gib",
+        "optimization/gradient_norm", "optimization/learning_rate",
+    },
+    "val": {"accuracy", "loss"},
+    "test": {"accuracy", "loss"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
+    """The same training by one process, and by three with uneven shares."""
+    root: Path = tmp_path_factory.mktemp("monitoring")
+    recipe = [
+        *SMALL,
+        *WATCHED,
+        "data.num_classes=4",
+        "callbacks.pictures.every_n_epochs=2",
+        "callbacks.pictures.num_images=8",
+    ]
+    recipe.append("trainer.gradient_clip_norm=null")
+    found = {}
+    for world_size, loads in ((1, "null"), (3, "[2,0,1]")):
+        overrides = [*recipe, f"trainer.devices={world_size}", f"trainer.loads={loads}"]
+        found[world_size] = write_run(root / str(world_size), overrides)
+        found[world_size].overrides.write_text(f"model.width=4\ntrainer.devices={world_size}\nname=a b\n")
+        others = []
+        if world_size == 1:
+            others = [write_run(root / "no logger", [*SMALL, *WATCHED, "logger=none", "trainer.max_epochs=1"])]
+        train_all([found[world_size], *others], world_size)
+    return found
+
+
+def events(folder: RunFolder, split: str = "train") -> EventAccumulator:
+    """Everything TensorBoard reads of a split of a run."""
+    return EventAccumulator(str(folder.curves(split)), size_guidance={"scalars": 0, "images": 0, "tensors": 0}).Reload()
+
+
+def tensors(found: EventAccumulator, tag: str) -> Any:
+    return tensor_util.make_ndarray(found.Tensors(tag)[-1].tensor_proto)
+
+
+def test_every_number_has_its_curve_and_the_charts_name_no_other(runs: dict[int, RunFolder]) -> None:
+    for split, tags in EVERY_TAG.items():
+        assert set(events(runs[3], split).Tags()["scalars"]) == tags
+    layout = Layout.FromString(tensors(events(runs[3]), "custom_scalars__config__").item())
+    charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
+    shown = {
+        title: [tag for tag in EVERY_TAG["train"] if any(re.match(pattern, tag) for pattern in patterns)]
+        for title, patterns in charts.items()
+    }
+    assert (shown["Loss"], shown["Accuracy"]) == (["loss"], ["accuracy"])
+    assert {len(tags) for tags in shown.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "tag"),
+    [
+        ("train/loss", "train", "loss"),
+        ("val/accuracy", "val", "accuracy"),
+        ("test/loss", "test", "loss"),
+        ("train_step/loss", "train", "loss/step"),
+        ("test_flip/accuracy", "test", "accuracy/flip"),
+        ("learning_rate", "train", "optimization/learning_rate"),
+        ("machine/images_per_s", "train", "machine/images_per_s"),
+        ("own", "train", "own"),
+        ("own/test/loss", "train", "own/test/loss"),
+    ],
+)
+def test_a_quantity_has_one_name_in_all_splits(name: str, split: str, tag: str) -> None:
+    assert split_and_tag(name) == (split, tag)
+
+
+def test_tensorboard_names_runs_by_their_folders_and_draws_train_and_validation_in_one_chart(
+    runs: dict[int, RunFolder],
+) -> None:
+    """It gives colours to runs, and a chart to each name: one name under two runs is two colours in one chart."""
+    found = told(full_board(runs[1].path.parent).get("/data/plugin/scalars/tags"))
+    assert set(found) == {f"{world_size}{split}" for world_size in runs for split in ("", "/validation", "/test")}
+    first, second, *_ = sorted({tag.partition("/")[0] for tags in found.values() for tag in tags})
+    assert (first, second) == ("accuracy", "loss")  # the groups that Time Series opens
+    assert set(found["3"]) & set(found["3/validation"]) == {"accuracy", "loss"}
+
+
+def test_curves_of_any_number_of_workers_are_the_same(runs: dict[int, RunFolder]) -> None:
+    for split, tags in EVERY_TAG.items():
+        alone, shared = events(runs[1], split), events(runs[3], split)
+        for tag in tags - {"machine/images_per_s", "machine/memory_gib"}:
+            one, other = ([(e.step, e.value) for e in found.Scalars(tag)] for found in (alone, shared))
+            assert len(one) > 0
+            assert [step for step, _ in one] == [step for step, _ in other], tag
+            assert [value for _, value in one] == pytest.approx([value for _, value in other], rel=1e-6), tag
+
+
+def test_pictures_are_the_same_from_any_number_of_workers(runs: dict[int, RunFolder]) -> None:
+    for split in ("val", "test"):
+        for name in PICTURES:
+            one, other = (np.asarray(Image.open(folder.pictures / f"{split}_{name}.png")) for folder in runs.values())
+            assert one.shape == other.shape
+            assert (one == other).mean() > 0.999, f"{split}_{name}"
+    assert {path.name for path in runs[3].pictures.iterdir()} == {
+        f"{split}_{name}" for split in ("val", "test") for name in PICTURE_FILES
+    }
+    for split in ("val", "test"):
+        images = events(runs[3], split)
+        assert set(images.Tags()["images"]) == {f"{split}/{name}" for name in PICTURES}
+        assert [event.step for event in images.Images(f"{split}/predictions")] == [10]  # the second of two epochs
+
+
+def test_the_numbers_of_the_confusion_matrix_are_those_of_the_test(runs: dict[int, RunFolder]) -> None:
+    for folder in runs.values():
+        found = read_confusion(folder)
+        assert found is not None
+        assert (found["split"], found["step"], found["num_classes"]) == ("test", 10, 4)
+        assert found["classes"] == ["class 0", "class 1", "class 2", "class 3"]
+        counts = np.array(found["counts"])
+        assert counts.sum() == 31
+        assert counts.trace() / 31 == pytest.approx(folder.read_summary()["test_accuracy"])
+    assert read_confusion(runs[1]) == read_confusion(runs[3])
+
+
+def test_precision_recall_counts_every_test_sample_once(runs: dict[int, RunFolder]) -> None:
+    for folder in runs.values():
+        found = events(folder, "test")
+        for name in ("class 0", "class 1", "class 2", "class 3"):
+            counts = tensors(found, f"test/{name}")[:4]  # true and false positives, true and false negatives
+            assert (counts.sum(0) == 31).all()
+            assert counts[0, 0] + counts[3, 0] == counts[0, -1] + counts[3, -1]
+
+
+def test_settings_command_commit_and_machine_stand_as_text(runs: dict[int, RunFolder]) -> None:
+    folder = runs[3]
+    found = events(folder)
+    texts = {
+        name: tensors(found, f"{name}/text_summary").item().decode()
+        for name in ("config", "command", "commit", "environment")
+    }
+    assert "    global_batch_size: 16" in texts["config"]
+    environment = json.loads(folder.environment.read_text())
+    assert environment["commit"] in texts["commit"]
+    assert texts["command"] == "    python train.py model.width=4 trainer.devices=3 'name=a b'"
+    assert json.loads(texts["environment"]) == environment
+
+
+def test_the_graph_is_the_network(runs: dict[int, RunFolder]) -> None:
+    names = {node.name for node in events(runs[1]).Graph().node}
+    assert any("ResNet18" in name and "conv" in name for name in names)
+
+
+def test_hyperparameters_are_the_usual_ones_and_what_was_typed_in_any_run(runs: dict[int, RunFolder]) -> None:
+    """What the page offers, as TensorBoard itself finds it: those in which the runs differ first."""
+    client = full_board(runs[1].path.parent)
+    offered = client.post("/data/plugin/hparams/experiment", json={"experimentName": ""}).get_json()
+    infos = {info["name"]: info for info in offered["hparamInfos"]}
+    assert set(infos) == {*curves.USUAL, "model.width", "trainer.devices"}
+    assert [name for name, info in infos.items() if info.get("differs")] == ["trainer.devices"]
+    metrics = {(info["name"].get("group", ""), info["name"]["tag"]) for info in offered["metricInfos"]}
+    assert {("validation", "accuracy"), ("test", "accuracy"), ("", "accuracy"), ("validation", "loss")} <= metrics
+
+
+def test_a_run_tells_its_hyperparameters_and_that_it_ended_well(runs: dict[int, RunFolder]) -> None:
+    found = events(runs[1])
+    content = {
+        tag: HParamsPluginData.FromString(found.SummaryMetadata(tag).plugin_data.content)
+        for tag in found.PluginTagToContent("hparams")
+    }
+    assert set(content) == {"_hparams_/session_start_info", "_hparams_/session_end_info"}
+    start = content["_hparams_/session_start_info"].session_start_info.hparams
+    assert (start["optimizer.lr"].number_value, start["optimizer"].string_value) == (0.1, "SGD")
+    assert start["model.width"].number_value == 4
+    assert content["_hparams_/session_end_info"].session_end_info.status == 1  # success
+
+
+def test_the_status_tells_all_a_watcher_needs(runs: dict[int, RunFolder]) -> None:
+    status = runs[3].read_status()
+    with open(runs[3].path / "metrics.csv") as file:
+        last = list(csv.DictReader(file))[-1]
+    assert status["state"] == "finished"
+    assert (status["epoch"], status["step"], status["total_steps"], status["percent"]) == (2, 10, 10, 100.0)
+    assert (status["workers"], status["precision"], status["name"]) == (3, "float64", "synthetic_resnet18")
+    assert (status["monitor"], status["mode"]) == ("val/accuracy", "max")
+    assert status["learning_rate"] == float(last["learning_rate"])
+    assert status["epoch_s"] == pytest.approx(float(last["seconds"]), abs=2e-3)
+    assert status["metrics"]["val/loss"] == float(last["val/loss"])
+
+
+def test_without_a_logger_pictures_are_still_in_the_folder(runs: dict[int, RunFolder]) -> None:
+    folder = RunFolder(runs[1].path.parent / "no logger")
+    assert {path.name for path in folder.pictures.iterdir()} == {f"test_{name}" for name in PICTURE_FILES}
+    assert list(folder.path.rglob("events.*")) == []
+
+
+def test_a_picture_that_cannot_be_drawn_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError("no space left")
+
+    folder = write_run(tmp_path / "run", [*SMALL, *WATCHED, "logger=none", "trainer.max_epochs=1"])
+    folder.pictures.mkdir()
+    (folder.pictures / "test_worst_mistakes.png").write_text("of an earlier session")
+    monkeypatch.setattr(plots, "class_accuracy", fail)
+    with pytest.warns(UserWarning, match="pictures of the test split are not complete: OSError"):
+        assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert folder.read_status()["state"] == "finished"
+    assert "test_accuracy" in folder.read_summary()
+    assert {path.stem for path in folder.pictures.iterdir()} == {"test_confusion_matrix"}
+
+
+class Untraceable(nn.Linear):
+    """Fails in a trace, as networks do that look at their input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            raise RuntimeError("cannot be traced")
+        return super().forward(input)
+
+
+def test_a_network_that_cannot_be_drawn_is_trained_without_its_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SummaryWriter(tmp_path) as writer, pytest.warns(UserWarning, match="no graph.*: RuntimeError"):
+        curves._add_graph(writer, classifier(nn.Sequential(nn.Flatten(), Untraceable(9, 4))))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_compiled_network_with_dropout_is_drawn(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(9, 4))
+    with SummaryWriter(tmp_path) as writer:
+        curves._add_graph(writer, classifier(net, compile_mode="default"))
+    assert EventAccumulator(str(tmp_path)).Reload().Graph().node
+
+
+def test_a_failure_of_the_test_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = Classifier._evaluate
+
+    def fail(self: Classifier, split: str, batch: Any) -> Tensor | None:
+        if split == "test":
+            raise RuntimeError("out of memory")
+        return evaluate(self, split, batch)
+
+    folder = write_run(tmp_path / "run", [*SMALL, WATCHED[1], "trainer.max_epochs=1"])
+    monkeypatch.setattr(Classifier, "_evaluate", fail)
+    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 1
+    assert folder.failure.read_text().splitlines()[-1] == "RuntimeError: out of memory"

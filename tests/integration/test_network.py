@@ -1,0 +1,197 @@
+"""Where the processes of a job meet, and over which network they talk; on a real SLURM: test_slurm_training.py."""
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+from lockstep.cli import main
+from lockstep.config import compose, overrides, resume, storage, validation, workers
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.launch import spawn
+from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import World, first_node, outer_world, step_port
+from lockstep.training import process_group
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+STEP |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "n[2-3]", "SLURM_NTASKS": "8"}
+MEET = """
+import os, sys
+from pathlib import Path
+from lockstep import config, session
+from lockstep.system.launcher import World
+from lockstep.distributed.collectives import gather_objects
+from lockstep.runs.folder import RunFolder
+rank, folder = int(sys.argv[1]), RunFolder(Path(sys.argv[2]))
+session.join(config.load(folder.config), World("srun", rank, rank, 0, 2, "7-0-2", ("nowhere", 1)), folder)
+print(gather_objects((rank, [os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "X")])))
+"""
+
+
+def config_of(*texts: str) -> Config:
+    return validation.checked(compose.composed(texts))
+
+
+def faults(*texts: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        overrides.check(texts, is_multirun=False)
+    return caught.value.faults
+
+
+# -- where they meet ---------------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_srun_has_a_name_and_an_address_of_its_own() -> None:
+    world = World("srun", 3, 1, 1, 4, "7-0-2", ("n2", 15000 + 32 * 7 + 2))
+    assert outer_world(STEP) == world
+    restarted = outer_world({**STEP, "SLURM_RESTART_COUNT": "1"})
+    assert restarted is not None
+    assert restarted.step == "7-1-2"
+
+
+def test_a_given_address_is_taken() -> None:
+    assert outer_world({**STEP, "MASTER_ADDR": "n9", "MASTER_PORT": "29500"}) == World("srun", 3, 1, 1, 4)
+
+
+def test_a_step_says_how_many_gpus_it_has_on_this_node() -> None:
+    world = outer_world({**STEP, "SLURM_GPUS_ON_NODE": "2"})
+    assert world is not None
+    assert world.num_gpus_on_node == 2
+
+
+def test_a_batch_script_is_one_task_however_many_it_may_start() -> None:
+    script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "n2"}
+    world = outer_world(script)
+    assert world is not None
+    assert world.world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("n[1-2]", "n1"),
+        ("gpu[007-009,12],login", "gpu007"),
+        ("r[1-2]n[03,05-07]-ib", "r1n03-ib"),
+        ("a-1.b,c[1-2]", "a-1.b"),
+    ],
+)
+def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+@given(st.integers(1, 10**8), st.integers(0, 10**5), st.integers(1, 14_999))
+def test_steps_of_a_job_never_share_a_port(job: int, step: int, later: int) -> None:
+    assert step_port(job, step) != step_port(job, step + later)
+    assert 15000 <= step_port(job, step) < 30000
+
+
+@given(st.integers(1, 10**8), st.integers(0, 31), st.integers(0, 31))
+def test_neighbouring_jobs_do_not_share_a_port(job: int, step: int, other_step: int) -> None:
+    assert step_port(job, step) != step_port(job + 1, other_step)
+
+
+def test_ranks_meet_where_rank_0_says_in_the_folder(tmp_path: Path) -> None:
+    texts = (*SMALL, "strategy.interface=lo", "+strategy.variables.X=2")
+    folder = write_run(tmp_path / "run", texts)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEET, str(rank), str(folder.path)], cwd=ROOT, env=environ(), stdout=subprocess.PIPE
+        )
+        for rank in (1, 0)  # rank 1 waits for the file
+    ]
+    said = [process.communicate(timeout=PATIENCE_S)[0].decode() for process in processes]
+    assert said == [f"{[(rank, ['lo', '=lo', '2']) for rank in (0, 1)]}\n"] * 2
+    assert not list(folder.path.glob("rendezvous-*"))
+
+
+def test_a_file_that_does_not_come_is_told(tmp_path: Path) -> None:
+    path = RunFolder(tmp_path).rendezvous("7-0-2")
+    with pytest.raises(TimeoutError, match=rf"{path} is not there after 0 s .* not on a disk that all nodes share"):
+        process_group._read_address(path, timedelta(seconds=0.2))
+
+
+def test_a_meeting_that_fails_leaves_no_address_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **settings: object) -> None:
+        assert list(tmp_path.glob("rendezvous-7-0-2"))
+        raise RuntimeError("nobody came")
+
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    with pytest.raises(RuntimeError, match="nobody came"):
+        process_group.join(config_of(*SMALL), World("srun", 0, 0, 0, 2, "7-0-2", ("nowhere", 1)), RunFolder(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+# -- over which network ------------------------------------------------------------------------------------------------
+
+
+def test_a_network_that_is_not_there_is_a_config_error_before_anything_starts(tmp_path: Path) -> None:
+    task = command(*SMALL, "trainer.devices=2", "strategy.interface=ib0")
+    done = subprocess.run(task, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 2
+    assert "config error: strategy.interface=ib0 is not on " in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_an_evaluation_elsewhere_needs_no_network_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[spawn.Job] = []
+
+    def run_workers(job: spawn.Job, num_workers: int, flag: object, *, uses_gpus: bool) -> int:
+        jobs.append(job)
+        return 0
+
+    monkeypatch.setattr(spawn, "run_workers", run_workers)
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "strategy.interface=ib0"])
+    folder.checkpoints.mkdir()
+    torch.save({}, folder.best_checkpoint)
+    monkeypatch.setattr(sys, "argv", ["lockstep", "eval", str(folder.path)])
+    assert main._command() == 0
+    assert jobs[0].options["config"]["strategy"]["interface"] is None
+
+
+def test_the_networks_there_are_stand_in_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.setattr("socket.gethostname", lambda: "n1")
+    fault = "strategy.interface=eth is not on n1, which has lo, eth0: use one of these, or null"
+    assert workers.interface_faults(config_of("strategy.interface=eth")) == [fault]
+    assert workers.interface_faults(config_of("strategy.interface=eth0")) == []
+    assert workers.interface_faults(config_of()) == []
+    # a job is submitted from a machine that may have other networks
+    assert workers.faults(config_of("strategy.interface=eth")) == []
+
+
+def test_variables_have_names_in_capitals_and_plain_values() -> None:
+    taken = config_of("+strategy.variables={NCCL_DEBUG:INFO,NCCL_P2P_DISABLE:1}").strategy.variables
+    assert taken == {"NCCL_DEBUG": "INFO", "NCCL_P2P_DISABLE": 1}
+    for wrong in ("{nccl_debug:INFO}", "{A:[1]}", "{A:true}", "{A:0.5}", "{2A:b}"):
+        (fault,) = faults(f"+strategy.variables={wrong}")
+        assert fault.endswith(" must be {NAME:value,...}, names in capitals")
+
+
+def test_a_variable_without_its_plus_is_told_with_it() -> None:
+    typed = "strategy.variables={NCCL_DEBUG:INFO}"
+    assert faults(typed) == [f"{typed}: strategy.variables has no NCCL_DEBUG, write +{typed}"]
+    (fault,) = faults("strategy.variables.NCCL_DEBUG=INFO")
+    assert fault.endswith("add it with +strategy.variables.NCCL_DEBUG=...")
+
+
+def test_machines_may_reach_each_other_by_other_networks_and_a_resume_too() -> None:
+    texts = ("strategy.interface=ib0", "+strategy.variables.NCCL_DEBUG=INFO")
+    changed = config_of(*texts)
+    assert storage.fingerprint(changed) == storage.fingerprint(config_of())
+    assert storage.fingerprint(config_of("strategy.bucket_size_mib=1")) != storage.fingerprint(changed)
+    cfg = compose.composed(["strategy.interface=null"])
+    assert resume.resumed_config(changed, cfg, ["strategy.interface=null"]).strategy.interface is None
+    cfg = compose.composed(texts)
+    assert resume.resumed_config(config_of(), cfg, texts).strategy == changed.strategy

@@ -1,0 +1,177 @@
+"""torchrun on two nodes that are two machines to it: networks and host names of their own, one disk."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.launch import spawn
+from lockstep.monitoring import status
+from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
+from tests.support import nodes
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
+
+pytestmark = pytest.mark.processes
+LONGER = (*SMALL, "trainer.max_epochs=12")
+PORT = 29400
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[nodes.Nodes]:
+    with nodes.started(environ()) as there:
+        yield there
+
+
+def trained_alone(path: Path, *overrides: str) -> RunFolder:
+    folder = write_run(path, overrides)
+    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    return folder
+
+
+def latest(cwd: Path) -> RunFolder:
+    return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+class Both:
+    """A command that runs on both nodes."""
+
+    def __init__(self, two: nodes.Nodes, cwd: Path, *words: str | Path, **variables: Mapping[str, str]) -> None:
+        self.logs = [cwd / f"{node}.log" for node in two.addresses]
+        self.processes = [
+            two.start(node, words, cwd=cwd, environ={**environ(), **variables.get(node, {})}, log=log)
+            for node, log in zip(two.addresses, self.logs, strict=True)
+        ]
+
+    def text(self) -> str:
+        return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in self.logs)
+
+    def codes(self) -> list[int]:
+        try:
+            return [process.wait(PATIENCE_S) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+
+    def wait_for_status(self, folder: RunFolder) -> None:
+        """Wait for the begin of the training: from here on the workers heed signals."""
+
+        def is_there() -> bool:
+            assert all(process.poll() is None for process in self.processes), self.text()
+            return bool(folder.read_status())
+
+        wait_until(is_there, "training")
+
+
+def torchrun(two: nodes.Nodes, tmp_path: Path, num_local: int, *overrides: str) -> Both:
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={num_local}"]
+    words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={two.addresses['n1']}:{PORT}", str(ROOT / "train.py")]
+    place = ["trainer.num_nodes=2", f"trainer.devices={num_local}", "strategy.interface=eth0"]
+    return Both(two, tmp_path, *words, *overrides, *place)
+
+
+def test_two_nodes_with_two_workers_each_train_the_weights_of_one_process(
+    two: nodes.Nodes, tmp_path: Path, figure: Any
+) -> None:
+    both = torchrun(two, tmp_path, 2, *SMALL)
+    assert both.codes() == [0, 0], both.text()
+    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
+    assert latest(tmp_path).read_summary()["workers"] == 4
+    largest = difference(trained_alone(tmp_path / "alone", *SMALL), latest(tmp_path))
+    figure(f"largest difference {largest:.1e}")
+    assert largest <= 1e-12
+
+
+def test_a_chain_of_two_nodes_two_nodes_and_one_ends_where_one_process_would(
+    two: nodes.Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str], figure: Any
+) -> None:
+    """The script of the manifest is cut by SIGTERM to one node and by the STOP file; the rest runs here."""
+    script, variables = pods(tmp_path)
+    folder = RunFolder(tmp_path / "run")
+
+    def told() -> dict[str, Any]:
+        status.show(folder, is_json=True)
+        return json.loads(capsys.readouterr().out)
+
+    first = Both(two, tmp_path, *script, **variables)
+    first.wait_for_status(folder)
+    before = told()
+    first.processes[1].send_signal(signal.SIGTERM)
+    # the processes are not of this machine, as far as it can tell
+    assert (before["state"] in LIVE_STATES, before["host"]) == (True, "n1")
+    assert first.codes() == [EXIT_STOPPED, EXIT_STOPPED], first.text()
+    assert (told()["state"], told()["reason"]) == ("stopped", "signal SIGTERM")
+    second = Both(two, tmp_path, *script, **variables)
+    wait_until(lambda: told()["state"] in LIVE_STATES, "going on")
+    folder.request_stop("enough")
+    assert second.codes() == [EXIT_STOPPED, EXIT_STOPPED], second.text()
+    assert told()["reason"] == "stop flag: enough"
+    assert told()["step"] > before.get("step", 0)
+    rest = command(f"resume={folder.path}", "trainer.num_nodes=1", "trainer.devices=1", "strategy.interface=null")
+    subprocess.run(rest, check=True, env=environ(), cwd=tmp_path)
+    largest = difference(trained_alone(tmp_path / "alone", *LONGER), folder)
+    figure(f"largest difference {largest:.1e}")
+    assert largest <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("torchrun", "code"),
+    [
+        ("exit 1", 1),  # what it says was said by an earlier pod
+        ("exit 0", 0),
+        ("""echo '{"state": "stopped", "updated": 2}' > $RUN/status.json; exit 1""", EXIT_STOPPED),
+        ("""echo '{"state": "failed", "updated": 2}' > $RUN/status.json; exit 1""", 1),
+    ],
+)
+def test_a_pod_says_stopped_only_of_its_own_training(tmp_path: Path, torchrun: str, code: int) -> None:
+    script, variables = pods(tmp_path)
+    folder = write_run(tmp_path / "run", SMALL)
+    folder.write_status(state="stopped")
+    (tmp_path / "torchrun").write_text(f"#!/bin/sh\n{torchrun}\n")
+    assert (
+        subprocess.run(script, cwd=tmp_path, env={**environ(), **variables["n1"]}, timeout=PATIENCE_S).returncode
+        == code
+    )
+
+
+def test_a_frozen_rank_of_another_machine_is_named_by_the_first(two: nodes.Nodes, tmp_path: Path) -> None:
+    both = torchrun(two, tmp_path, 1, *SMALL, "trainer.max_epochs=500", "strategy.timeout_s=20")
+    pid = 0
+    try:
+        wait_until(lambda: latest(tmp_path).read_status().get("step", 0) >= 2, "second step")
+        host, number = latest(tmp_path).rank_beat(1).read_text().split()
+        pid = int(number)
+        os.kill(pid, signal.SIGSTOP)
+        assert both.processes[0].wait(PATIENCE_S) == 1, both.text()
+        told = rf"rank 1 of 2 on n2 \(pid {pid}\) has been silent since [\d:]+, for \d+ s: "
+        told += "it was killed or is stopped, or n2 is down or cut off"
+        assert host == "n2"
+        assert re.fullmatch(told, latest(tmp_path).read_status()["reason"])
+        assert re.search(told, both.logs[0].read_text())
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+        for process in both.processes:
+            process.kill()
+            process.wait()
+
+
+def pods(tmp_path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """The command of the pods of docs/cluster.md, and the variables of each, with the commands of this Python."""
+    _, job = yaml.safe_load_all((ROOT / "docs/cluster.md").read_text().split("```yaml\n")[1].split("```")[0])
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    script = container["args"][0].replace("lockstep-0.lockstep", "n1").replace("train.py", str(ROOT / "train.py"))
+    for name, module in {"lockstep": "lockstep.cli.main", "torchrun": "torch.distributed.run"}.items():
+        (tmp_path / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NODES": "2", "GPUS": "1", "RUN": str(tmp_path / "run")}
+    given["SETTINGS"] = " ".join([*LONGER, "strategy.interface=eth0"])
+    assert given.keys() - {"PATH"} == {variable["name"] for variable in container["env"]}
+    return [*container["command"], script], {f"n{i + 1}": {**given, "JOB_COMPLETION_INDEX": str(i)} for i in range(2)}

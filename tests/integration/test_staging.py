@@ -1,0 +1,302 @@
+"""Every node copies once, all ranks go on or none, and a training ends with the same bits with and without a copy."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import distributed as dist
+from torchvision.datasets import CIFAR10, FashionMNIST
+
+from lockstep.config import compose, storage, validation
+from lockstep.config.faults import ConfigError
+from lockstep.config.resume import resumed_config
+from lockstep.config.schema import Data, Downloaded
+from lockstep.data.images.listing import list_classes
+from lockstep.data.sources import builtin
+from lockstep.data.transfer import copying
+from lockstep.launch import spawn
+from lockstep.runs.folder import RunFolder
+from lockstep.training import staging
+from tests.support.copies import contents, make, section
+from tests.support.harness import difference, train_all, wait_until, write_run
+from tests.support.image_files import write_folder, write_image
+from tests.support.processes import Ranks, started
+
+RECIPE = (
+    "data=image_folder",
+    "data.image_size=16",
+    "data.val_fraction=0.2",
+    "data.test_fraction=0.2",
+    "data.num_workers=1",
+    "model.width=2",
+    "trainer.precision=float64",
+    "trainer.max_epochs=1",
+    "global_batch_size=16",
+    "eval_batch_size=7",
+    "augment.crop_padding=2",
+    "strategy=cpu",
+    "strategy.timeout_s=300",
+    "callbacks.pictures=null",
+    "callbacks.curves=null",
+)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with started(3) as found:
+        yield found
+
+
+# -- the same bits -----------------------------------------------------------------------------------------------------
+
+
+def recipe(images: Path, scratch: Path | None, *extra: str) -> list[str]:
+    copied = [f"data.copy_to={scratch}"] if scratch is not None else []
+    return [*RECIPE, f"data.root={images}", f"data.cache={images.parent / 'cache'}", *copied, *extra]
+
+
+@pytest.mark.processes
+def test_a_training_from_a_copy_ends_with_the_bits_of_one_without(tmp_path: Path) -> None:
+    images, scratch = write_folder(tmp_path / "images", count=20), tmp_path / "scratch"
+    url = f"data.root='zip://::file://{shutil.make_archive(str(tmp_path / 'zipped'), 'zip', images)}'"
+    settings = {
+        "direct": recipe(images, None, "trainer.devices=2"),
+        "copied": recipe(images, scratch, "trainer.devices=2", "data.memory=stream"),
+        "fetched": recipe(images, scratch, "trainer.devices=2", url),
+        "removed": recipe(images, scratch, "trainer.devices=3", "data.copy_remove=true"),
+    }
+    runs = {name: write_run(tmp_path / name, texts) for name, texts in settings.items()}
+    train_all([runs["direct"], runs["copied"], runs["fetched"]], 2)
+    assert sorted(path.name.rpartition("-")[0] for path in scratch.iterdir()) == ["images", "zipped.zip"]
+    train_all([runs["removed"]], 3)
+    assert [path.name.rpartition("-")[0] for path in scratch.iterdir()] == ["zipped.zip"]
+    assert difference(runs["direct"], runs["copied"]) == 0
+    assert difference(runs["direct"], runs["fetched"]) == 0
+    assert difference(runs["direct"], runs["removed"]) <= 1e-12  # as one of three processes without a copy
+    # of the images wherever they are read, and of the archive
+    assert len(list((tmp_path / "cache").glob("*/*.npy"))) == 2
+
+
+# -- all ranks or none -------------------------------------------------------------------------------------------------
+
+
+def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
+    """The names of the files this rank copied and what is in the copy; the faults where there are some."""
+    rank = dist.get_rank()
+    node, local_rank = divmod(rank, ranks_per_node)
+    here = Path(home) / f"node{node}"
+    here.mkdir(exist_ok=True)
+    before, copied, copy_file = Path.cwd(), [], copying.copy_file
+    os.chdir(here)  # every node has a disk of its own below the same path
+
+    def noted(source: Path, path: Path) -> None:
+        copied.append(source.name)
+        copy_file(source, path)
+
+    copying.copy_file = noted
+    staging.BEAT_S, copying.NUM_PER_BLOCK = 0.0, 8
+    try:
+        with contextlib.ExitStack() as held:
+            load = lambda data: contents(Path(data.arguments()["root"]))  # noqa: E731
+            asked = section(root, Path(scratch))
+            found = staging.once_a_node(asked, load, rank=rank, local_rank=local_rank, is_silent=True, held=held)
+            return copied, found
+    except ConfigError as error:
+        return error.faults
+    finally:
+        copying.copy_file = copy_file
+        staging.BEAT_S, copying.NUM_PER_BLOCK = 5.0, 256
+        os.chdir(before)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks_per_node", [1, 2, 3])
+def test_each_node_copies_once_while_its_other_ranks_wait(ranks: Ranks, tmp_path: Path, ranks_per_node: int) -> None:
+    root = write_folder(tmp_path / "images", count=6)
+    found = ranks.run(3, _stage, str(root), "scratch", ranks_per_node, str(tmp_path))
+    assert [len(copied) for copied, _ in found] == [12 if rank % ranks_per_node == 0 else 0 for rank in range(3)]
+    assert all(read == contents(root) for _, read in found)
+
+
+@pytest.mark.processes
+def test_runs_that_begin_together_on_a_node_share_one_copy(ranks: Ranks, tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "images", count=30)
+    found = ranks.run(3, _stage, str(root), str(tmp_path / "scratch"), 1, str(tmp_path))
+    assert sorted(len(copied) for copied, _ in found) == [0, 0, 60]
+    assert all(read == contents(root) for _, read in found)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+def test_when_one_node_cannot_copy_all_ranks_end_with_its_fault(
+    ranks: Ranks, tmp_path: Path, ranks_per_node: int
+) -> None:
+    root = write_folder(tmp_path / "images", count=3)
+    (tmp_path / "node1").mkdir()
+    (tmp_path / "node1" / "scratch").write_text("no folder")
+    faults = ranks.run(3, _stage, str(root), "scratch", ranks_per_node, str(tmp_path))
+    assert faults[0] == faults[1] == faults[2]
+    assert len(faults[0]) == 1
+    assert "data.copy_to=scratch cannot be used" in faults[0][0]
+    assert "set data.copy_to to a folder of your own on a disk of the node" in faults[0][0]
+    missing = ranks.run(2, _stage, str(tmp_path / "nowhere"), "another", 2, str(tmp_path))
+    assert missing[0] == missing[1]
+    assert len(missing[0]) == 1
+    assert "nowhere does not exist" in missing[0][0]
+
+
+def _beaten(num_beats: int) -> int:
+    """How often this rank talked with the others while rank 0 worked."""
+    count, gather = 0, staging.gather_objects
+
+    def counted(value: Any) -> Any:
+        nonlocal count
+        count += 1
+        return gather(value)
+
+    def work(beat: Any) -> None:
+        for _ in range(num_beats if dist.get_rank() == 0 else 0):
+            beat()
+
+    staging.gather_objects, staging.BEAT_S = counted, 0.0
+    try:
+        staging.together(work)
+    finally:
+        staging.gather_objects, staging.BEAT_S = gather, 5.0
+    return count
+
+
+@pytest.mark.processes
+def test_ranks_that_wait_hear_from_one_that_copies_so_that_no_collective_takes_too_long(ranks: Ranks) -> None:
+    assert ranks.run(3, _beaten, 4) == [5, 5, 5]
+
+
+def _stage_changing(root: str, home: str) -> Any:
+    """The source gets another image after the first node has listed it."""
+    find, listed = staging._source, Path(home) / "listed"
+
+    def changing(*args: Any) -> Any:
+        if dist.get_rank() == 1:
+            wait_until(listed.exists, "the list of the first node")
+            write_image(Path(root) / "red fox" / "late.png")
+        found = find(*args)
+        listed.touch()
+        return found
+
+    staging._source = changing
+    try:
+        return _stage(root, "scratch", 1, home)
+    finally:
+        staging._source = find
+
+
+@pytest.mark.processes
+def test_nodes_that_copied_different_states_of_the_source_do_not_train(ranks: Ranks, tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "images", count=3)
+    faults = ranks.run(2, _stage_changing, str(root), str(tmp_path))
+    assert faults[0] == faults[1] == [f"{root} changed while the nodes copied it, one after the other: start again"]
+
+
+def _download(root: str, scratch: str | None, ranks_per_node: int) -> Any:
+    """What this rank asked of a source that downloads, in order."""
+    rank, asked = dist.get_rank(), []
+    raw = Path(root) / "FashionMNIST" / "raw"
+
+    def load(data: Data) -> int:
+        arguments = data.arguments()
+        there = raw if arguments["root"] == root else Path(arguments["root"]) / "FashionMNIST" / "raw"
+        is_missing = not (there / "images").exists()
+        asked.append((arguments["root"] == root, arguments["download"], is_missing))
+        if is_missing and arguments["download"]:
+            raw.mkdir(parents=True)  # fails for the second of two at once
+            (raw / "images").write_text("pixels")
+        return len((there / "images").read_text())
+
+    values = {"root": root, "download": True, "copy_to": scratch, "copy_remove": False}
+    data = Downloaded.model_validate(
+        {"_target_": "lockstep.data.fashion_mnist", "val_fraction": 0.1, "split_seed": 0, "memory": "auto"} | values
+    )
+    with contextlib.ExitStack() as held:
+        local_rank = rank % ranks_per_node
+        size = staging.once_a_node(data, load, rank=rank, local_rank=local_rank, is_silent=True, held=held)
+    return asked, size
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks_per_node", [1, 3])
+def test_a_download_goes_once_into_the_root_all_nodes_share_and_is_copied_from_there(
+    ranks: Ranks, tmp_path: Path, ranks_per_node: int
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "other.tar").write_text("of another data set")
+    for scratch in (None, str(tmp_path / "scratch")):
+        found = ranks.run(3, _download, str(tmp_path / "data"), scratch, ranks_per_node)
+        assert [size for _, size in found] == [6, 6, 6]
+        is_read_there = scratch is None
+        assert found[0][0] == [(True, True, is_read_there), *([] if is_read_there else [(False, False, False)])]
+        assert sum(is_missing for asked, _ in found for *_, is_missing in asked) == is_read_there
+    (place,) = (tmp_path / "scratch").iterdir()
+    assert place.name.startswith("FashionMNIST-")
+    assert contents(place / "FashionMNIST") == {"FashionMNIST/raw/images": b"pixels"}
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_folders_of_downloads_are_those_of_torchvision() -> None:
+    assert builtin.FOLDERS["lockstep.data.cifar10"] == CIFAR10.base_folder
+    raw = FashionMNIST.raw_folder.fget(type("FashionMNIST", (), {"root": ""})())  # pyright: ignore[reportOptionalCall]
+    assert raw == builtin.FOLDERS["lockstep.data.fashion_mnist"]
+
+
+def test_a_resume_may_copy_elsewhere_but_not_read_something_else() -> None:
+    saved = validation.checked(compose.composed(["data=cifar10", "data.copy_to=a"]))
+
+    def again(*texts: str) -> Any:
+        return resumed_config(saved, compose.composed(["data=cifar10", *texts]), ["resume=x", *texts])
+
+    data = again("data.copy_to=b", "data.copy_remove=true").data
+    assert (data.copy_to, data.copy_remove) == ("b", True)
+    assert again("data.copy_to=null").data.copy_to is None
+    with pytest.raises(ConfigError, match=r"data\.root=b cannot change on resume"):
+        again("data.root=b", "data.copy_to=b")
+
+
+def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, scratch = write_folder(tmp_path / "images", count=3), tmp_path / "scratch"
+    kept = write_run(tmp_path / "kept", recipe(images, scratch))
+    removed = write_run(tmp_path / "removed", recipe(images, scratch, "data.copy_remove=true"))
+    make(images, scratch)
+    killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr(spawn, "_start_worker", lambda *_: subprocess.Popen(killed))
+    monkeypatch.setattr(spawn, "_rendezvous_store", lambda *_: None)
+    config = storage.to_tree(storage.load(removed.config))
+    for job, is_left in (
+        (spawn.Job("train", str(kept.path), {}), True),
+        (spawn.Job("train", str(removed.path), {}), False),
+        (spawn.Job("evaluate", str(tmp_path), {"config": config}), False),
+    ):
+        make(images, scratch)
+        assert spawn.run_workers(job, 2, uses_gpus=False) == spawn.EXIT_FAILED
+        assert bool(list(scratch.iterdir())) == is_left
+
+
+def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = write_folder(tmp_path / "images", count=6)
+    (tmp_path / "scratch").write_text("no folder")
+    folder = write_run(tmp_path / "run", recipe(images, tmp_path / "scratch"))
+    job = spawn.Job("train", str(folder.path), {"command": "none", "has_test": True})
+    assert spawn.run_here(job, None) == spawn.EXIT_CONFIG
+    text = capsys.readouterr().err
+    assert f"config error: data.copy_to={tmp_path / 'scratch'} cannot be used" in text
+    assert "Traceback" not in text
+    assert RunFolder(folder.path).read_status()["state"] == "failed"
+    assert len(list_classes(str(images)).names) == 12

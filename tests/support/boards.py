@@ -1,0 +1,143 @@
+"""Made-up run folders, and TensorBoard with the Training tab on them."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tensorboard import default, program
+from tensorboard.backend import application
+from tensorboard.backend.event_processing.data_ingester import LocalDataIngester
+from tensorboard.plugins.core import core_plugin
+from werkzeug.serving import make_server
+from werkzeug.test import Client
+
+from lockstep.board.plugin import NAME, TrainingLoader
+from lockstep.runs.folder import RunFolder
+from tests.support.harness import PATIENCE_S, environ, wait_until
+
+BASE = f"/data/plugin/{NAME}"
+
+
+def write_run(path: Path, state: str | None = "training", **fields: Any) -> RunFolder:
+    """A run folder with a status; None writes none. A live one seems to train on another machine."""
+    path.mkdir(parents=True)
+    folder = RunFolder(path)
+    folder.config.write_text("seed: 0\n")
+    if state is not None:
+        known = {"state": state, "host": "elsewhere", "started": time.time() - 60, "metrics": {}}
+        folder.write_status(**{**known, **fields})
+    return folder
+
+
+def write_rows(folder: RunFolder, num_epochs: int) -> None:
+    """A row of metrics for each epoch."""
+    folder.write_metrics(
+        [
+            {"epoch": epoch, "step": 10 * epoch, "train/loss": 2 / epoch, "val/loss": 2.5 / epoch}
+            | {"train/accuracy": 1 - 0.8 / epoch, "val/accuracy": 1 - 0.9 / epoch}
+            for epoch in range(1, num_epochs + 1)
+        ]
+    )
+
+
+def save_checkpoint(folder: RunFolder) -> None:
+    """Something to go on from."""
+    folder.checkpoints.mkdir()
+    folder.last_checkpoint.touch()
+
+
+def board(root: Path | str, *flags: str) -> Client:
+    """The whole of TensorBoard's web application with the tab, in this process; without its reader of event files."""
+    found = program.TensorBoard(plugins=[core_plugin.CorePluginLoader(), TrainingLoader()])
+    found.configure(("", f"--logdir={root}", *flags))
+    return Client(application.TensorBoardWSGIApp(found.flags, found.plugin_loaders))
+
+
+def full_board(root: Path) -> Client:
+    """TensorBoard as it comes, with all event files read, in this process."""
+    found = program.TensorBoard(plugins=[loader for loader in default.get_plugins() if loader is not TrainingLoader])
+    found.configure(("", f"--logdir={root}", "--reload_interval=0", "--reload_task=blocking"))
+    ingester = LocalDataIngester(found.flags)
+    ingester.start()
+    return Client(application.TensorBoardWSGIApp(found.flags, found.plugin_loaders, ingester.data_provider))
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serve a web application from a thread of this process, at the address it yields."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for each request
+    server = make_server("localhost", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://localhost:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Board:
+    """A `lockstep board` process."""
+
+    def __init__(self, cwd: Path, *arguments: str) -> None:
+        self.output, self.errors = cwd / "board.out", cwd / "board.err"
+        with open(self.output, "wb") as output, open(self.errors, "wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "lockstep.cli.main", "board", *arguments],
+                cwd=cwd,
+                env=environ(),
+                stdout=output,
+                stderr=errors,
+            )
+
+    def address(self) -> str:
+        """Where the tab is, as told to the person who started it."""
+
+        def is_told() -> bool:
+            assert self.process.poll() is None, self.errors.read_text()
+            return "\n" in self.output.read_text()
+
+        wait_until(is_told, "address of the tab")
+        return next(word for word in self.output.read_text().split() if word.startswith("http"))
+
+    def end(self, number: signal.Signals = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE_S)
+
+
+@contextmanager
+def running(cwd: Path, *arguments: str) -> Iterator[Board]:
+    started = Board(cwd, *arguments)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait()
+
+
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """What is done inside is refused like to an ordinary user, also where tests run as root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def told(answer: Any) -> Any:
+    """The JSON of an answer."""
+    return json.loads(answer.get_data(as_text=True))

@@ -1,0 +1,260 @@
+"""Callbacks for tests: what a trial sees, how long it takes, and what happens to it at a certain moment."""
+
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from lockstep.callbacks import console
+
+
+class Sees(L.Callback):
+    """Writes seen.json into the run folder: what is visible to the process, and from when to when it held it.
+
+    Makes epochs last, until there is a file `fast` in the current folder.
+    """
+
+    def __init__(self, *, epoch_s: float) -> None:
+        self._epoch_s = epoch_s
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._facts = {
+            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "parent": os.getppid(),
+            "is_forked": "lockstep.sweeps.preloaded" in sys.modules,
+            "has_group": os.getpgrp() == os.getpid(),
+            "begin": _begin_of_process(),
+            "title": Path("/proc/self/cmdline").read_text().rstrip("\0"),
+            "name": Path("/proc/self/comm").read_text().strip(),
+        }
+        self._write(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not Path("fast").exists():
+            self._facts["sleeps"] = True
+            self._write(trainer)
+            time.sleep(self._epoch_s)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._facts["end"] = time.time()
+        self._write(trainer)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        if trainer.is_global_zero:
+            Path(trainer.default_root_dir, "seen.json").write_text(json.dumps(self._facts))
+
+
+def _begin_of_process() -> float:
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+class NotesImports(L.Callback):
+    """Writes the names of all modules that rank 0 has imported when its first step is done."""
+
+    def __init__(self, *, path: str) -> None:
+        self._path = Path(path)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.is_global_zero and not self._path.exists():
+            self._path.write_text(json.dumps(list(sys.modules)))
+
+
+class NotesProcess(L.Callback):
+    """Writes what each rank is as a process into `folder`, before its first step."""
+
+    def __init__(self, *, folder: str) -> None:
+        self._folder = folder
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        signal_of_death = ctypes.c_int()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(signal_of_death))  # PR_GET_PDEATHSIG
+        facts = {
+            **{name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "KEPT")},
+            "main": sys.modules["__main__"].__file__,
+            "arguments": sys.argv[1:],
+            "parent": os.getppid(),
+            "has_group": os.getpgrp() == os.getpid(),
+            "title": Path("/proc/self/cmdline").read_text().rstrip("\0"),
+            "threads": torch.get_num_threads(),
+            "input": sys.stdin.read() + os.read(0, 1).decode(),
+            "cwd": os.getcwd(),
+            "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+            "random": [random.random(), float(numpy.random.rand())],
+            "log": os.readlink("/proc/self/fd/1"),
+            "dies_with_parent": signal_of_death.value == signal.SIGKILL,
+        }
+        Path(self._folder, f"process-{trainer.global_rank}.json").write_text(json.dumps(facts))
+
+
+class Breaks(L.Callback):
+    """Raises at the start of an epoch of a run with this seed, until there is a file `mended` in the current folder."""
+
+    def __init__(self, *, seed: int, word: str, epoch: int = 0) -> None:
+        self._seed = seed
+        self._word = word
+        self._epoch = epoch
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        is_this = f"\nseed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text()
+        if is_this and trainer.current_epoch == self._epoch and not Path("mended").exists():
+            raise RuntimeError(self._word)
+
+
+class Terminated(Callback):
+    """SIGTERM to one rank before its first step, or before its test."""
+
+    def __init__(self, rank: int, *, in_test: bool) -> None:
+        self._rank = rank
+        self._in_test = in_test
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._send(trainer, is_now=not self._in_test)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._send(trainer, is_now=self._in_test)
+
+    def _send(self, trainer: L.Trainer, *, is_now: bool) -> None:
+        if is_now and trainer.global_rank == self._rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Dies(L.Callback):
+    """One rank dies by a signal after its third step; only of a run with this seed, where one is given."""
+
+    def __init__(self, *, how: str, rank: int, seed: int | None) -> None:
+        self._how = {"SIGSEGV": reads_nowhere, "SIGABRT": aborts, "SIGKILL": is_killed}[how]
+        self._rank = rank
+        self._seed = seed
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        own = Path(trainer.default_root_dir, "config.yaml").read_text()
+        is_this = self._seed is None or f"\nseed: {self._seed}\n" in own
+        if is_this and trainer.global_rank == self._rank and trainer.global_step == 3:
+            self._how()
+
+
+def reads_nowhere() -> None:
+    ctypes.string_at(0)
+
+
+def aborts() -> None:
+    os.abort()
+
+
+def is_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# for sitecustomize.py: a process dies while it imports torch
+DIES_IN_TORCH = """
+import os, signal, sys
+class Dies:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.nn":
+            os.kill(os.getpid(), signal.SIGSEGV)
+sys.meta_path.insert(0, Dies())
+"""
+
+
+class Killed(L.Callback):
+    """Ends its process by SIGKILL the first time that a hook is called after some step.
+
+    What is logged is on disk where it `flushes`, else it may be lost.
+    """
+
+    def __init__(self, *, hook: str, step: int, flushes: bool) -> None:
+        self._step = step
+        self._flushes = flushes
+        setattr(self, hook, self._end)
+
+    def _end(self, trainer: L.Trainer, *more: Any) -> None:
+        once = Path(trainer.default_root_dir, "killed")
+        if trainer.global_step == self._step and not once.exists():
+            once.touch()
+            for logger in trainer.loggers if self._flushes else ():
+                logger.save()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Removes(L.Callback):
+    """Removes the run folder after a step: somebody tidies up."""
+
+    def __init__(self, *, step: int) -> None:
+        self._step = step
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._step and trainer.is_global_zero:
+            shutil.rmtree(trainer.default_root_dir)
+
+
+class SlowAtFirst(L.Callback):
+    """Every step takes `step_s` more, until the run goes on from a checkpoint: a test has time to cut it."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.ckpt_path is None and "SLURM_RESTART_COUNT" not in os.environ:
+            time.sleep(self._step_s)
+
+
+class NeverWaits(L.Callback):
+    """Has torch refuse what makes the host wait for a GPU: between two logged steps, and between evaluated batches.
+
+    The first two steps may wait, because DDP lays out its buckets in them, and the last batch of a pass.
+    """
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step + 1
+        _may_wait(step <= 2 or step % trainer.log_every_n_steps == 0 or trainer.is_last_batch)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        _may_wait(batch_idx + 1 == trainer.num_val_batches[0])
+
+    def on_test_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        _may_wait(batch_idx + 1 == trainer.num_test_batches[0])
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        _may_wait(True)
+
+
+def _may_wait(may: bool) -> None:
+    torch.cuda.set_sync_debug_mode("default" if may else "error")
+
+
+SEES = "+callbacks.sees={_target_:tests.support.callbacks.Sees,epoch_s:%s}"
+
+
+class Impatient(L.Callback):
+    """A log is told how far a long epoch is after a tenth of a second, and then every second."""
+
+    def __init__(self) -> None:
+        console.FIRST_S, console.EVERY_S = 0.1, 1.0

@@ -1,0 +1,200 @@
+"""Runs for tests: many small trainings in one group of worker processes, whose start would cost seconds each."""
+
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from lockstep.config import compose, storage, validation
+from lockstep.launch.spawn import Job
+from lockstep.runs.folder import RunFolder
+from lockstep.sweeps.fork_server import PRELOADED
+from lockstep.system.launcher import outer_world
+
+ROOT = Path(__file__).parents[2]
+# seconds that a test waits for what must come: far more than it takes on a slow machine with other work, for no test is
+# about time; less than pytest's own limit (pyproject.toml), so that a wait fails first and says what was waited for
+PATIENCE_S = 600.0
+SMALL = (
+    "data=synthetic",
+    "data.train_size=70",
+    "data.val_size=23",
+    "data.test_size=31",
+    "data.image_size=16",
+    "model.width=4",
+    "model.dropout=0.2",
+    "trainer.precision=float64",
+    "trainer.max_epochs=2",
+    "trainer.gradient_clip_norm=0.5",
+    "trainer.log_every_n_steps=2",
+    "global_batch_size=16",
+    "eval_batch_size=10",
+    "augment.crop_padding=2",
+    "augment.flip=true",
+    "augment.cutout=4",
+    "strategy=cpu",
+    f"strategy.timeout_s={PATIENCE_S / 2:.0f}",
+    "callbacks.pictures=null",
+    "callbacks.curves=null",
+)
+# micro-batches with an incomplete last group whose last micro-batch takes in the last sample; every augmentation
+ACCUMULATE_AUGMENT = (
+    "global_batch_size=24",
+    "trainer.accumulate_grad_batches=4",
+    "data.train_size=67",
+    "data.channels=3",
+    "augment.trivial=true",
+    "augment.flip=alternating",
+    "augment.erasing=0.5",
+    "augment.mixup=0.4",
+    "augment.cutmix=1.0",
+)
+# takes back what SMALL leaves out for speed
+WATCHED = (
+    "callbacks.pictures={_target_:lockstep.callbacks.Pictures,every_n_epochs:null,num_images:8}",
+    "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:true}",
+)
+
+
+def own_network(name: str) -> list[str]:
+    """SMALL with a network of tests/support/networks.py."""
+    kept = [override for override in SMALL if not override.startswith("model.")]
+    removed = [f"~model.{key}" for key in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")]
+    return [*kept, *removed, f"model._target_=tests.support.networks.{name}", "+model.hidden=4"]
+
+
+def environ(num_threads: int = 1) -> dict[str, str]:
+    """The variables of a child: few threads, and none a launcher left behind."""
+    leaked = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: value for name, value in os.environ.items() if name not in leaked}
+    return {**kept, "OMP_NUM_THREADS": str(num_threads), "PYTHONUNBUFFERED": "1"}
+
+
+def command(*overrides: str) -> list[str]:
+    """The command line of a training."""
+    return [sys.executable, str(ROOT / "train.py"), *overrides]
+
+
+def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
+    """A run folder ready to be trained."""
+    path.mkdir(parents=True)
+    folder = RunFolder(path)
+    storage.save(validation.checked(compose.composed(overrides)), folder.config)
+    return folder
+
+
+def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> list[str]:
+    """Train every run with the same `num_workers` processes, one run after the other. Returns what each process said.
+
+    They are forks, which need no imports; with `more` variables, which imports may read, they are fresh processes.
+    """
+    jobs = [Job("train", str(folder.path), {"command": "none", "has_test": True}) for folder in folders]
+    # a store for each run: process groups that come after each other in one store can wait for each other's keys
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
+    text = json.dumps([(job, store.port) for job, store in zip(jobs, stores, strict=True)])
+    variables = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as started:
+        logs = [Path(scratch, f"rank{rank}.log") for rank in range(num_workers)]
+        workers: list[_Fork | subprocess.Popen[bytes]] = []
+        for rank, log in enumerate(logs):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers} if num_workers > 1 else {}
+            environment = {**environ(), **variables, **{name: str(value) for name, value in place.items()}, **more}
+            workers.append(_fresh(text, environment, log) if more else _Fork(text, environment, log))
+            started.callback(workers[-1].kill)
+        codes = [worker.wait(PATIENCE_S) for worker in workers]
+        outputs = [log.read_text() for log in logs]
+    for rank, code in enumerate(codes):
+        assert code == 0, f"rank {rank}:\n{outputs[rank]}"
+    del stores
+    return outputs
+
+
+class _Fork:
+    """A worker forked from a process that has imported torch and Lightning; it answers like `subprocess.Popen`."""
+
+    def __init__(self, text: str, environment: dict[str, str], log: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([PRELOADED])
+        self._process = context.Process(target=_work_forked, args=(text, environment, log))
+        self._process.start()
+
+    def wait(self, timeout_s: float) -> int | None:
+        self._process.join(timeout_s)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _work_forked(text: str, environment: dict[str, str], log: Path) -> None:
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    _work(text)
+
+
+def _fresh(text: str, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        words = [sys.executable, "-m", "tests.support.harness", text]
+        return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
+
+
+def state(folder: RunFolder) -> dict[str, torch.Tensor]:
+    """Everything a run ends with: weights, batch-norm statistics, momentum."""
+    saved = torch.load(folder.last_checkpoint, map_location="cpu", weights_only=True)
+    found = {f"net {name}": value for name, value in saved["state_dict"].items()}
+    # with averaged weights these are others
+    found |= {f"trained {name}": value for name, value in saved.get("current_model_state", {}).items()}
+    for number, slots in saved["optimizer_states"][0]["state"].items():
+        found |= {f"optimizer {number} {name}": v for name, v in slots.items() if isinstance(v, torch.Tensor)}
+    return found
+
+
+def difference(one: RunFolder, other: RunFolder) -> float:
+    """The largest difference of any number two runs end with, metrics of every epoch included; NaN where one is NaN."""
+    a, b = state(one), state(other)
+    assert a.keys() == b.keys()
+    found = [(a[name].double() - b[name].double()).abs().max().item() for name in a]
+    rows, others = one.read_metrics(), other.read_metrics()
+    assert [row["epoch"] for row in rows] == [row["epoch"] for row in others]
+    for row, other_row in zip(rows, others, strict=True):
+        for name in ("step", "learning_rate", "train/loss", "train/accuracy", "val/loss", "val/accuracy"):
+            found.append(abs(float(row[name]) - float(other_row[name])))
+    return math.nan if any(map(math.isnan, found)) else max(found)
+
+
+def wait_until(condition: Any, what: str = "condition") -> None:
+    """Poll until `condition()` holds; fail after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
+        time.sleep(0.02)
+
+
+def _work(text: str) -> None:
+    from lockstep.launch.spawn import run_here
+
+    for job, port in json.loads(text):
+        os.environ["MASTER_PORT"] = str(port)
+        code = run_here(Job(*job), outer_world(os.environ))
+        if code:
+            raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    _work(sys.argv[1])

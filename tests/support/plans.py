@@ -1,0 +1,43 @@
+"""Splits of an epoch over ranks."""
+
+from dataclasses import dataclass
+
+import torch
+
+from lockstep.data.loader import ShareLoader, TensorImages
+from lockstep.data.sampler import GlobalBatches
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an epoch is cut; `of` gives the batches of one rank."""
+
+    num_samples: int = 100
+    micro_batch_size: int = 8
+    micro_batches_per_step: int = 1
+    shuffle_seed: int | None = 3
+    num_batches: int | None = None
+    with_partner: bool = False
+
+    def of(self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0) -> GlobalBatches:
+        batches = GlobalBatches(
+            self.num_samples,
+            micro_batch_size=self.micro_batch_size,
+            micro_batches_per_step=self.micro_batches_per_step,
+            shuffle_seed=self.shuffle_seed,
+            rank=rank,
+            loads=loads or [1],
+            num_batches=self.num_batches,
+            with_partner=self.with_partner,
+        )
+        batches.set_epoch(epoch)
+        return batches
+
+    def loader(self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0) -> ShareLoader:
+        return ShareLoader(numbered_images(self.num_samples), self.of(rank, loads, epoch=epoch))
+
+
+def numbered_images(num_samples: int) -> TensorImages:
+    """1x2x3 pixels that hold the number of the image, its label twice that."""
+    numbers = torch.arange(num_samples)
+    return TensorImages(numbers.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 3).contiguous(), 2 * numbers)

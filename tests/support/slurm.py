@@ -1,0 +1,109 @@
+"""A SLURM of two nodes, n1 and n2, that lives as long as this process: see slurm.sh."""
+
+import contextlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.support import harness, nodes
+
+SCRIPT = Path(__file__).with_name("slurm.sh")
+ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED")
+
+
+class Slurm:
+    """A running cluster. `environ` holds the variables its commands need, and none of another launcher."""
+
+    def __init__(self, folder: Path, seconds_to_start: float) -> None:
+        self.folder = folder
+        self.seconds_to_start = seconds_to_start
+        # nodes that are this very machine cannot tell whether something is on the right one
+        self.has_networks = (folder / "nodes" / "number").exists()
+        names = {"SLURM_ROOT": str(folder), "SLURM_CONF": str(folder / "slurm.conf")}
+        self.environ = {**_without_slurm(harness.environ()), **names}
+
+    def run(
+        self,
+        *command: str | Path,
+        code: int | None = 0,
+        cwd: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command that must exit with `code`; None: with any."""
+        result = subprocess.run(
+            [str(word) for word in command],
+            env={**self.environ, **(environ or {})},
+            cwd=cwd or self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=harness.PATIENCE_S,
+        )
+        shown = f"{command} exited with {result.returncode}\n{result.stdout}\n{result.stderr}"
+        assert code is None or result.returncode == code, f"{shown}\n{self.logs()}"
+        return result
+
+    def sbatch(self, script: str, *options: str | Path, cwd: Path | None = None) -> str:
+        """Submit shell lines as a job. Returns its number."""
+        return self.run("sbatch", "--parsable", *options, "--wrap", script, cwd=cwd).stdout.strip()
+
+    def show(self, job: str) -> dict[str, str]:
+        """What scontrol says of a job, e.g. JobState, Reason, Restarts, NodeList, ExitCode; also of an ended one."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job).stdout.split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def state(self, job: str) -> str:
+        """PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, ..."""
+        return self.show(job)["JobState"]
+
+    def wait(self, job: str, *states: str) -> str:
+        """Wait until a job is in one of `states`, by default: has ended. Returns the state."""
+        deadline = time.monotonic() + harness.PATIENCE_S
+        while True:
+            shown = self.show(job)
+            state = shown["JobState"]
+            if state in states or not (states or state in ACTIVE):
+                return state
+            missed = time.monotonic() > deadline or (states and state not in ACTIVE)
+            assert not missed, f"job {job} is {state}, not {states or 'ended'}: {shown}\n{self.logs()}"
+            time.sleep(0.1)
+
+    def node_state(self, node: str) -> str:
+        """idle, mixed, allocated, completing, down, ..., with a sign behind it when the node does not answer."""
+        return self.run("sinfo", "--noheader", "--nodes", node, "--partition=low", "--format=%T").stdout.strip()
+
+    def kill(self, node: str) -> None:
+        """End slurmd and all jobs on a node, like a power cut; without networks of its own, slurmd alone."""
+        self.run(SCRIPT, "kill", node)
+
+    def start(self, node: str) -> None:
+        """Start a killed node again."""
+        self.run(SCRIPT, "start", node)
+
+    def logs(self, num_lines: int = 15) -> str:
+        """The last lines of the logs of slurmctld and slurmd, and of what jobs wrote to the folder of the cluster."""
+        paths = [*sorted((self.folder / "log").glob("*.log")), *sorted(self.folder.glob("slurm-*.out"))]
+        tails = [(path, path.read_text(errors="replace").splitlines()[-num_lines:]) for path in paths]
+        return "\n".join(line for path, lines in tails for line in [f"--- {path.name}", *lines])
+
+
+@contextlib.contextmanager
+def started(*, has_accounting: bool = False) -> Iterator[Slurm]:
+    """A fresh cluster; skips where there can be none. It goes also when this process is killed.
+
+    One that has accounting forgets jobs after some seconds: then only the data base knows of them.
+    """
+    with tempfile.TemporaryDirectory(prefix="lockstep-slurm-") as folder:
+        environ = {**_without_slurm(harness.environ()), "SLURM_ROOT": folder}
+        environ |= {"SLURM_ACCOUNTING": "yes"} if has_accounting else {}
+        # once on a machine, and not what is measured; `up` says why where it fails
+        subprocess.run([SCRIPT, "install"], env=environ, capture_output=True, timeout=harness.PATIENCE_S)
+        since = time.monotonic()
+        with nodes.kept(SCRIPT, environ):
+            yield Slurm(Path(folder), time.monotonic() - since)
+
+
+def _without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))}

@@ -1,0 +1,87 @@
+"""Commands and jobs on the SLURM of the tests."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.runs.folder import RunFolder
+from tests.support.harness import SMALL, command, difference, wait_until
+from tests.support.slurm import Slurm
+
+EPOCHS = 20  # 100 steps
+TINY = (*SMALL, "model.width=2", f"trainer.max_epochs={EPOCHS}")
+SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:%s}"
+CLUSTER = ("cluster=slurm", "cluster.time_min=5", "cluster.cpus_per_worker=1", "cluster.memory_gib=1")
+
+
+def on_node(node: str) -> str:
+    return f'cluster.sbatch=["--nodelist={node}"]'
+
+
+class Shell:
+    """Commands in a folder of their own, as a person on the login node types them."""
+
+    def __init__(self, slurm: Slurm, cwd: Path) -> None:
+        self.slurm = slurm
+        self.cwd = cwd
+
+    def submit(self, *overrides: str) -> "Submitted":
+        """A new run as a job."""
+        before = set(self.cwd.glob("outputs/*/*/job.json"))
+        done = self.slurm.run(*command(*CLUSTER, *overrides), cwd=self.cwd)
+        (path,) = set(self.cwd.glob("outputs/*/*/job.json")) - before
+        return Submitted(self, RunFolder(path.parent), done.stdout)
+
+    def jobs(self, *words: str | Path, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """`lockstep jobs ...`."""
+        return self.slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", *words, cwd=self.cwd, code=code)
+
+
+class Submitted:
+    """A run and its job."""
+
+    def __init__(self, shell: Shell, folder: RunFolder, said: str) -> None:
+        self.shell = shell
+        self.slurm = shell.slurm
+        self.folder = folder
+        self.said = said
+        self.watching: list[subprocess.Popen[str]] = []
+
+    @property
+    def id(self) -> str:
+        return str(self.folder.read_job()["id"])
+
+    @property
+    def log(self) -> str:
+        path = Path(self.folder.read_job()["log"])
+        return path.read_text() if path.exists() else ""
+
+    def wait_for_step(self, step: int) -> None:
+        wait_until(lambda: self.folder.read_status().get("step", 0) >= step, f"step {step}: {self.log}")
+
+    def wait(self, *, state: str = "COMPLETED") -> None:
+        """Wait for the end of the job."""
+        found = self.slurm.wait(self.id)
+        assert found == state, f"{found}: {self.folder.read_status()}\n{self.log}"
+
+    @contextlib.contextmanager
+    def watched(self) -> "Iterator[Submitted]":
+        """Let `lockstep jobs follow` and `wait` look on from now on: `watching` holds their processes."""
+        with contextlib.ExitStack() as ended:
+            for word in ("follow", "wait"):
+                words = [sys.executable, "-m", "lockstep.cli.main", "jobs", word, self.id]
+                pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+                process = subprocess.Popen(words, cwd=self.shell.cwd, env=self.slurm.environ, **pipes)
+                ended.enter_context(process)
+                ended.callback(process.kill)
+                self.watching.append(process)
+            yield self
+
+    def assert_went_on(self, alone: RunFolder, *, exactness: float = 0) -> None:
+        """It was cut, started again by SLURM, and ended with the bits of `alone`."""
+        self.wait()
+        assert int(self.slurm.show(self.id)["Restarts"]) == 1
+        assert self.log.count("going on") == 1, self.log
+        assert difference(alone, self.folder) <= exactness

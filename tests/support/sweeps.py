@@ -1,0 +1,84 @@
+"""Sweeps in processes of their own, and what they leave."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs.files import read_json
+from lockstep.runs.folder import RunFolder
+from tests.support.harness import PATIENCE_S, ROOT, command, environ
+
+
+def variables(**more: str | None) -> dict[str, str]:
+    """Those of a sweep; None takes one away."""
+    found = {**environ(), "PYTHONPATH": str(ROOT), **more}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def run(cwd: Path, *overrides: str, **more: str | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("-m", *overrides), cwd=cwd, env=variables(**more), capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+
+@contextmanager
+def started(cwd: Path, *overrides: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command("-m", *overrides),
+        cwd=cwd,
+        env=variables(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def tree_of(cwd: Path) -> Path:
+    (found,) = cwd.glob("outputs/*/*/sweep.json")
+    return found.parent
+
+
+def trials_of(cwd: Path) -> list[RunFolder]:
+    tree = tree_of(cwd)
+    return [RunFolder(tree / entry["folder"]) for entry in read_json(tree / "sweep.json")["trials"]]
+
+
+def seen(folder: RunFolder) -> dict[str, Any]:
+    return json.loads((folder.path / "seen.json").read_text())
+
+
+def table_of(cwd: Path) -> dict[str, Any]:
+    return read_json(tree_of(cwd) / "table.json")
+
+
+def processes_of(folder: RunFolder) -> list[int]:
+    """The process that trains a run, the one that has started it, and workers."""
+    known = {folder.read_status()["pid"], seen(folder)["parent"]}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()  # empty once it has ended
+            except OSError:
+                continue
+            if words and (int(entry.name) in known or is_rank_of(folder, entry, words)):
+                found.append(int(entry.name))
+    return found
+
+
+def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one["begin"] < other["end"] and other["begin"] < one["end"]
+
+
+def is_rank_of(folder: RunFolder, entry: Path, words: bytes) -> bool:
+    title, _, path = os.fsdecode(words.rstrip(b"\0")).rpartition(", ")
+    return title.startswith("lockstep: rank ") and (entry / "cwd").readlink() / path == folder.path

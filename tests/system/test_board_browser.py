@@ -1,0 +1,754 @@
+"""The Training tab in a real browser: what a person sees and does there, and what a hostile page cannot do."""
+
+import itertools
+import json
+import re
+import shlex
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from werkzeug.wrappers import Request, Response
+
+from lockstep.board.plugin import NAME
+from lockstep.runs.files import write_json
+from lockstep.runs.folder import EXIT_STOPPED, SWEEP, RunFolder
+from tests.support.boards import BASE, board, running, save_checkpoint, serving, write_rows, write_run
+from tests.support.browser import CHROMIUM, sync_api
+from tests.support.harness import SMALL, difference, train_all, wait_until
+from tests.support.harness import write_run as write_training
+from tests.support.trainings import training
+
+expect = sync_api.expect
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="no browser here; tests/support/chromium.sh says why"),
+]
+ENTRY = f"/data/plugin_entry.html?name={NAME}"
+ROWS = "tbody tr"
+
+
+@pytest.fixture
+def site(tmp_path: Path, page: Any) -> Iterator[str]:
+    """The address of the tab by itself, on the runs below tmp_path / runs; it polls more often than every 2 s."""
+    (tmp_path / "runs").mkdir()
+    page.add_init_script("const usual = setInterval; window.setInterval = (work, ms) => usual(work, ms / 5);")
+    with serving(board(tmp_path / "runs").application) as address:
+        yield address + ENTRY
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where runs are; made by `site`, or by the first run."""
+    return tmp_path / "runs"
+
+
+def row(page: Any, name: str) -> Any:
+    return page.locator(ROWS).filter(has=page.get_by_role("rowheader", name=name, exact=True))
+
+
+def names(page: Any) -> list[str]:
+    return page.locator("tbody th").all_inner_texts()
+
+
+def number_in(cell: Any) -> int:
+    """The first number of a cell as `1,234 / 9,500`."""
+    return int(cell.inner_text().split()[0].replace(",", ""))
+
+
+def width(bar: Any) -> float:
+    """How far a progress bar is filled, in percent."""
+    return float(bar.evaluate("bar => parseFloat(bar.style.width)"))
+
+
+def test_a_live_run_is_watched_stopped_and_goes_on_exactly(tmp_path: Path, page: Any, figure: Any) -> None:
+    """Two processes; stopped by two clicks in the tab; resumed by the command the tab shows."""
+    (tmp_path / "outputs").mkdir()
+    recipe = [*SMALL, "data.train_size=301", "trainer.log_every_n_steps=5", "scheduler=constant"]
+    with (
+        training(tmp_path, *recipe, "trainer.max_epochs=500", "trainer.devices=2") as run,
+        running(tmp_path) as started,
+    ):
+        page.goto(started.address())
+        tab = page.frame_locator("iframe")
+        pill, bar, step = (tab.locator(f"{ROWS} {place}") for place in (".state", ".bar > span", "td.col-step"))
+        expect(pill).to_have_text(re.compile("training|validating"))
+        expect(step).to_have_text(re.compile(r"^[1-9]\d* / 9,500$"))
+        before = number_in(step), width(bar)
+        expect(step).not_to_have_text(step.inner_text())
+        assert number_in(step) > before[0]
+        wait_until(lambda: width(bar) > before[1], "a tenth of a percent")
+        folder = run.folder
+        button = tab.locator(ROWS).get_by_role("button", name=re.compile("^Stop"))
+        button.evaluate("button => button.addEventListener('click', () => { button.pressed = Date.now(); })")
+        button.click()
+        expect(button).to_have_text("Stop now?")
+        page.wait_for_timeout(350)  # a double click would be one press
+        assert not folder.stop_flag.exists()
+        watch = threading.Thread(target=lambda: wait_until(folder.stop_flag.exists) or written.append(time.time()))
+        written: list[float] = []
+        watch.start()
+        button.click()
+        watch.join()
+        assert run.exit_code() == EXIT_STOPPED
+        ended = time.time()
+        expect(pill).to_have_text("stopped")
+        seen = time.time()
+        pressed = tab.locator(ROWS).locator("button.stop").evaluate("button => button.pressed") / 1000
+        status = folder.read_status()
+        (asked,) = written
+        figure(
+            f"click to STOP {1000 * (asked - pressed):.0f} ms, STOP to stopped {status['updated'] - asked:.2f} s, "
+            f"to the end of all processes {ended - asked:.2f} s, to be seen in the tab {seen - asked:.2f} s"
+        )
+        assert status["reason"] == "stop flag: Training tab of TensorBoard"
+        expect(tab.locator("dl")).to_contain_text("Training tab of TensorBoard")
+        expect(tab.get_by_role("heading", name="Loss of a step")).to_be_visible()
+        shown = tab.locator(".resume code").inner_text()
+    assert shlex.split(shown)[:2] == ["python", "train.py"]
+    shorter = f"trainer.max_epochs={status['epoch'] + 1}"
+    alone = write_training(tmp_path / "alone", [*recipe, shorter])
+    with training(tmp_path, *shlex.split(shown)[2:], shorter) as resumed:
+        train_all([alone], 1)  # meanwhile
+        assert resumed.exit_code() == 0, resumed.log.read_text()
+    worst = difference(alone, folder)
+    figure(f"stopped after step {status['step']}, difference to one uncut process {worst:.1e}")
+    assert worst <= 1e-12
+
+
+def test_the_tab_stays_with_tensorboard(tmp_path: Path, page: Any) -> None:
+    """It opens by its address, is dark when TensorBoard is, rests while another tab is shown, asks no other host."""
+    write_run(tmp_path / "outputs" / "live")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    ticks = "window.setInterval = (work, ms) => usual(() => window.hasNoTicks || work(), ms);"
+    page.add_init_script(f"const usual = setInterval; {ticks}")
+    with running(tmp_path) as started:
+        page.goto(started.address())
+        tab = page.frame_locator("iframe")
+        expect(tab.locator("tbody th")).to_have_text("live")
+        html = tab.locator("html")
+        assert page.evaluate("document.body.classList.contains('dark-mode')") is False
+        expect(html).not_to_have_class(re.compile("dark"))
+        page.evaluate("document.body.classList.add('dark-mode')")
+        expect(html).to_have_class(re.compile("dark"))
+        page.evaluate("document.body.classList.remove('dark-mode')")
+        expect(html).not_to_have_class(re.compile("dark"))
+        frame = page.locator("iframe")
+        frame.evaluate("frame => { frame.style.display = 'none'; }")  # as TensorBoard does for another tab
+        page.wait_for_timeout(500)
+        asked.clear()
+        page.wait_for_timeout(3000)
+        assert [url for url in asked if "/runs" in url] == []
+        frame.element_handle().content_frame().evaluate("window.hasNoTicks = true")
+        frame.evaluate("frame => { frame.style.display = ''; }")
+        wait_until(lambda: page.wait_for_timeout(20) or any("/runs" in url for url in asked), "polls without a tick")
+        assert all(re.match(r"(http://localhost:\d+/|data:|blob:)", url) for url in asked)
+
+
+def test_every_end_of_a_run_is_shown_as_such(root: Path, site: str, page: Any) -> None:
+    numbers = {"percent": 50.0, "epoch": 5, "max_epochs": 10, "workers": 2, "device": "cpu", "best": 0.9871}
+    finished = write_run(root / "finished", "finished", **{**numbers, "percent": 100.0}, monitor="val/accuracy")
+    write_rows(finished, 10)
+    failed = write_run(root / "failed", "failed", reason="ValueError: no numbers", **numbers)
+    save_checkpoint(failed)
+    write_run(root / "killed", host=socket.gethostname(), **numbers)
+    save_checkpoint(write_run(root / "stopped", "stopped", reason="signal SIGTERM", **numbers))
+    write_run(root / "new", None)
+    broken = write_run(root / "broken", None)
+    (broken.path / "status.json").write_text("{garbage")
+    write_run(root / "live", remaining_s=75.0, images_per_s=1234.5, **numbers)
+    page.goto(site)
+    for name, state, percent in [
+        ("finished", "finished", "100 %"),
+        ("failed", "failed", "50 %"),
+        ("killed", "no signal", "50 %"),
+        ("stopped", "stopped", "50 %"),
+        ("new", "not started", "–"),
+        ("broken", "broken", "–"),
+        ("live", "training", "50 %"),
+    ]:
+        expect(row(page, name).locator(".state")).to_have_text(state)
+        expect(row(page, name).locator(".percent")).to_have_text(percent)
+        assert row(page, name).get_by_role("button", name=re.compile("^Stop")).is_visible() == (name == "live")
+    cells = row(page, "live").locator("td[class*=col-]").all_text_contents()
+    assert cells[2:-1] == ["", "5 / 10", "–", "1:15", "1,235", "–", "2", "cpu", "0.9871"]
+    for name, reason, command in [
+        ("failed", "ValueError: no numbers", f"python train.py resume={failed.path}"),
+        ("stopped", "signal SIGTERM", f"python train.py resume={root / 'stopped'}"),
+        ("broken", "status.json cannot be read", None),
+    ]:
+        row(page, name).click()
+        expect(page.locator(".details h2")).to_have_text(name)
+        expect(page.locator("dl")).to_contain_text(reason)
+        if command is None:
+            expect(page.locator(".resume")).to_be_hidden()
+        else:
+            expect(page.locator(".resume code")).to_have_text(command)
+
+
+def test_a_run_tells_its_fields_hyperparameters_and_configuration(root: Path, site: str, page: Any) -> None:
+    folder = write_run(
+        root / "run", "training", epoch=3, max_epochs=10, step=30, total_steps=100, learning_rate=0.05, elapsed_s=61.0,
+        remaining_s=3725.0, precision="bf16", host="elsewhere", metrics={"val/accuracy": 0.98},
+    )  # fmt: skip
+    folder.overrides.write_text("optimizer.lr=0.1\nmodel.width=8\n")
+    folder.config.write_text("optimizer:\n  lr: 0.1\n")
+    page.goto(site)
+    for pair in [
+        "Statustraining", "Elapsed1:01", "Time left1:02:05", "Epoch3 / 10", "Iteration30 / 100", "Learning rate0.05",
+        "Precisionbf16", "Hostelsewhere", "val/accuracy0.9800",
+    ]:  # fmt: skip
+        expect(page.locator("dl")).to_contain_text(pair)
+    expect(page.locator("ul.overrides li")).to_have_text(["optimizer.lr=0.1", "model.width=8"])
+    page.get_by_text("config.yaml, as resolved").click()
+    expect(page.locator("pre")).to_have_text("optimizer:\n  lr: 0.1\n")
+
+
+def test_curves_are_drawn_and_read_by_pointer_and_keys(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run", "training", epoch=10)
+    write_rows(folder, 10)
+    page.goto(site)
+    chart = page.locator(".details figure", has_text="Accuracy")
+    drawing = chart.get_by_role("img", name="Accuracy: train 0.92, validation 0.91 at epoch 10")
+    expect(drawing).to_be_visible()
+    expect(chart.locator("path")).to_have_count(2)
+    expect(chart.locator("li")).to_have_text(["train 0.92", "validation 0.91"])
+    box = drawing.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 15, box["y"] + 60)
+    expect(chart.locator(".tip")).to_have_text("epoch 10 train 0.92 validation 0.91 ")
+    page.mouse.move(0, 0)
+    expect(chart.locator(".tip")).to_be_hidden()
+    drawing.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(chart.get_by_role("status")).to_have_text("epoch 2 train 0.6 validation 0.55 ")
+    ticks = chart.locator("text").all_text_contents()
+    assert ticks == ["0.2", "0.4", "0.6", "0.8", "2", "4", "6", "8", "10", "epoch"]
+    write_rows(folder, 11)  # the curve grows, and what is read stays
+    folder.update_status(epoch=11)
+    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile("at epoch 11$"))
+    expect(chart.locator(".tip")).to_have_text("epoch 2 train 0.6 validation 0.55 ")
+    expect(chart.locator(".tip")).to_be_visible()
+
+
+def test_only_overrides_that_differ_are_in_the_table(root: Path, site: str, page: Any) -> None:
+    """What tells the most runs apart comes first, for a narrow column shows the beginning."""
+    for number in range(3):
+        folder = write_run(root / str(number), "finished")
+        folder.overrides.write_text(f"model.width=8\nseed={number}\n")
+    write_run(root / "other", "finished")
+    page.goto(site)
+    cell = row(page, "0").locator(".col-overrides")
+    expect(cell).to_have_text("seed=0 model.width=8")
+    expect(cell).to_have_attribute("title", "model.width=8\nseed=0")
+    page.get_by_label("Filter runs").fill("width")
+    expect(cell).to_have_text("seed=0")
+    assert sorted(names(page)) == ["0", "1", "2"]
+
+
+def write_sweep(path: Path, *, states: tuple[str, ...], mode: str = "max") -> list[RunFolder]:
+    """A sweep whose trials end at 0.9, 0.91, ... and differ in learning rate and seed."""
+    folders = []
+    for number, state in enumerate(states):
+        percent = 100.0 if state == "finished" else 50.0
+        numbers = {"best": 0.9 + 0.01 * number, "monitor": "val/accuracy", "mode": mode, "percent": percent}
+        folder = write_run(path / f"{number}_lr", state, started=1e9 + number, **numbers)
+        folder.overrides.write_text(f"model.width=8\noptimizer.lr={0.1 if number % 2 else 0.05}\nseed={number // 2}\n")
+        write_rows(folder, 5 + number)
+        folders.append(folder)
+    (path / SWEEP).write_text("{}")
+    return folders
+
+
+def test_a_sweep_is_one_row_that_opens_into_its_trials(root: Path, site: str, page: Any) -> None:
+    write_sweep(root / "day" / "sweep", states=("finished", "finished", "training"))
+    write_run(root / "day" / "alone", "finished", started=1e9 + 60)
+    page.goto(site)
+    expect(page.locator("tbody tr")).to_have_count(2)
+    sweep = page.locator("tr[data-sweep]")
+    button = sweep.get_by_role("button", name="day/sweep")
+    expect(button).to_have_attribute("aria-expanded", "false")
+    expect(sweep.locator(".state")).to_have_text("training")
+    expect(sweep.locator(".percent")).to_have_text("83 %")
+    expect(sweep.locator("th")).to_contain_text("2 of 3 trials")
+    expect(sweep.locator(".col-overrides")).to_have_text("optimizer.lr=0.05,0.1 seed=0,1 model.width=8")
+    expect(sweep.locator(".col-best")).to_have_text("0.9200")
+    expect(sweep.locator("button.stop")).to_be_hidden()
+    expect(page.locator(".counts")).to_have_text("4 runs, 1 live")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(button).to_have_attribute("aria-expanded", "true")
+    assert page.locator("tbody .own").all_inner_texts() == ["alone", "sweep", "2_lr", "1_lr", "0_lr"]
+    trial = page.locator("tr.trial").last
+    expect(trial.locator(".col-overrides")).to_have_text("optimizer.lr=0.05 seed=0")
+    expect(page.locator("tr.trial button.stop:visible")).to_have_count(1)
+    trial.click()
+    expect(page.locator(".details h2")).to_have_text("day/sweep/0_lr")
+    page.locator("thead th", has_text="Best").get_by_role("button").click()
+    assert page.locator("tbody .own").all_inner_texts() == ["sweep", "2_lr", "1_lr", "0_lr", "alone"]
+    sweep.click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.get_by_label("Filter runs").fill("seed=1")  # what is looked for is shown, also in a sweep that is closed
+    assert page.locator("tbody .own").all_inner_texts() == ["sweep", "2_lr"]
+
+
+def test_a_filter_leaves_the_row_of_a_sweep_what_it_is_of_all_its_trials(root: Path, site: str, page: Any) -> None:
+    write_sweep(root / "sweep", states=("finished", "finished", "finished", "failed"))
+    write_sweep(root / "other", states=("stopped", "failed"))
+    page.goto(site)
+    sweep = page.locator("tr[data-sweep]").filter(has_text="sweep")
+    page.get_by_label("State").select_option("finished")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    for words, left in [("", ["sweep"]), ("seed=1", ["sweep", "2_lr"])]:
+        page.get_by_label("Filter runs").fill(words)
+        assert page.locator("tbody .own").all_inner_texts() == left
+        expect(sweep.locator(".state")).to_have_text("failed")
+        expect(sweep.locator(".percent")).to_have_text("87 %")
+        expect(sweep.locator("th")).to_contain_text("3 of 4 trials")
+        expect(sweep.locator(".col-overrides")).to_contain_text("optimizer.lr=0.05,0.1 seed=0,1")
+    sweep.get_by_role("checkbox").check()  # what is seen below it is drawn, and no more
+    page.get_by_label("Filter runs").fill("")
+    page.get_by_label("State").select_option("")
+    expect(page.locator("tr.trial input:checked")).to_have_count(0)
+    sweep.click()
+    expect(page.locator("tr.trial input:checked")).to_have_count(1)
+
+
+@pytest.mark.parametrize(
+    ("states", "state", "percent"),
+    [(("pruned",), "pruned", 100), (("pruned", "finished"), "finished", 100), (("pruned", "stopped"), "stopped", 75)],
+)
+def test_a_pruned_trial_is_done(
+    root: Path, site: str, page: Any, states: tuple[str, ...], state: str, percent: int
+) -> None:
+    write_sweep(root / "sweep", states=states)
+    page.goto(site)
+    sweep = page.locator("tr[data-sweep]")
+    expect(sweep.locator(".state")).to_have_text(state)
+    expect(sweep.locator(".percent")).to_have_text(f"{percent} %")
+    num_done = sum(each != "stopped" for each in states)
+    expect(sweep.locator("th")).to_contain_text(f"{num_done} of {len(states)} trial")
+
+
+def test_the_best_of_a_sweep_is_the_least_where_less_is_better(root: Path, site: str, page: Any) -> None:
+    write_sweep(root / "sweep", states=("finished", "failed"), mode="min")
+    page.goto(site)
+    expect(page.locator("tr[data-sweep] .col-best")).to_have_text("0.9000")
+    expect(page.locator("tr[data-sweep] .state")).to_have_text("failed")
+
+
+def test_chosen_runs_are_drawn_over_one_another_and_keep_their_colours(root: Path, site: str, page: Any) -> None:
+    folders = write_sweep(root / "sweep", states=("finished", "finished", "training"))
+    alone = write_run(root / "alone", "finished", started=1e9 + 60)
+    alone.overrides.write_text("model.width=16\n")
+    write_rows(alone, 4)
+    page.goto(site)
+    compared = page.get_by_role("region", name="Runs over one another")
+    expect(compared).to_be_hidden()
+    page.get_by_label("Compare sweep", exact=True).check()  # all of its trials
+    expect(compared.get_by_role("heading", name="3 runs over one another")).to_be_visible()
+    page.get_by_label("Compare alone").check()
+    legend = compared.get_by_label("Lines").locator("li > span:nth-child(2)")
+    expect(legend).to_have_text([
+        "optimizer.lr=0.05 seed=1 model.width=8", "optimizer.lr=0.1 seed=0 model.width=8",
+        "optimizer.lr=0.05 seed=0 model.width=8", "model.width=16",
+    ])  # fmt: skip
+    accuracy = compared.locator("figure", has_text="Accuracy")
+    expect(accuracy.locator("path")).to_have_count(4)
+    colours = [path.evaluate("path => getComputedStyle(path).stroke") for path in accuracy.locator("path").all()]
+    assert len(set(colours)) == 4
+    drawing = accuracy.get_by_role("img")
+    drawing.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(accuracy.locator(".tip")).to_contain_text("epoch 2 0.55 ")
+    compared.get_by_label("Part of the data").select_option("train")
+    page.keyboard.press("Escape")
+    drawing.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(accuracy.locator(".tip")).to_contain_text("epoch 2 0.6 ")
+    compared.get_by_role("button", name=re.compile("Leave out optimizer.lr=0.1")).click()
+    expect(accuracy.locator("path")).to_have_count(3)
+    left = [path.evaluate("path => getComputedStyle(path).stroke") for path in accuracy.locator("path").all()]
+    assert left == [colours[0], colours[2], colours[3]]
+    assert page.get_by_label("Compare sweep", exact=True).evaluate("box => box.indeterminate")
+    write_rows(folders[2], 9)  # a live line grows
+    folders[2].update_status(epoch=9)
+    expect(drawing).to_have_attribute("aria-label", re.compile("at epoch 9$"))
+    compared.get_by_role("button", name="Clear").click()
+    expect(compared).to_be_hidden()
+    expect(page.locator("tbody input:checked")).to_have_count(0)
+
+
+def test_more_runs_than_lines_can_be_told_apart_are_refused(root: Path, site: str, page: Any) -> None:
+    write_sweep(root / "sweep", states=("finished",) * 19)
+    page.goto(site)
+    page.get_by_label("Compare sweep").click()
+    expect(page.locator(".message")).to_have_text("18 runs at most are drawn over one another.")
+    expect(page.locator(".compared figure").first.locator("path")).to_have_count(18)
+    kinds = page.locator(".runs-legend .key").evaluate_all("keys => keys.map((key) => key.className)")
+    assert len(set(kinds)) == 18
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [1000, 1400])
+def test_nothing_in_the_table_covers_anything_else(root: Path, site: str, page: Any, size: int, theme: str) -> None:
+    """The table fits into the window, so that no column lies over another and nothing has to be scrolled for."""
+    folders = write_sweep(root / "2026-11-22" / "13-20-11_synthetic_resnet18", states=("finished", "training"))
+    lone = write_run(
+        root / "2026-11-22" / "13-50-02_synthetic_resnet18", epoch=17, max_epochs=40, step=12_345, total_steps=67_890,
+        remaining_s=7325.0, images_per_s=51_234.0, workers=8, device="NVIDIA A100-SXM4-80GB", best=0.9721, percent=42.0,
+        epoch_s=61.9,
+    )  # fmt: skip
+    lone.overrides.write_text("".join(f"augment.option_{letter}=1\n" for letter in "abcdefgh"))
+    page.set_viewport_size({"width": size, "height": 1000})
+    page.emulate_media(color_scheme=theme)
+    page.goto(site)
+    page.locator("tr[data-sweep]").click()
+    expect(page.locator("tbody tr")).to_have_count(2 + len(folders))
+    table = page.locator(".runs")
+    assert table.evaluate("box => box.scrollWidth - box.clientWidth") == 0
+    for line in page.locator(".runs tr").all():
+        boxes = [cell.bounding_box() for cell in line.locator("th, td").locator("visible=true").all()]
+        assert all(a["x"] + a["width"] <= b["x"] + 0.01 for a, b in itertools.pairwise(boxes))
+    live = row(page, "2026-11-22/13-50-02_synthetic_resnet18" if size > 1120 else "13-50-02_synthetic_resnet18")
+    for place in ("td.col-started", "td.col-best", "button.stop"):
+        shown = live.locator(place)
+        assert shown.evaluate(
+            "found => { const {x, y, width, height} = found.getBoundingClientRect();"
+            "return found.contains(document.elementFromPoint(x + width / 2, y + height / 2))"
+            "&& found.scrollWidth <= found.clientWidth + 1; }"
+        ), place
+
+
+def test_the_confusion_matrix_stands_beside_the_curves(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run", "training")
+    write_rows(folder, 3)
+    page.goto(site)
+    matrix = page.locator("figure", has_text="Confusion matrix")
+    expect(page.locator(".details figure", has_text="Accuracy")).to_be_visible()
+    expect(matrix).to_be_hidden()
+    folder.pictures.mkdir()
+    counts = [[8, 2], [0, 5]]
+    write_json(folder.confusion("test"), {"step": 30, "num_classes": 2, "classes": ["cat", "dog"], "counts": counts})
+    folder.update_status(state="finished")
+    expect(matrix).to_be_visible()
+    expect(matrix).to_contain_text("test, step 30")
+    cells = matrix.locator("tbody td")
+    assert cells.all_inner_texts() == ["8", "2", "", "5"]
+    expect(cells.nth(1)).to_have_attribute("title", "2 of 10 of class cat were taken for dog")
+    expect(cells.nth(3)).to_have_attribute("title", "5 of 5 of class dog are right")
+
+
+def test_runs_are_sorted_and_filtered_by_pointer_and_keys(root: Path, site: str, page: Any) -> None:
+    for name, best, state in [("run10", 0.5, "finished"), ("run9", 0.7, "failed"), ("run2", None, "training")]:
+        write_run(root / name, state, device="gpu" if name == "run9" else "cpu", **({"best": best} if best else {}))
+    page.goto(site)
+    head = page.locator("thead th", has_text="Run")
+    expect(page.locator("thead th[aria-sort]")).to_have_text(re.compile("Started"))
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    assert names(page) == ["run2", "run9", "run10"]  # numbers in names are numbers
+    page.keyboard.press("Enter")  # the button still has the focus
+    expect(head).to_have_attribute("aria-sort", "descending")
+    assert names(page) == ["run10", "run9", "run2"]
+    best = page.locator("thead th", has_text="Best").get_by_role("button")
+    best.focus()
+    page.keyboard.press("Space")
+    assert names(page) == ["run9", "run10", "run2"]
+    page.keyboard.press("Space")
+    assert names(page) == ["run10", "run9", "run2"]  # what is not known comes last
+    expect(page.locator("thead th[aria-sort]")).to_have_count(1)
+    box = page.get_by_label("Filter runs")
+    for words, left in [("GPU", ["run9"]), ("cpu fin", ["run10"]), ("failed", ["run9"]), ("nothing", [])]:
+        box.fill(words)
+        assert names(page) == left
+    expect(page.get_by_text("No run matches the filter.")).to_be_visible()
+    box.fill("")
+    page.get_by_label("State").select_option("live")
+    assert names(page) == ["run2"]
+    expect(page.locator(".counts")).to_have_text("1 of 3 runs, 1 live")
+    page.get_by_label("State").select_option("failed")
+    assert names(page) == ["run9"]
+
+
+def test_a_refresh_touches_what_has_changed_and_keeps_the_focus(root: Path, site: str, page: Any) -> None:
+    folders = [write_run(root / f"run{number}", step=number, started=1e9 + number) for number in range(4)]
+    page.goto(site)
+    page.locator("thead th", has_text="Step").get_by_role("button").click()
+    assert names(page) == ["run3", "run2", "run1", "run0"]
+    row(page, "run0").get_by_role("button", name="run0", exact=True).focus()
+    page.evaluate(
+        "window.touched = new Set(); new MutationObserver((all) => all.forEach((one) => window.touched.add("
+        "one.target.closest?.('tr')?.dataset.id ?? one.target.nodeName)))"
+        ".observe(document.querySelector('tbody'),"
+        "{subtree: true, childList: true, characterData: true, attributes: true})"
+    )
+    folders[1].update_status(step=2.5)
+    expect(row(page, "run1")).to_contain_text("3")
+    assert page.evaluate("window.touched.size") == 2  # the row, and its place in the table
+    folders[0].update_status(step=10)
+    expect(page.locator("tbody th").first).to_have_text("run0")
+    assert page.evaluate("document.activeElement.textContent") == "run0"
+    write_run(root / "run9", step=99)
+    shutil.rmtree(folders[2].path)
+    expect(page.locator("tbody th")).to_have_text(["run9", "run0", "run3", "run1"])
+    assert page.evaluate("document.activeElement.textContent") == "run0"
+
+
+def test_a_silent_tensorboard_is_noticed_and_its_return_too(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run", step=1)
+    page.goto(site)
+    expect(row(page, "run")).to_contain_text("1")
+    page.route("**/runs", lambda route: route.abort())
+    alarm = page.get_by_role("alert")
+    expect(alarm).to_have_text(re.compile("TensorBoard does not answer. What you see is from .*. Trying again."))
+    folder.update_status(step=2)
+    page.unroute("**/runs")
+    expect(alarm).to_be_hidden()
+    expect(row(page, "run")).to_contain_text("2")
+
+
+def test_an_empty_folder_says_how_to_begin(root: Path, site: str, page: Any) -> None:
+    page.goto(site)
+    expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
+    expect(page.locator(".empty")).to_contain_text("runs/")
+    expect(page.locator(".runs")).to_be_hidden()
+    write_run(root / "first")
+    expect(row(page, "first")).to_be_visible()
+    expect(page.locator(".empty")).to_be_hidden()
+
+
+def test_the_command_is_copied(root: Path, site: str, page: Any) -> None:
+    save_checkpoint(write_run(root / "a run", "stopped"))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(site)
+    page.get_by_role("button", name=re.compile("^Copy python train.py")).locator("visible=true").click()
+    expect(page.locator(".message")).to_have_text("The command is copied.")
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert shlex.split(text)[2] == f'resume="{root}/a run"'
+
+
+def test_a_thousand_runs_stay_fluent(root: Path, site: str, page: Any, figure: Callable[[str], None]) -> None:
+    page.goto(site)
+    page.wait_for_selector("main")
+    times = page.evaluate(
+        """async () => {
+          const {RunTable} = await import('./table.js');
+          const made = (id, step) => ({id: `x${id}`, run: `2026-11-21/19-05-07_sweep/${id}`, state: 'training', step,
+            percent: step / 10, epoch: 3, max_epochs: 9, metrics: {}, device: 'cpu', workers: 2, best: 0.9,
+            started: 1e9, images_per_s: 1000, epoch_s: 1.5, remaining_s: 90,
+            overrides: ['model.width=8', `optimizer.lr=${id}`]});
+          const table = new RunTable({reason: '', say() {}, ask() {}}, () => {});
+          document.querySelector('main').prepend(table.element);
+          const runs = [...Array(1000).keys()].map((id) => made(id, 1));
+          const all = new Set(runs.map((run) => run.id));
+          const timed = (work) => {
+            const started = performance.now();
+            work();
+            table.element.getBoundingClientRect();  // the layout counts
+            return performance.now() - started;
+          };
+          const times = {first: timed(() => table.show(runs, all))};
+          times.same = timed(() => table.show(runs.map((run) => ({...run})), all));
+          times.ten = timed(() => table.show(runs.map((run, id) => (id % 100 ? run : made(id, 2))), all));
+          times.all = timed(() => table.show(runs.map((run, id) => made(id, 3)), all));
+          times.sorted = timed(() => table.heads[2].firstChild.click());
+          return times;
+        }"""
+    )
+    assert page.locator("tbody tr").count() == 1000
+    figure("1,000 rows: " + ", ".join(f"{name} {value:.0f} ms" for name, value in times.items()))
+
+
+def stop_button(page: Any, name: str) -> Any:
+    return row(page, name).locator("button.stop")
+
+
+def test_one_press_a_late_press_or_a_double_click_stops_nothing(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run")
+    page.goto(site)
+    button = stop_button(page, "run")
+    button.dblclick()
+    expect(button).to_have_text("Stop now?")
+    expect(page.locator(".message")).to_have_text("Press again within 4 seconds to stop run.")
+    page.wait_for_timeout(4100)
+    expect(button).to_have_text("Stop")
+    button.click()  # the first press again
+    expect(button).to_have_text("Stop now?")
+    assert not folder.stop_flag.exists()
+
+
+def test_the_button_is_pressed_by_keys_and_a_key_held_down_is_one_press(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run")
+    page.goto(site)
+    button = stop_button(page, "run")
+    button.focus()
+    for _ in range(6):  # a press, then repeats
+        page.keyboard.down("Enter")
+        page.wait_for_timeout(80)
+    page.keyboard.up("Enter")
+    assert not folder.stop_flag.exists()
+    expect(button).to_have_text("Stop now?")
+    page.keyboard.press("Enter")
+    expect(row(page, "run").locator(".state")).to_have_text("stopping…")
+    expect(button).to_be_disabled()
+    assert folder.stop_reason() == "Training tab of TensorBoard"
+    expect(page.locator(".message")).to_have_text("Asked run to stop; it saves a checkpoint first.")
+
+
+def test_a_refusal_is_told(root: Path, site: str, page: Any) -> None:
+    folder = write_run(root / "run")
+    page.goto(site)
+    button = stop_button(page, "run")
+    button.click()
+    page.route("**/runs", lambda route: route.abort())  # the page is not told of the end
+    folder.update_status(state="finished")
+    page.wait_for_timeout(350)
+    button.click()
+    expect(page.locator(".message")).to_have_text("run is not running: finished.")
+    assert not folder.stop_flag.exists()
+
+
+def test_where_stop_is_off_the_page_says_why(root: Path, page: Any) -> None:
+    write_run(root / "run")
+    with serving(board(root, "--training_control=off").application) as address:
+        page.goto(address + ENTRY)
+        expect(stop_button(page, "run")).to_be_disabled()
+        expect(page.locator(".note")).to_have_text(re.compile("--training_control off"))
+
+
+def test_hostile_text_is_shown_and_never_run(root: Path, site: str, page: Any) -> None:
+    def attack(name: str) -> str:
+        return f"<img src=x onerror=hacked='{name}'><script>hacked='{name}'<\\script>"  # a folder may hold no slash
+
+    texts = {name: attack(name) for name in ("reason", "device", "precision", "host", "monitor", "name")}
+    folder = write_run(
+        root / attack("run"), "stopped", **texts, best=0.5, metrics={attack("metric"): 1.0}, learning_rate=1.0
+    )
+    save_checkpoint(folder)
+    folder.overrides.write_text(attack("override") + "\n" + "javascript:window.hacked='override'\n")
+    folder.config.write_text(attack("config"))
+    folder.write_metrics([{"epoch": 1, "train/loss": 1, attack("column"): attack("value")}])
+    (write_run(root / "broken", None).path / "status.json").write_text(attack("status"))
+    page.goto(site)
+    row(page, attack("run")).click()
+    expect(page.locator(".details h2")).to_have_text(attack("run"))
+    for name in ("reason", "device", "precision", "host", "monitor", "metric"):
+        expect(page.locator("dl")).to_contain_text(attack(name))
+    expect(page.locator("ul.overrides li").first).to_have_text(attack("override"))
+    page.get_by_text("config.yaml, as resolved").click()
+    expect(page.locator("pre")).to_have_text(attack("config"))
+    expect(page.locator(".resume code")).to_contain_text("onerror")
+    page.get_by_label("Filter runs").fill(attack("run"))
+    expect(page.locator(ROWS)).to_have_count(1)
+    assert page.locator("main").locator("img, script, iframe, a, object, embed").count() == 0
+    assert page.evaluate("window.hacked ?? null") is None
+
+
+ATTACKS = """
+const results = {};
+const attempt = async (name, work) => {
+  try { results[name] = await work(); } catch (error) { results[name] = `refused: ${error.name}`; }
+};
+const url = (path) => `TARGET/data/plugin/NAME/${path}`;
+const body = JSON.stringify({run: 'ID'});
+const post = (options) => fetch(url('stop'), {method: 'POST', body, ...options}).then((answer) => answer.status);
+await attempt('plain', () => post({}));
+await attempt('no-cors', () => post({mode: 'no-cors'}));
+await attempt('no-cors json', () => post({mode: 'no-cors', headers: {'Content-Type': 'application/json'}}));
+await attempt('json', () => post({headers: {'Content-Type': 'application/json'}}));
+await attempt('token', () => post({headers: {'Content-Type': 'application/json', 'X-Lockstep-Token': 'guess'}}));
+await attempt('read', () => fetch(url('control')).then((answer) => answer.text()));
+await attempt('read runs', () => fetch(url('runs')).then((answer) => answer.text()));
+await attempt('beacon', () => navigator.sendBeacon(url('stop'), new Blob([body], {type: 'text/plain'})));
+await attempt('get', () => new Promise((done) => {
+  const image = new Image();
+  image.onload = image.onerror = () => done('asked');
+  image.src = url('stop?run=ID');
+}));
+for (const enctype of ['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data']) {
+  await attempt(`form ${enctype}`, () => new Promise((done) => {
+    const frame = document.createElement('iframe');
+    frame.name = enctype;
+    document.body.append(frame);
+    const form = document.createElement('form');
+    Object.assign(form, {method: 'POST', action: url('stop'), enctype, target: enctype});
+    const field = document.createElement('input');
+    Object.assign(field, {name: '{"run": "ID", "x": "', value: '"}'});
+    form.append(field);
+    document.body.append(form);
+    frame.onload = () => done('sent');
+    form.submit();
+  }));
+}
+return results;
+"""
+
+
+def test_a_page_of_another_site_stops_nothing(root: Path, page: Any) -> None:
+    folder = write_run(root / "run")
+    seen: list[tuple[str, int]] = []
+    client = board(root)
+    key = json.loads(client.get(f"{BASE}/runs").get_data())["runs"][0]["id"]
+
+    def watched(environ: dict[str, Any], start_response: Any) -> Any:
+        def start(status: str, *rest: Any) -> Any:
+            if environ["PATH_INFO"].endswith("/stop"):
+                seen.append((environ["REQUEST_METHOD"], int(status.split()[0])))
+            return start_response(status, *rest)
+
+        return client.application(environ, start)
+
+    @Request.application
+    def hostile(request: Request) -> Response:
+        return Response("<!doctype html><body>Look, kittens!", mimetype="text/html")
+
+    with serving(watched) as target, serving(hostile) as attacker:
+        page.goto(attacker)
+        code = ATTACKS.replace("TARGET", target).replace("NAME", NAME).replace("ID", key)
+        results = page.evaluate(f"async () => {{ {code} }}")
+        assert not folder.stop_flag.exists()
+        for name in ("plain", "json", "token", "read", "read runs"):
+            assert results[name] == "refused: TypeError", results
+        wait_until(lambda: sum(method == "POST" for method, _ in seen) >= 6, "the requests arrive")
+        assert {code for method, code in seen if method == "POST"} <= {403, 415}
+        assert {code for method, code in seen if method != "POST"} == {405}
+
+
+def test_under_a_foreign_frame_the_button_is_off(root: Path, tmp_path: Path, page: Any) -> None:
+    """A page could lay its own buttons over ours. `lockstep board` is not shown in such a frame at all."""
+    folder = write_run(root / "run")
+
+    def page_with(address: str) -> Any:
+        @Request.application
+        def hostile(request: Request) -> Response:
+            return Response(f'<!doctype html><iframe src="{address}" width=1400 height=800>', mimetype="text/html")
+
+        return hostile
+
+    with serving(board(root).application) as target, serving(page_with(target + ENTRY)) as attacker:
+        page.goto(attacker)
+        frame = page.frame_locator("iframe")
+        button = frame.locator("button.stop").first
+        expect(button).to_be_disabled()
+        expect(frame.locator(".note")).to_have_text(re.compile("inside a page of another site"))
+        for _ in range(2):
+            button.click(force=True)
+            page.wait_for_timeout(350)
+        assert not folder.stop_flag.exists()
+    with running(tmp_path, "--logdir", "runs") as started:
+        address = started.address().partition("#")[0].rstrip("/") + ENTRY
+        with serving(page_with(address)) as attacker:
+            page.goto(attacker)
+            page.wait_for_timeout(1000)
+            assert [found.url for found in page.frames if found.url.startswith(address)] == []
+            page.goto(address)
+            expect(stop_button(page, "run")).to_be_enabled()

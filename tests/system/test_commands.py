@@ -1,0 +1,160 @@
+"""What `lockstep` and `python train.py` do for a person: evaluate, predict, watch, stop, and say what is wrong."""
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import accuracy_score
+
+from lockstep.data.sources.builtin import digits
+from lockstep.runs.folder import RunFolder
+from tests.support.harness import PATIENCE_S, command, environ
+
+pytestmark = pytest.mark.processes
+
+
+def lockstep(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    tool = os.fspath(Path(sys.executable).parent / "lockstep")
+    return subprocess.run(
+        [tool, *arguments], cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Two epochs of the default data set, by two processes."""
+    cwd = tmp_path_factory.mktemp("trained")
+    overrides = ("model.width=8", "trainer.max_epochs=2", "trainer.devices=2", "strategy=cpu")
+    done = subprocess.run(
+        command(*overrides), cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (cwd / "terminal.log").write_text(done.stdout + done.stderr)
+    return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+def cwd_of(folder: RunFolder) -> Path:
+    return folder.path.parents[2]
+
+
+def test_a_run_leaves_all_its_files_and_no_other(trained: RunFolder) -> None:
+    names = {path.name.partition(".tfevents")[0] for path in trained.path.iterdir()} - {".lock"}
+    assert names == {
+        "config.yaml", "overrides.txt", "project.json", "environment.json", "status.json", "metrics.csv",
+        "summary.json", "checkpoints", "events.out", "validation", "test", "pictures", "rank1.log",
+    }  # fmt: skip
+    assert {path.name for path in trained.checkpoints.iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert trained.overrides.read_text().splitlines()[0] == "model.width=8"
+    assert [row["epoch"] for row in trained.read_metrics()] == ["1", "2"]
+
+
+def test_the_terminal_shows_one_voice_without_noise(trained: RunFolder) -> None:
+    text = (cwd_of(trained) / "terminal.log").read_text()
+    start, title, *_ = text.splitlines()
+    assert start.startswith("Starting 2 workers for outputs/")
+    assert title == "Lockstep: ResNet18 on digits"
+    assert len(re.findall(r"^ +\d/2 +\d", text, re.MULTILINE)) == 2
+    assert "\x1b" not in text
+    assert "\r" not in text
+    for noise in ("Warning", "warn", "GPU available", "Tip", "`Trainer"):
+        assert noise not in text
+
+
+def test_another_number_of_workers_evaluates_the_same(trained: RunFolder) -> None:
+    cwd = cwd_of(trained)
+    done = lockstep(cwd, "eval", "latest", "--devices", "3", "--checkpoint", "best")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "359 test images" in done.stdout
+    assert done.stderr == ""
+    accuracy = float(re.search(r"accuracy +([\d.]+)", done.stdout)[1])  # pyright: ignore[reportOptionalSubscript]
+    assert accuracy == pytest.approx(trained.read_summary()["test_accuracy"], abs=5e-7)
+
+
+def test_a_run_that_a_gpu_trained_in_tf32_is_evaluated_without_one(trained: RunFolder, tmp_path: Path) -> None:
+    folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace("precision: auto", "precision: tf32"))
+    assert folder.config.read_text() != text
+    done = lockstep(cwd_of(trained), "eval", str(folder.path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "359 test images" in done.stdout
+
+
+def test_predictions_of_a_split_are_in_order_and_agree_with_the_evaluation(trained: RunFolder) -> None:
+    done = lockstep(cwd_of(trained), "predict", "latest", "test", "--output", "out/test.csv", "--devices", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = list(csv.DictReader((cwd_of(trained) / "out/test.csv").read_text().splitlines()))
+    truth = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test
+    assert [row["file"] for row in rows] == list(truth.names)
+    accuracy = accuracy_score(truth.labels, [int(row["class"]) for row in rows])
+    assert accuracy == pytest.approx(trained.read_summary()["test_accuracy"], abs=1e-7)
+    assert all(0.1 <= float(row["probability"]) <= 1 for row in rows)
+
+
+def test_predictions_of_a_folder_name_every_file_once(trained: RunFolder, tmp_path: Path) -> None:
+    truth = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test
+    for number, pixels in enumerate(truth.pixels[:11]):
+        path = tmp_path / "images" / f"{number % 2}" / f"img {number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[0].numpy().astype(np.uint8)).save(path)
+    odd = os.fsdecode(b"caf\xe9 10.png")  # no UTF-8
+    (tmp_path / "images" / "0" / "img 10.png").rename(tmp_path / "images" / odd)
+    output = tmp_path / "folder.csv"
+    done = lockstep(cwd_of(trained), "predict", "latest", str(tmp_path / "images"), "--output", str(output))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = list(csv.DictReader(os.fsdecode(output.read_bytes()).splitlines()))
+    assert [row["file"] for row in rows] == sorted(
+        [*(f"{number % 2}/img {number:02d}.png" for number in range(10)), odd]
+    )
+    lockstep(cwd_of(trained), "predict", "latest", "test", "--output", str(tmp_path / "test.csv"), "--devices", "1")
+    by_split = list(csv.DictReader((tmp_path / "test.csv").read_text().splitlines()))
+    for row in rows:
+        assert row["class"] == by_split[int(row["file"][-6:-4])]["class"]
+
+
+def test_a_broken_image_is_named_before_anything_is_written(trained: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"this is no image")
+    done = lockstep(cwd_of(trained), "predict", "latest", str(tmp_path), "--output", str(tmp_path / "out.csv"))
+    assert done.returncode != 0
+    assert "bad.png" in done.stderr
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_status_shows_the_end_and_stop_refuses_an_ended_run(trained: RunFolder) -> None:
+    status = lockstep(cwd_of(trained), "status", "latest")
+    assert status.returncode == 0
+    assert re.search(r"state +finished", status.stdout)
+    assert re.search(r"val/accuracy +0\.\d", status.stdout)
+    stop = lockstep(cwd_of(trained), "stop", "latest")
+    assert stop.returncode == 2
+    assert "is not running: finished" in stop.stderr
+    assert not trained.stop_flag.exists()
+
+
+def test_a_finished_run_is_not_resumed_but_can_train_longer(trained: RunFolder) -> None:
+    cwd = cwd_of(trained)
+    done = subprocess.run(command("resume=outputs/latest"), cwd=cwd, env=environ(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "is finished: train longer with trainer.max_epochs above 2" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("status", "nowhere"), ("eval", "nowhere"), ("stop", "nowhere")])
+def test_an_unknown_run_is_named_with_those_there_are(trained: RunFolder, arguments: tuple[str, ...]) -> None:
+    done = lockstep(cwd_of(trained), *arguments)
+    assert done.returncode == 2
+    assert "nowhere is no run folder" in done.stderr
+    assert "outputs/" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_lockstep_train_is_train_py(tmp_path: Path) -> None:
+    done = lockstep(tmp_path, "train", "trainer.max_epochs=0")
+    assert done.returncode == 2
+    assert "trainer.max_epochs=0" in done.stderr

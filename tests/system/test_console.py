@@ -1,0 +1,121 @@
+"""What a run says of itself: what a narrow terminal leaves out, and how far a long epoch is."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import shutil
+import struct
+import subprocess
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.callbacks.console import COLUMNS, EPOCH_WIDTH, columns_for, live_line
+from lockstep.runs.folder import EXIT_STOPPED
+from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
+from tests.support.trainings import training
+
+
+@pytest.mark.parametrize("width", range(1, 141))
+def test_a_line_fits_its_terminal_and_keeps_the_validation_accuracy(width: int) -> None:
+    shown = columns_for(width)
+    assert EPOCH_WIDTH + sum(wide for *_, wide in shown) <= max(width, EPOCH_WIDTH + 10)
+    assert "val/accuracy" in [name for name, *_ in shown]
+    assert [column for column in COLUMNS if column in shown] == list(shown)
+
+
+def test_eighty_letters_show_everything() -> None:
+    assert columns_for(80) == COLUMNS
+
+
+WORDS = ["step 120/5000", "6:40 left", "612 images/s", "in all 1:08:00 left"]
+
+
+@pytest.mark.parametrize("width", range(1, 141))
+def test_the_live_line_fits_its_terminal_and_keeps_what_counts_most(width: int) -> None:
+    for part in (None, 0.0, 0.5, 1.0):
+        line = live_line(width, "1/10", part, WORDS)
+        assert line.cell_len <= width
+        kept = [word in line.plain for word in WORDS]
+        assert kept == sorted(kept, reverse=True)
+    if width >= 80:
+        assert all(kept)
+
+
+# -- a long epoch ------------------------------------------------------------------------------------------------------
+
+# five thousand batches, in a log that gets its first line after a tenth of a second, and then one every second
+LONG = (
+    *(text for text in SMALL if not text.startswith(("model.", "data.train_size", "trainer.log_every"))),
+    *(f"~model.{name}" for name in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")),
+    "+model.hidden=2",
+    "data.train_size=80000",
+    "+callbacks.impatient._target_=tests.support.callbacks.Impatient",
+)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_speed_and_time_left_are_told_inside_the_first_epoch(tmp_path: Path, num_workers: int) -> None:
+    # by rank 0 alone: a line has itself to itself
+    line = re.compile(r"^ {6}1/2  step (\d+)/5000, [\d:. s]+ left, [\d,]+ images/s, in all [\d:. s]+ left$", re.M)
+    with training(
+        tmp_path, *LONG, "model._target_=tests.support.networks.Slow", f"trainer.devices={num_workers}"
+    ) as run:
+
+        def steps() -> list[int]:
+            assert run.process.poll() is None, run.log.read_text()
+            return [int(step) for step in line.findall(run.log.read_text())]
+
+        wait_until(lambda: len(steps()) >= 2, "two lines inside the epoch")
+        status = run.folder.read_status()
+        assert status["epoch"] == 1
+        assert status["remaining_s"] > status["epoch_remaining_s"] > 0
+        assert status["images_per_s"] > 0
+        assert steps() == sorted(set(steps()))
+        run.folder.request_stop("seen enough")
+        assert run.exit_code() == EXIT_STOPPED
+        assert all("images/s" not in path.read_text() for path in run.folder.path.glob("rank*.log"))
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_first_step_that_compiles_says_so_and_goes_on_to_say_it(tmp_path: Path) -> None:
+    line = re.compile(r"^ {6}1/2  compiling the network, [\d:.]+( s)? so far$", re.M)
+    with training(tmp_path, *LONG, "model._target_=tests.support.networks.Plain", "compile=true") as run:
+
+        def has_said(text: re.Pattern[str], count: int) -> bool:
+            assert run.process.poll() is None, run.log.read_text()
+            return len(text.findall(run.log.read_text())) >= count
+
+        wait_until(lambda: has_said(line, 2), "two lines")
+        assert run.folder.read_status()["reason"] in ("compiling the network", "")
+        wait_until(lambda: has_said(re.compile("images/s, in all"), 1), "a line of the steps")
+        wait_until(lambda: run.folder.read_status()["reason"] == "", "the status of a later step")
+
+
+@pytest.mark.processes
+def test_a_terminal_shows_the_time_left_in_a_line_of_its_own(tmp_path: Path) -> None:
+    us, them = pty.openpty()
+    fcntl.ioctl(them, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    overrides = [*LONG, "model._target_=tests.support.networks.Slow"]
+    kept = {name: value for name, value in environ().items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(
+        command(*overrides), cwd=tmp_path, env={**kept, "TERM": "xterm-256color"}, stdout=them, stderr=them
+    )
+    os.close(them)
+    text, deadline = "", time.monotonic() + PATIENCE_S
+    shown = re.compile(r"1/2  \S*━?\S*  step \d+/5000  [\d:. s]+ left  \d+ images/s  in all [\d:.]+ left")
+    try:
+        while not shown.search(re.sub(r"\x1b\[[0-9;?]*\w", "", text)):
+            assert time.monotonic() < deadline, text
+            if select.select([us], [], [], 10)[0]:
+                text += os.read(us, 65536).decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(us)

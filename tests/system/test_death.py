@@ -1,0 +1,196 @@
+"""A process that dies by a signal: which rank, which signal, where, in failure.txt, in the status and on the screen."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch import spawn
+from lockstep.runs import vitals
+from lockstep.runs.folder import RunFolder
+from tests.support import callbacks
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
+
+pytestmark = pytest.mark.processes
+TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
+HOST = socket.gethostname()
+SOURCE = ROOT / "tests" / "callbacks.py"
+
+
+def dies(how: str, rank: int = 0, seed: str = "null") -> str:
+    return f"+callbacks.dies={{_target_:tests.support.callbacks.Dies,how:{how},rank:{rank},seed:{seed}}}"
+
+
+def line_of(text: str) -> int:
+    """The line of the callback that holds a text."""
+    return SOURCE.read_text().splitlines().index(text) + 1
+
+
+def run(cwd: Path, words: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    more = {"PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(words, cwd=cwd, env={**environ(), **more}, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def latest(cwd: Path) -> RunFolder:
+    return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+def assert_told(folder: RunFolder, who: str, number: signal.Signals, stderr: str) -> None:
+    line = f"{who} was ended by {number.name} on {HOST}"
+    what = {"SIGKILL": " (kill -9, or out of memory)"}.get(number.name)
+    if what is None:
+        place = line_of({"SIGSEGV": "    ctypes.string_at(0)", "SIGABRT": "    os.abort()"}[number.name])
+        what = f", in {SOURCE}:{place} ({'reads_nowhere' if number == signal.SIGSEGV else 'aborts'})"
+        assert f'File "{SOURCE}", line {place}' in folder.failure.read_text()
+    assert folder.failure.read_text().splitlines()[0] == line + what
+    assert line + what in stderr
+    status = folder.read_status()
+    assert (status["state"], status["reason"]) == ("failed", line + what)
+    assert not folder.ranks.exists()
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "rank", "number"),
+    [
+        (1, 0, signal.SIGSEGV),
+        (1, 0, signal.SIGABRT),
+        (1, 0, signal.SIGKILL),
+        (2, 0, signal.SIGABRT),
+        (2, 1, signal.SIGSEGV),
+        (2, 1, signal.SIGKILL),
+    ],
+)
+def test_a_rank_that_dies_by_a_signal_is_told_with_its_place(
+    tmp_path: Path, num_workers: int, rank: int, number: signal.Signals
+) -> None:
+    done = run(tmp_path, command(*SMALL, f"trainer.devices={num_workers}", dies(number.name, rank)))
+    assert done.returncode == (128 + number if num_workers == 1 else 1), done.stderr
+    assert_told(latest(tmp_path), f"rank {rank} of {num_workers}", number, done.stderr)
+
+
+def test_a_command_hears_of_the_death_of_its_only_process(tmp_path: Path) -> None:
+    run(tmp_path, command(*SMALL, "notify.command='cp /dev/stdin told.json'", dies("SIGSEGV")))
+    assert '"state": "failed"' in (tmp_path / "told.json").read_text()
+    assert '"exit_code": 139' in (tmp_path / "told.json").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_task_of_srun_that_dies_is_told_by_itself_and_not_by_its_consequence(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", dies(number.name, rank=1)])
+    words = [sys.executable, "-m", "lockstep.launch.runner", str(folder.path), "--task", "train"]
+    place = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    place |= {"SLURM_NTASKS": "2", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "localhost"}
+    tasks = [
+        subprocess.Popen(
+            words,
+            cwd=tmp_path,
+            env={**environ(), "PYTHONPATH": str(ROOT), **place, "SLURM_PROCID": rank, "SLURM_LOCALID": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    told = [task.communicate(timeout=PATIENCE_S)[1] for task in tasks]
+    assert [task.returncode for task in tasks] == [1, 128 + number], told
+    for text in told:
+        assert_told(folder, "rank 1 of 2", number, text)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_trial_that_dies_is_told_and_the_others_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    done = run(tmp_path, command("-m", *SMALL, "trainer.max_epochs=1", dies(number.name, seed="1"), "seed=0,1"))
+    assert done.returncode == 1
+    (tree,) = tmp_path.glob("outputs/*/*_sweep")
+    assert RunFolder(tree / "0").read_status()["state"] == "finished"
+    assert_told(RunFolder(tree / "1"), "the process of the trial", number, done.stderr + done.stdout)
+
+
+def test_an_evaluation_that_dies_says_so(tmp_path: Path) -> None:
+    assert run(tmp_path, command(*SMALL, "trainer.max_epochs=1")).returncode == 0
+    (tmp_path / "sitecustomize.py").write_text(callbacks.DIES_IN_TORCH)
+    done = run(tmp_path, [TOOL, "eval", "latest"], PYTHONPATH=str(tmp_path), TMPDIR=str(tmp_path))
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert done.stderr.startswith(f"rank 0 of 1 was ended by SIGSEGV on {HOST}, in ")
+    assert not list(tmp_path.glob("lockstep-*"))
+    assert latest(tmp_path).read_status()["state"] == "finished"
+
+
+def test_a_death_that_the_disk_does_not_take_is_told_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = spawn.Job("train", str(tmp_path / "gone"), {})
+    spawn.record_death(job, 1, 2, -signal.SIGBUS)
+    assert capsys.readouterr().err == f"rank 1 of 2 was ended by SIGBUS on {HOST}\n"
+
+
+def test_a_failure_that_nobody_could_write_down_is_still_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunFolder(tmp_path).failure.touch()  # by a version that wrote in place, and was killed
+    spawn.show_failure(spawn.Job("train", str(tmp_path), {}))
+    assert capsys.readouterr().err.splitlines()[0] == "a worker failed without a word"
+
+
+def test_the_first_failure_is_kept_whole_and_later_ones_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.record_failure("first")
+    folder.record_failure("second")
+    assert folder.failure.read_text() == "first"
+
+    def links_nothing(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", links_nothing)
+    folder.record_failure("third")
+    assert folder.failure.read_text() == "first"
+    folder.failure.unlink()
+    folder.record_failure("fourth")
+    assert folder.failure.read_text() == "fourth"
+    assert [path.name for path in tmp_path.iterdir()] == ["failure.txt"]
+
+
+def test_signs_of_life_that_cannot_be_removed_hide_no_failure(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.ranks.touch()  # no folder: nothing in it can be removed
+    vitals.forget(folder, 0)
+
+
+STACK = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+
+Thread 0x00007f02 (most recent call first):
+  File "/home/me/net.py", line 7 in forward
+  File "/home/me/train.py", line 9 in <module>
+
+Extension modules: numpy.core, torch._C (total: 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stack", "place"),
+    [
+        (STACK, ", in /home/me/net.py:7 (forward)"),  # a thread of a library died: where the main thread was
+        (STACK.replace("Thread 0x00007f01", "Current thread 0x1"), ", in /usr/lib/python3.11/threading.py:327 (wait)"),
+        (STACK.replace("Thread 0x00007f02", "Current thread 0x1"), ", in /home/me/net.py:7 (forward)"),
+        ("", ""),
+    ],
+)
+def test_the_place_is_that_of_the_thread_that_died(tmp_path: Path, stack: str, place: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.ranks.mkdir()
+    folder.rank_fault(3).write_text(stack)
+    text = vitals.end_of(folder, 3, "rank 3 of 4", -signal.SIGSEGV)
+    assert text.splitlines()[0] == f"rank 3 of 4 was ended by SIGSEGV on {HOST}{place}"
+    assert "Extension modules" not in text

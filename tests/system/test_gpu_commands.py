@@ -1,0 +1,146 @@
+"""The commands of a user on pretended GPUs: stopped, resumed, evaluated, swept, compared, and ended by a fault."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, RunFolder
+from tests.support.callbacks import SEES
+from tests.support.gpus import MEMORY_MIB, PretendedGpus
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until
+
+pytestmark = [pytest.mark.processes]
+
+ON_GPU = tuple(override for override in SMALL if override != "strategy=cpu")
+TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
+SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:0.2}"
+
+
+class Shell:
+    """Commands in one folder, on a machine with GPUs."""
+
+    def __init__(self, gpus: PretendedGpus, cwd: Path, *, count: int, memory_mib: int = MEMORY_MIB) -> None:
+        self.cwd = cwd
+        self.environ = {**environ(), **gpus.environ(count, memory_mib=memory_mib, path=str(ROOT))}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            words, cwd=self.cwd, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == code, out + err
+        return subprocess.CompletedProcess(words, code, out, err)
+
+    @property
+    def latest(self) -> RunFolder:
+        return RunFolder((self.cwd / "outputs" / "latest").resolve())
+
+
+def own_network(name: str) -> list[str]:
+    kept = [override for override in ON_GPU if not override.startswith("model.")]
+    removed = (f"~model.{key}" for key in ("width", "stem", "shortcut_norm", "bias", "dropout", "init"))
+    return [*kept, *removed, f"model._target_=tests.support.networks.{name}", "+model.hidden=4"]
+
+
+def test_a_run_is_cut_on_two_gpus_goes_on_on_one_and_is_evaluated_and_predicts(
+    gpus: PretendedGpus, tmp_path: Path
+) -> None:
+    shell = Shell(gpus, tmp_path, count=2)
+    shell.run(*command(*ON_GPU, "trainer.devices=1"))
+    uncut = shell.latest
+    process = shell.start(*command(*ON_GPU, SLOW))
+    try:
+        wait_until(lambda: shell.latest != uncut, "a second run")
+        wait_until(lambda: shell.latest.read_status().get("step", 0) >= 2, "its second step")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == EXIT_STOPPED, out + err
+    assert (shell.latest.read_status()["state"], shell.latest.read_status()["workers"]) == ("stopped", 2)
+    shell.run(*command("resume=outputs/latest", "trainer.devices=1"))
+    assert difference(uncut, shell.latest) <= 1e-12
+
+    told = shell.run(TOOL, "eval", "latest", "--devices", "2").stdout
+    accuracy = shell.latest.read_summary()["test_accuracy"]
+    assert re.search(rf"accuracy\s+{accuracy:.6f}", told)
+    for devices in ("1", "2"):
+        shell.run(TOOL, "predict", "latest", "test", "--output", f"{devices}.csv", "--devices", devices)
+    assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "2.csv").read_bytes()
+    assert len((tmp_path / "1.csv").read_text().splitlines()) == 1 + 31
+
+
+def test_the_trials_of_a_sweep_have_a_gpu_each(gpus: PretendedGpus, tmp_path: Path) -> None:
+    shell = Shell(gpus, tmp_path, count=2)
+    shell.run(*command("-m", *ON_GPU, "trainer.devices=1", "trainer.max_epochs=1", "seed=0,1", SEES % "1"))
+    trials = sorted(path.parent for path in tmp_path.glob("outputs/*/*/*/summary.json"))
+    assert [json.loads((trial / "summary.json").read_text())["device"] for trial in trials] == ["Pretended GPU"] * 2
+    assert {json.loads((trial / "seen.json").read_text())["gpus"] for trial in trials} == {"0", "1"}
+
+
+def test_the_environments_with_gpus_are_compared(gpus: PretendedGpus, tmp_path: Path) -> None:
+    shell = Shell(gpus, tmp_path, count=2)
+    kept = [override for override in ON_GPU if not override.startswith("trainer.max_epochs")]
+    left_out = (f"benchmark.environments.{name}=null" for name in ("cpu", "parallel-cpu", "parallel-gpu"))
+    shell.run(TOOL, "benchmark", *kept, *left_out, "benchmark.budget_s=6", "benchmark.probe_steps=3")
+    found = json.loads(next(tmp_path.glob("outputs/*/*/results.json")).read_text())
+    measured = {each["name"]: each for each in found["environments"] if each["state"] == "measured"}
+    assert {name: (each["device"], each["workers"]) for name, each in measured.items()} == {
+        "gpu": ("gpu", 1),
+        "multi-gpu": ("gpu", 2),
+    }
+    assert all(each["mfu"] > 0 and min(each["peak_memory_bytes"]) > 0 for each in measured.values())
+
+
+def test_a_loss_that_is_bad_on_one_gpu_is_told_by_the_rank_that_has_it(gpus: PretendedGpus, tmp_path: Path) -> None:
+    shell = Shell(gpus, tmp_path, count=2)
+    told = shell.run(*command(*own_network("NanOnRank1")), code=EXIT_FAILED).stderr
+    failure = shell.latest.failure.read_text()
+    assert "The loss is not finite in optimizer step 3 (epoch 1, micro-batch 3) on rank 1. In a new run" in failure
+    assert failure.strip() in told
+
+
+def test_a_gpu_that_is_too_small_ends_a_run_with_advice(gpus: PretendedGpus, tmp_path: Path) -> None:
+    shell = Shell(gpus, tmp_path, count=2, memory_mib=4)
+    told = shell.run(*command(*ON_GPU, "global_batch_size=64"), code=EXIT_FAILED).stderr
+    assert "ran out of memory in a training step" in told
+    assert "trainer.accumulate_grad_batches=2" in told
+    assert "Traceback" not in told
+
+
+def test_tasks_of_srun_that_see_one_gpu_each_train_together(gpus: PretendedGpus, tmp_path: Path) -> None:
+    """As `srun --ntasks=2 --gpus-per-task=1` starts them: both call their GPU number 0."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    del store  # free again, as a port of SLURM's choice would be
+    shell = Shell(gpus, tmp_path, count=1)
+    job = {"SLURM_JOB_ID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_ON_NODE": "2"}
+    shell.environ |= {**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    tasks = []
+    for rank in range(2):
+        shell.environ |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+        tasks.append(shell.start(*command(*ON_GPU, "trainer.devices=2")))
+    said = [task.communicate(timeout=PATIENCE_S) for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    summary = shell.latest.read_summary()
+    assert (summary["workers"], summary["device"]) == (2, "Pretended GPU")
+
+
+def test_what_is_to_hold_on_a_real_gpu_holds_here(gpus: PretendedGpus, tmp_path: Path) -> None:
+    """tests/system/test_gpu.py is skipped on machines without a GPU: a part of it is run here, not to go stale."""
+    shell = Shell(gpus, ROOT, count=1)
+    words = ("-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}")
+    told = shell.run(
+        sys.executable, *words, "tests/system/test_gpu.py", "-k", "cpu_does or bit_by_bit or ema-adamw"
+    ).stdout
+    assert "3 passed" in told

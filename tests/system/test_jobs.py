@@ -1,0 +1,1107 @@
+"""Jobs without SLURM: what is wrong with a submission, the code it freezes, what the tools say, the background."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cluster import code, commands, job, jobs, record, scheduler, slurm, submission
+from lockstep.cluster.record import Record
+from lockstep.cluster.scheduler import Scheduled
+from lockstep.config import compose, storage, validation
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.config.slurm_rules import KEYS
+from lockstep.launch import runner, spawn
+from lockstep.runs import discovery
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.sweeps import array
+from lockstep.sweeps import command as sweeps
+from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.sweeps.table import Objective
+from lockstep.system.signals import SignalFlag
+from tests.support.harness import PATIENCE_S, SMALL, command, difference, environ, wait_until, write_run
+from tests.support.screens import on_terminal
+
+TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
+WORDS = ("partition", "account", "qos", "constraint")
+MONITORED = Objective("val/accuracy", True)
+SLURM = ("cluster=slurm", "cluster.time_min=60", "trainer.devices=2")
+
+
+def tool(folder: Path, name: str, script: str) -> None:
+    """A program that stands in for one of SLURM's."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs that is found first."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "srun", "scontrol", "squeue", "sacct", "scancel"):
+        tool(folder, name, "exit 0")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def faults(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        validation.checked(compose.composed(overrides))
+    return caught.value.faults
+
+
+# -- what is wrong with a submission -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        ((*SLURM, "cluster.time_min=null"), "cluster.time_min has no value"),
+        ((*SLURM, "cluster.warn_s=3600"), "cluster.warn_s=3600 is not below the time limit"),
+        ((*SLURM, "cluster.sbatch=[exclusive]"), "cluster.sbatch has 'exclusive': write --option"),
+        ((*SLURM, "cluster.sbatch=['--time 3']"), "cluster.sbatch has '--time 3': write --option"),
+        ((*SLURM, "cluster.sbatch=['--mem=']"), "cluster.sbatch has '--mem=': write --option"),
+        ((*SLURM, "cluster.sbatch=['--nodes=3']"), "--nodes=3: trainer.num_nodes says it"),
+        ((*SLURM, "cluster.sbatch=['--signal=USR2@1']"), "--signal=USR2@1: cluster.warn_s says it"),
+        ((*SLURM, "cluster.sbatch=[--wait]"), "--wait: Lockstep says it itself"),
+        ((*SLURM, "cluster.sbatch=['--gres=gpu:a100:2']"), "--gres=gpu:a100:2: cluster.gpus_per_node says it"),
+        (
+            (*SLURM, "cluster.memory_gib=1", "cluster.sbatch=['--mem-per-cpu=1G']"),
+            "--mem-per-cpu=1G: cluster.memory_gib says it",
+        ),
+        ((*SLURM, "cluster.sbatch=[--exclusive,--exclusive]"), "cluster.sbatch has --exclusive twice"),
+        ((*SLURM, "trainer.devices=auto"), "trainer.devices=auto cannot see the nodes"),
+        ((*SLURM, "trainer.devices=[0,2]"), "trainer.devices=[0,2] names GPUs, but SLURM chooses them"),
+        ((*SLURM, "cluster.gpus_per_node=1"), "trainer.devices=2 is above cluster.gpus_per_node=1"),
+        ((*SLURM, "strategy=cpu", "cluster.gpus_per_node=2"), "cluster.gpus_per_node=2, but strategy=cpu uses no GPUs"),
+        ((*SLURM, "strategy=single_device"), "strategy=single_device has one worker, not 2"),
+        ((*SLURM, "trainer.num_nodes=2", "trainer.loads=[1,1]"), "trainer.loads=[1,1] has 2 entries for 4 workers"),
+        ((*SLURM, "strategy=cpu", "strategy.process_group_backend=nccl"), "process_group_backend=nccl needs GPUs"),
+        ((*SLURM, "cluster.partition='a b'"), "cluster.partition"),
+        ((*SLURM, "cluster.setup=['a\nb']"), "cluster.setup"),
+        ((*SLURM, "sweep.max_failed=1"), "sweep.max_failed=1 is for trials on this machine"),
+        (("cluster=local", "cluster.time_min=5"), "cluster.time_min=5 is read by cluster=slurm alone, not by local"),
+        (("cluster=local", "cluster.sbatch=[--exclusive]"), "cluster.sbatch=['--exclusive'] is read by cluster=slurm"),
+        (("cluster.memory_gib=4",), "cluster.memory_gib=4.0 is read by cluster=slurm alone, not by none"),
+        (("cluster.gpus_per_node=0",), "cluster.gpus_per_node=0 is read by cluster=slurm alone, not by none"),
+        (("cluster.setup=[module load x]",), "cluster.setup=['module load x'] is for a job: add cluster=slurm"),
+        (("dry_run=true",), "dry_run=true shows what would be submitted, and cluster=none submits nothing"),
+    ],
+)
+def test_every_fault_of_a_submission_is_told_with_its_cure(tools: Path, overrides: tuple[str, ...], fault: str) -> None:
+    (found,) = faults(*overrides)
+    assert fault in found
+
+
+def test_faults_of_a_cluster_come_with_all_others(tools: Path) -> None:
+    found = faults("cluster=slurm", "cluster.time_min=0", "cluster.sbatch=[x]", "global_batch_size=0")
+    assert len(found) == 4, found
+
+
+def test_a_machine_without_slurm_cannot_submit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "this machine has no sbatch: submit from a login node" in faults(*SLURM)[0]
+
+
+def test_ranks_of_a_launcher_do_not_submit_each(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    (found,) = faults(*SLURM)
+    assert "torchrun started 2: start one" in found
+
+
+def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
+    asked = {
+        ("trainer.devices=8",): (8, 8),
+        ("trainer.devices=8", "strategy=cpu"): (8, 0),
+        ("trainer.devices=2", "cluster.gpus_per_node=4"): (2, 4),
+        ("trainer.devices=auto", "cluster.gpus_per_node=4"): (4, 4),
+        ("trainer.devices=auto", "strategy=cpu"): (1, 0),
+        ("trainer.devices=2", "cluster.gpus_per_node=0", "cluster.sbatch=['--gres=gpu:a100:2']"): (2, 0),
+    }
+    for overrides, (num_workers, num_gpus) in asked.items():
+        config = validation.checked(compose.composed([*SLURM, *overrides]))
+        found = submission.workers.found(config)
+        assert (found.num_local, len(found.gpus)) == (num_workers, num_gpus), overrides
+        there = submission.for_job(config)
+        assert (there.cluster.name, there.trainer.devices) == ("none", num_workers)
+        validation.check_tree(storage.to_tree(there))  # what the job reads has no fault, as here so there
+
+
+def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Path) -> None:
+    config = validation.checked(
+        compose.composed(
+            [*SLURM, "cluster.memory_gib=1", "cluster.cpus_per_worker=1", *(f"cluster.{key}=x" for key in WORDS)]
+        )
+    )
+    places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
+    script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places), 1)
+    options = [line.removeprefix("#SBATCH --").partition("=")[0] for line in script.splitlines() if "#SBATCH" in line]
+    assert set(options) <= set(KEYS)
+    assert len(options) == len(set(options))
+    assert list(tmp_path.iterdir()) == [tools]
+
+
+def test_many_runs_are_one_array(tools: Path, tmp_path: Path) -> None:
+    config = validation.checked(compose.composed([*SLURM, "cluster.parallel=2"]))
+    lines = submission.script(RunFolder(tmp_path / "sweep"), config, name="x", num_runs=5).splitlines()
+    assert "#SBATCH --array=0-4%2" in lines
+    assert f"#SBATCH --output={tmp_path}/sweep/job/%A_%a_0_log.out" in lines
+    config = validation.checked(compose.composed(SLURM))
+    assert "#SBATCH --array=0-299%300" in submission.script(
+        RunFolder(tmp_path / "sweep"), config, name="x", num_runs=300
+    )
+
+
+def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:
+    overrides = [*SLURM, "cluster.container='apptainer exec --nv a.sif'"]
+    config = validation.checked(compose.composed(overrides))
+    places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
+    script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places), 1)
+    (line,) = [line for line in script.splitlines() if line.startswith("srun")]
+    assert " apptainer exec --nv a.sif python -I -S -c " in line
+    assert " python -u -m submitit.core._submit " in line
+    assert sys.executable not in line
+
+
+def test_runs_of_one_array_must_ask_for_the_same(tools: Path, tmp_path: Path) -> None:
+    configs = [validation.checked(compose.composed([*SLURM, f"trainer.devices={n}"])) for n in (1, 2)]
+    folders = [RunFolder(tmp_path / str(n)) for n in (1, 2)]
+    with pytest.raises(ConfigError, match="runs of one job array must have the same"):
+        submission.submit_all(folders, configs, SignalFlag(), base=RunFolder(tmp_path), name="x")
+    assert list(tmp_path.iterdir()) == [tools]
+
+
+def test_a_job_hands_nothing_of_an_outer_job_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer = {"SLURM_JOB_ID": "1", "SLURM_CONF": "c", "SLURM_NTASKS": "2", "RANK": "0", "SBATCH_ACCOUNT": "mine"}
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
+    with slurm._own_environment(()):
+        assert {name for name in outer if name in os.environ} == {"SLURM_CONF", "SBATCH_ACCOUNT"}
+    assert {name: os.environ[name] for name in outer} == outer
+
+
+def test_variables_of_sbatch_are_not_above_the_configuration(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(tools, "sbatch", f"env | grep ^SBATCH > {tmp_path}/seen; {ANSWERS}")
+    for name in ("TIMELIMIT", "PARTITION", "ACCOUNT", "RESERVATION", "EXPORT", "WAIT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "mine")
+    overrides = [*SLURM, "cluster.partition=gpu", "cluster.sbatch=['--reservation=class']"]
+    submission.start(validation.checked(compose.composed(overrides)), [], tmp_path / "run")
+    assert (tmp_path / "seen").read_text() == "SBATCH_ACCOUNT=mine\n"
+
+
+# -- folders of a submission -------------------------------------------------------------------------------------------
+
+
+ANSWERS = "echo Submitted batch job 17"
+
+
+@pytest.mark.parametrize("engine", [SLURM, ("cluster=local", "strategy=cpu", "trainer.devices=1")])
+def test_a_folder_with_files_of_somebody_else_is_refused_and_keeps_them(
+    tools: Path, tmp_path: Path, engine: tuple[str, ...]
+) -> None:
+    chosen = tmp_path / "project"
+    (chosen / "code").mkdir(parents=True)
+    (chosen / "code" / "own.py").write_text("own\n")
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*project is not empty: choose a new folder"):
+        submission.start(validation.checked(compose.composed(engine)), [], chosen)
+    assert [path.name for path in chosen.rglob("*")] == ["code", "own.py"]
+
+
+def test_what_is_refused_leaves_a_chosen_folder_that_was_there(tools: Path, tmp_path: Path) -> None:
+    tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    chosen = tmp_path / "mine" / "empty"
+    chosen.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="sbatch refused the job"):
+        submission.start(validation.checked(compose.composed(SLURM)), [], chosen)
+    assert list(chosen.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_cancelled_run_that_is_submitted_anew_is_cancelled_no_more(
+    tools: Path, tmp_path: Path, is_refused: bool
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, "16", cancelled=True)
+    config = validation.checked(compose.composed(SLURM))
+    look = f"grep cancelled {folder.job_file} > {tmp_path}/seen"  # what a job reads that starts at once
+    tool(tools, "sbatch", f"{look}; {'exit 1' if is_refused else ANSWERS}")
+    with contextlib.suppress(ConfigError):
+        submission.submit_all([folder], [config], SignalFlag(), base=folder, name="it")
+    assert "false" in (tmp_path / "seen").read_text()
+    assert record.is_cancelled(folder) == is_refused
+
+
+def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config]]]:
+    """A sweep of a trial for each override, in folders as deep as `hydra.sweep.subdir` may make them."""
+    ledger = Ledger(path, None, ())
+    made = []
+    for text in overrides:
+        config = validation.checked(compose.composed([*SLURM, text]))
+        made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}")))
+    return ledger, made
+
+
+def test_a_trial_that_is_submitted_again_has_the_code_of_now_beside_that_of_its_live_ones(
+    tools: Path, tmp_path: Path
+) -> None:
+    tool(tools, "sbatch", ANSWERS)
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    array.submit(ledger, made, MONITORED)
+    tool(tools, "squeue", f"echo '{line('17_0', 'RUNNING', 'None', 'n1', '0:01', '0', '0')}'")
+    tool(tools, "sbatch", ANSWERS.replace("17", "18"))
+    made[1][0].folder.write_status(state="failed", exit_code=1)
+    array.submit(ledger, made, MONITORED)
+    records = [trial.folder.read_job() for trial, _ in made]
+    assert [each["id"] for each in records] == ["17_0", "18"]
+    assert [each["code"] for each in records] == [str(tmp_path / "sweep" / "code" / number) for number in "12"]
+    assert [each["log"] for each in records] == [
+        str(tmp_path / "sweep" / "job" / f"{each}_0_log.out") for each in ("17_0", "18")
+    ]
+    assert all((Path(each["code"]) / "train.py").exists() for each in records)
+
+
+def test_a_trial_that_another_process_trains_is_not_submitted(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool(tools, "sbatch", ANSWERS)
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    made[0][0].folder.write_status(state="training", host="elsewhere")
+    array.submit(ledger, made, MONITORED)
+    assert [trial.folder.read_job().get("id") for trial, _ in made] == [None, "17"]
+    assert "Submitted 1 trial as job 17" in capsys.readouterr().out
+
+
+def test_a_sweep_does_not_go_on_here_while_a_trial_of_it_waits_as_a_job(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(tools, "sbatch", ANSWERS)
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    array.submit(ledger, made, MONITORED)
+    tool(tools, "squeue", f"echo '{line('17_1', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
+    with pytest.raises(ConfigError, match=r"trial 1 of .*sweep is a job that waits or runs: wait for it, or lockstep"):
+        sweeps._refuse_live(ledger)
+    tool(tools, "squeue", "exit 0")
+    sweeps._refuse_live(ledger)
+    monkeypatch.setattr(scheduler, "is_here", lambda: False)
+    with pytest.raises(ConfigError, match="job 17_0: SLURM cannot be asked from here"):
+        sweeps._refuse_live(ledger)
+
+
+def submitting(cwd: Path, tools: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
+    """A submission in a process group of its own, as in a terminal: Ctrl-C reaches sbatch, too."""
+    words = command(*overrides, *SMALL, "strategy=auto", *SLURM)
+    return subprocess.run(
+        words, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S, start_new_session=True
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("more", [(), ("-m", "seed=0,1")])
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_a_signal_before_sbatch_leaves_nothing_of_a_submission(
+    tools: Path, tmp_path: Path, more: tuple[str, ...], name: str
+) -> None:
+    git = shutil.which("git")
+    tool(tools, "git", f"""case "$*" in *diff*) kill -{name} $PPID;; esac; exec {git} "$@" """)
+    tool(tools, "sbatch", f"touch {tmp_path / 'called'}; echo 'Submitted batch job 17'")
+    done = submitting(tmp_path, tools, *more)
+    assert done.returncode == 128 + getattr(signal, f"SIG{name}"), done.stderr
+    assert done.stderr == f"lockstep: ended by SIG{name}, nothing was submitted\n"
+    assert not (tmp_path / "called").exists()
+    left = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
+    if more:  # the same command goes on with the trials
+        kept = {"sweep.json", ".lock", "config.yaml", "overrides.txt", "project.json"}
+        assert {path.name for path in left} - {"multirun.yaml"} == kept
+        assert [path.name for path in (tmp_path / "outputs").rglob("code")] == []
+    else:
+        assert left == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("more", [(), ("-m", "seed=0,1")])
+def test_a_signal_that_comes_when_sbatch_has_accepted_loses_no_job(
+    tools: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    tool(tools, "sbatch", "kill -INT 0; echo 'Submitted batch job 17'")
+    done = submitting(tmp_path, tools, *more)
+    assert done.returncode == 0, done.stderr
+    assert "SIGINT came too late" in done.stderr
+    records = [json.loads(path.read_text())["id"] for path in (tmp_path / "outputs").rglob("job.json")]
+    assert sorted(records) == (["17_0", "17_1"] if more else ["17"])
+    assert len(list((tmp_path / "outputs").rglob("sweep.json"))) == bool(more)
+
+
+def test_what_sbatch_refuses_of_a_sweep_leaves_its_trials_as_they_were(tools: Path, tmp_path: Path) -> None:
+    tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    made[1][0].folder.write_status(state="failed", reason="why", exit_code=1)
+    with pytest.raises(ConfigError, match="sbatch refused the job"):
+        array.submit(ledger, made, MONITORED)
+    assert [trial.state for trial, _ in made] == ["queued", "failed"]
+    assert not (tmp_path / "sweep" / "code").exists()
+
+
+# -- the code of a job -------------------------------------------------------------------------------------------------
+
+
+def project(root: Path) -> None:
+    for name in (
+        "src/lockstep/a.py",
+        "conf/config.yaml",
+        "train.py",
+        "own.py",
+        "data/big.bin",
+        "outputs/x.py",
+        "a/outputs/x.py",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / ".gitignore").write_text("/data/\n/outputs/\n")
+
+
+def test_the_code_is_what_git_knows_and_does_not_ignore(tmp_path: Path) -> None:
+    root = tmp_path / "it"
+    project(root)
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "src", "conf", "train.py"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    (root / "train.py").write_text("edited\n")
+    found = code.files(root)
+    assert sorted(map(str, found)) == [".gitignore", "conf/config.yaml", "own.py", "src/lockstep/a.py", "train.py"]
+    before = tmp_path / "run" / "code" / "1" / "train.py"
+    before.parent.mkdir(parents=True)
+    before.write_text("of a job that waits\n")
+    target = code.freeze(found, tmp_path / "run" / "code", root)
+    assert (target.name, before.read_text()) == ("2", "of a job that waits\n")
+    assert sorted(path.name for path in target.iterdir()) == sorted(
+        [".gitignore", "conf", "own.py", "src", "train.py", code.COMMIT, code.CHANGES]
+    )
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert (target / code.COMMIT).read_text() == f"{head}+changes\n"
+    assert "+edited" in (target / code.CHANGES).read_text()
+    assert code.environment.commit(target) == f"{head}+changes"  # not that of a repository around it
+
+
+def test_code_in_an_old_encoding_is_frozen_with_its_changes(tmp_path: Path) -> None:
+    root = tmp_path / "it"
+    project(root)
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (root / "own.py").write_bytes("# gr\xfc\xdfe\n".encode("latin-1"))
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    (root / "own.py").write_bytes("# gr\xfc\xdfe 2\n".encode("latin-1"))
+    target = code.freeze(code.files(root), tmp_path / "code", root)
+    assert b"+# gr\xfc\xdfe 2\n" in (target / code.CHANGES).read_bytes()
+
+
+def test_code_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
+    project(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        code.freeze([Path("train.py"), Path("gone.py")], tmp_path / "code", tmp_path)
+    assert list((tmp_path / "code").iterdir()) == []
+
+
+def test_without_git_the_code_is_src_conf_train_and_the_modules_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path)
+    (tmp_path / "my_package" / "inner").mkdir(parents=True)
+    for name in ("my_package/networks.py", "my_package/inner/sizes.json"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert sorted(map(str, code.files(tmp_path))) == [
+        *("conf/config.yaml", "my_package/inner/sizes.json", "my_package/networks.py", "own.py"),
+        *("src/lockstep/a.py", "train.py"),
+    ]
+    assert code.environment.commit(code.freeze(code.files(tmp_path), tmp_path / "code", tmp_path)) is None
+
+
+def test_code_that_is_too_large_is_a_fault_that_names_what_is(tmp_path: Path) -> None:
+    project(tmp_path)
+    (tmp_path / "src" / "weights.bin").write_bytes(bytes(3 * 2**20))
+    with pytest.raises(ConfigError, match=r"at most 1\.0 MiB: let \.gitignore .* largest are src/weights\.bin \(3\.0"):
+        code.files(tmp_path, max_bytes=2**20)
+
+
+def test_packages_that_git_ignores_are_named_for_every_trial_of_an_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path)
+    for name in ("first_own", "second_own"):
+        (tmp_path / f"{name}.py").write_text("def load(): ...\n")
+    (tmp_path / "own.py").write_text("def load(): ...\n")
+    (tmp_path / ".gitignore").write_text("*_own.py\n")
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    tree = storage.to_tree(validation.checked(compose.composed([])))
+    plain, *others = (
+        validation.check_tree({**tree, "data": section})
+        for section in (
+            tree["data"],
+            {"_target_": "first_own.load", "memory": "auto"},
+            {"_target_": "own.load", "_check_": "second_own.load", "memory": "auto"},
+        )
+    )
+    assert Path("own.py") in code.needed([plain], tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        code.needed([plain, *others, *others], tmp_path)
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == [
+        "data._target_=first_own.load",
+        "data._check_=second_own.load",
+    ]
+
+
+def test_code_of_jobs_is_no_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "outputs" / "day" / "it", SMALL)
+    code.freeze(code.files(), folder.code)
+    code.freeze(code.files(), tmp_path / "outputs" / "day" / "code")
+    assert [found.name for found in discovery.scan(tmp_path / "outputs").values()] == ["day/it"]
+
+
+# -- what SLURM says ---------------------------------------------------------------------------------------------------
+
+
+def line(*fields: str) -> str:
+    return "".join(f"{field:<{width}}" for field, width in zip(fields, scheduler.QUEUE.values(), strict=True))
+
+
+def test_states_come_from_the_queue_and_of_what_it_has_forgotten_from_the_accounts(tools: Path) -> None:
+    queue = [
+        line("7_0", "PENDING", "Resources", "", "0:00", "0", "0"),
+        line("7_1", "FAILED", "NonZeroExitCode", "n1", "0:03", str(75 << 8), "2"),
+        line("8", "CANCELLED", "None", "n[1-2]", "0:03", "15", "0"),
+        line("11", "REVOKED", "None", "", "0:00", "0", "0"),
+    ]
+    tool(tools, "squeue", "cat << EOF\n" + "\n".join(queue) + "\nEOF")
+    accounts = ["9|COMPLETED|n2|00:00:04|0:0", "9_1|CANCELLED by 7|n2|00:00:04|0:15", "7_0|RUNNING|n1|00:00:01|0:0"]
+    old = "case $* in *--array*) echo \"unrecognized option '--array'\" >&2; exit 1;; esac"  # SLURM 22.05
+    tool(tools, "sacct", f"{old}\ncat << EOF\n" + "\n".join(accounts) + "\nEOF")
+    found = scheduler.states(["7_0", "7_1", "8", "9", "9_1", "10", "11"])
+    assert found == {
+        "7_0": Scheduled("pending", "Resources", "", 0.0, None, 0),
+        "7_1": Scheduled("failed", "NonZeroExitCode", "n1", 3.0, 75, 2),
+        "8": Scheduled("cancelled", "", "n[1-2]", 3.0, 143, 0),
+        "9": Scheduled("completed", "", "n2", 4.0, 0, 0),
+        "9_1": Scheduled("cancelled", "", "n2", 4.0, 143, 0),
+        "11": Scheduled("revoked", "", "", 0.0, None, 0),
+    }
+    assert [name for name, each in found.items() if each.is_live] == ["7_0", "11"]
+    assert not Scheduled("preempted").is_live  # SLURM's word where it cancels; what it requeues is never called so
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0:07", 7),
+        ("1:02:03", 3723),
+        ("00:01:02", 62),
+        ("3-04:00:01", 273601),
+        ("2-05", 190800),
+        ("INVALID", None),
+        ("", None),
+    ],
+)
+def test_a_time_of_squeue_and_of_sacct_is_a_number_of_seconds(text: str, seconds: float | None) -> None:
+    assert scheduler.seconds(text) == seconds
+
+
+def test_options_in_the_environment_do_not_reach_the_tools(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"squeue": "SQUEUE_STATES", "sacct": "SACCT_FORMAT", "scancel": "SCANCEL_INTERACTIVE"}
+    for name, variable in names.items():
+        monkeypatch.setenv(variable, "1")
+        tool(tools, name, f'[ -z "${variable}" ] || {{ echo has {variable} >&2; exit 1; }}')
+    assert scheduler.states(["7"]) == {}
+    scheduler.cancel(["7"])
+
+
+def test_a_tool_that_fails_or_hangs_is_a_clear_error(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(tools, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(ValueError, match="squeue failed: slurm_load_jobs error: Unable to contact"):
+        scheduler.states(["7"])
+    tool(tools, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    tool(tools, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    assert scheduler.states(["7"]) == {}
+    tool(tools, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
+    with pytest.raises(ValueError, match="sacct failed: sacct: error: Connection refused"):
+        scheduler.states(["7"])
+    monkeypatch.setattr(scheduler, "TIMEOUT_S", 0.2)
+    tool(tools, "squeue", "exec sleep 60")
+    with pytest.raises(ValueError, match=r"squeue did not answer within 0\.2 s"):
+        scheduler.states(["7"])
+    (tools / "squeue").unlink()
+    monkeypatch.setenv("PATH", str(tools))
+    with pytest.raises(ValueError, match="squeue is not on this machine"):
+        scheduler.states(["7"])
+
+
+# -- what becomes of a job ---------------------------------------------------------------------------------------------
+
+
+def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
+    """A run with the record of a job."""
+    cluster = {"name": "slurm", "max_requeues": 3, "partition": "gpu"}
+    fields: dict[str, Any] = {
+        **{"id": job_id, "engine": "slurm", "name": "it", "task": "train", "cluster": cluster, "num_nodes": 1},
+        **{"workers_per_node": 2, "gpus_per_node": 0, "submitted": 1e9, "log": str(folder.path / "log"), "code": "c"},
+        **{"cwd": "/", "host": "login"},
+    }
+    made = Record(**(fields | changes))
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if not folder.config.exists():
+        folder.config.write_text("seed: 0\n")
+    made.save(folder)
+    return made
+
+
+SETTINGS = job.Settings("train", 3, 0)
+SAYS = "JobId=17 JobState={} Reason={} Restarts={}"
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "is_cancelled", "restarts", "becomes"),
+    [
+        ({"signal": "SIGUSR1"}, ("RUNNING", "None", 0), False, 0, "requeued: time limit"),
+        ({"signal": "SIGTERM"}, ("RUNNING", "None", 2), False, 2, "requeued: preempted"),
+        ({"signal": "SIGTERM"}, ("COMPLETING", "None", 1), False, 0, "preempted: SLURM has requeued the job"),
+        ({"signal": "SIGTERM"}, ("COMPLETING", "None", 0), False, 0, "why, and SLURM has ended the job"),
+        ({"signal": "SIGTERM"}, ("CANCELLED", "None", 0), False, 0, "why, and SLURM has ended the job"),
+        ({"signal": "SIGUSR1"}, ("COMPLETING", "TimeLimit", 0), False, 0, "requeued: time limit"),
+        ({"signal": "SIGUSR1"}, ("RUNNING", "None", 0), True, 0, "cancelled"),
+        ({"signal": "SIGUSR1"}, ("RUNNING", "None", 3), False, 3, "the job was requeued 3 times, and cluster.max"),
+        ({"signal": "SIGINT"}, ("RUNNING", "None", 0), False, 0, "why"),
+        ({"signal": None}, ("RUNNING", "None", 0), False, 0, "why"),  # the stop flag, or trainer.max_time_s
+        ({}, ("RUNNING", "None", 0), False, 0, "why"),
+    ],
+)
+def test_only_what_slurm_has_cut_and_nobody_has_ended_is_requeued(
+    tools: Path,
+    tmp_path: Path,
+    status: dict[str, Any],
+    says: tuple[Any, ...],
+    is_cancelled: bool,
+    restarts: int,
+    becomes: str,
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, cancelled=is_cancelled)
+    folder.write_status(state="stopped", reason="why", **status)
+    tool(tools, "scontrol", f"echo {SAYS.format(*says)}")
+    assert job.next_of(folder, SETTINGS, restarts, "17").startswith(becomes)
+
+
+@pytest.mark.parametrize(("number", "is_asked"), [("SIGUSR1", True), ("SIGTERM", False)])
+def test_a_job_in_a_container_without_scontrol_leaves_a_request_to_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, is_asked: bool
+) -> None:
+    monkeypatch.setattr(scheduler, "is_told_here", lambda: False)
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    monkeypatch.setenv(job.REQUEST, f"{tmp_path}/17.requeue")
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    folder.write_status(state="stopped", reason=f"signal {number}", signal=number)
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    assert (tmp_path / "17.requeue").exists() == is_asked
+    reason = "requeued: time limit" if is_asked else "signal SIGTERM: without scontrol in the container, only SLURM"
+    assert folder.read_status()["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("variables", "asks"),
+    [
+        ({"SLURM_JOB_ID": "17"}, "17"),
+        ({"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "0"}, "16_0"),
+    ],
+)
+def test_the_script_of_a_job_requeues_it_once_where_that_was_asked_for(
+    tools: Path, tmp_path: Path, variables: dict[str, str], asks: str
+) -> None:
+    tool(tools, "scontrol", f'echo "$@" >> {tmp_path}/asked')
+    lines = "\n".join(slurm._requests(tmp_path / "a folder"))
+    (tmp_path / "a folder").mkdir()
+    environ_ = {**environ(), **variables, "PATH": os.environ["PATH"]}
+    for text in (f'{lines}\ntouch "${job.REQUEST}"\nexit 75', f"{lines}\nexit 75"):
+        assert subprocess.run(["bash", "-c", text], env=environ_).returncode == 75
+    assert (tmp_path / "asked").read_text() == f"requeue {asks}\n"
+
+
+def test_a_scheduler_that_does_not_answer_is_the_reason(tools: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    folder.write_status(state="stopped", reason="signal SIGUSR1", signal="SIGUSR1")
+    tool(tools, "scontrol", "echo down >&2; exit 1")
+    assert job.next_of(folder, SETTINGS, 0, "17") == "signal SIGUSR1, not requeued: scontrol show failed: down"
+
+
+ENDED = "kill -TERM $$"  # as SLURM ends the processes of a step when it requeues its job
+
+
+@pytest.mark.parametrize(
+    ("asked", "says", "reason", "code"),
+    [
+        (ENDED, f"echo {SAYS.format('COMPLETING', 'None', 1)}", "requeued: time limit", None),
+        ("echo busy >&2; exit 1", f"echo {SAYS.format('PENDING', 'BeginTime', 1)}", "requeued: time limit", None),
+        (
+            ENDED,
+            f"echo {SAYS.format('RUNNING', 'None', 0)}",
+            "not requeued: scontrol requeue was ended by SIGTERM;",
+            75,
+        ),
+        (
+            "echo no >&2; exit 1",
+            f"echo {SAYS.format('RUNNING', 'None', 0)}",
+            "not requeued: scontrol requeue failed: no;",
+            75,
+        ),
+        (ENDED, "echo down >&2; exit 1", "perhaps not requeued: scontrol requeue was ended by SIGTERM, and", None),
+    ],
+)
+def test_a_requeue_has_failed_where_slurm_says_so_and_not_where_scontrol_was_ended(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, says: str, reason: str, code: int | None
+) -> None:
+    monkeypatch.setattr(job, "ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    first = SAYS.format("RUNNING", "None", 0)  # before it is asked for
+    mark = tmp_path / "asked"
+    shows = f"if [ -e {mark} ]; then {says}; else echo {first}; fi"
+    tool(tools, "scontrol", f'case "$*" in requeue*) touch {mark}; {asked};; *) {shows};; esac')
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    folder.write_status(state="stopped", reason="why", signal="SIGUSR1")
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    status = folder.read_status()
+    assert status["reason"].startswith(reason)
+    assert status["exit_code"] == code
+
+
+def test_a_job_that_is_not_wanted_any_more_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_trained", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, cancelled=True)
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    assert folder.read_status()["reason"] == "cancelled"
+    submitted(folder)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "4")
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    assert "requeued 4 times, and cluster.max_requeues=3 allows no more" in folder.read_status()["reason"]
+
+
+@pytest.mark.parametrize(("restarts", "code"), [(0, None), (1, None), (3, EXIT_STOPPED)])
+def test_only_a_job_that_does_not_go_on_tells_its_exit_code(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, code: int | None
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    folder.write_status(state="stopped", reason="why", signal="SIGTERM", exit_code=None)
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(3 if code else 0))
+    tool(tools, "scontrol", f"echo {SAYS.format('RUNNING', 'None', restarts)}")
+    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    assert folder.read_status()["exit_code"] == code
+
+
+def test_a_job_warned_while_another_process_has_the_run_is_requeued_and_leaves_that_status(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    tool(tools, "scontrol", f'echo "$@" >> {tmp_path}/asked; echo {SAYS.format("RUNNING", "None", 0)}')
+    folder = write_run(tmp_path / "run", SMALL)
+    submitted(folder)
+    folder.write_status(state="training", host="elsewhere")
+    before = folder.status_file.read_text()
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+    try:
+        with folder.lock():
+            assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
+    finally:
+        signal.sigwait([signal.SIGUSR1])
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 17"
+    assert "requeued: time limit" in capsys.readouterr().out
+    assert folder.status_file.read_text() == before
+
+
+def test_the_last_task_of_an_array_asks_for_itself_alone(tools: Path) -> None:
+    assert job.own_id({"SLURM_JOB_ID": "17"}) == "17"
+    task = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
+    assert job.own_id(task) == "17_2"
+    tool(tools, "scontrol", "echo JobId=18 JobState=RUNNING; echo JobId=17 JobState=FAILED")
+    with pytest.raises(ValueError, match="scontrol has 2 jobs of the number 17"):
+        scheduler.show("17")
+
+
+def test_a_job_in_the_background_is_no_part_of_the_slurm_job_around_it(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, "local-0", engine="local")
+    folder.write_status(state="stopped", reason="signal SIGUSR1", signal="SIGUSR1")
+    tool(tools, "scontrol", f"touch {tmp_path}/asked; echo {SAYS.format('RUNNING', 'None', 1)}")
+    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert job.main([str(folder.path), "train"]) == EXIT_STOPPED
+    assert folder.read_status()["reason"] == "signal SIGUSR1"
+    assert not (tmp_path / "asked").exists()
+
+
+def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", SMALL)
+    codes: list[int] = []
+    work = threading.Thread(target=lambda: codes.append(runner.go_on(folder, has_test=True)))
+    with folder.lock():
+        work.start()
+        time.sleep(3 * runner.LOCKED_EVERY_S)
+        assert codes == []
+        folder.write_summary({"epochs": 2})
+    work.join(PATIENCE_S)
+    assert codes == [0]
+    assert not folder.last_checkpoint.exists()
+
+
+def test_signals_before_the_run_has_its_handlers_wait_for_it() -> None:
+    ours = """
+import os, signal, sys
+from lockstep.cluster import job
+from lockstep.system.signals import SignalFlag
+assert {*job.HELD} <= signal.pthread_sigmask(signal.SIG_BLOCK, [])
+for number in job.HELD:  # as submitit does
+    signal.signal(number, lambda *_: os._exit(3))
+for number in (signal.SIGUSR2, signal.SIGTERM):
+    os.kill(os.getpid(), number)
+job.take_signals()
+flag = SignalFlag()
+flag.install()
+print(flag.received == signal.SIGTERM, signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN)
+"""
+    words = [sys.executable, "-I", "-S", "-c", job.HOLD, sys.executable, "-c", ours]
+    done = subprocess.run(words, capture_output=True, text=True, env=environ())
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+# -- lockstep jobs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def four(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four jobs: one that waits, one that is through, one that failed, one that SLURM has forgotten."""
+    monkeypatch.chdir(tmp_path)
+    for number, (name, state) in enumerate(
+        (("waits", ""), ("done", "finished"), ("bad", "failed"), ("old", "stopped"))
+    ):
+        folder = RunFolder(tmp_path / "outputs" / "day" / name)
+        submitted(folder, f"2{number}", submitted=1e9 + number)
+        if state:
+            folder.write_status(state=state, reason="why", epoch=2, max_epochs=4, exit_code=None)
+    RunFolder(tmp_path / "outputs" / "day" / "done").write_summary({"best": 0.5})
+    queue = [
+        line("20", "PENDING", "Resources", "", "0:00", "0", "0"),
+        line("21", "COMPLETED", "None", "n1", "0:09", "0", "1"),
+        line("22", "FAILED", "NonZeroExitCode", "n2", "0:01", str(2 << 8), "0"),
+    ]
+    tool(tools, "squeue", "cat << EOF\n" + "\n".join(queue) + "\nEOF")
+    tool(tools, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
+    return tmp_path
+
+
+def test_all_jobs_are_listed_with_what_slurm_and_their_runs_say(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(["list"]) == 0
+    rows = [row.split("\t") for row in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["job", "state", "run", "epoch", "best", "time", "nodes", "reason"]
+    assert [row[:4] for row in rows[1:]] == [
+        ["20", "pending", "outputs/day/waits", "-"],
+        ["21", "completed", "outputs/day/done", "2/4"],
+        ["22", "failed", "outputs/day/bad", "2/4"],
+        ["23", "stopped", "outputs/day/old", "2/4"],
+    ]
+    assert [row[-1] for row in rows[1:]] == ["Resources", "why", "NonZeroExitCode", "why"]
+    assert [row[5] for row in rows[1:]] == ["-", "9.0 s", "1.0 s", "-"]
+    assert commands.run(["list", "--json", "22", "23"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["id"], each["state"], each["exit_code"]) for each in found] == [
+        ("22", "failed", 2),
+        ("23", "stopped", 1),
+    ]
+    assert found[0]["record"]["cluster"]["partition"] == "gpu"
+
+
+def test_all_times_are_of_one_format_whoever_tells_them(
+    four: Path, tools: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool(tools, "squeue", f"echo '{line('21', 'RUNNING', 'None', 'n1', '1:02:03', '0', '0')}'")
+    tool(tools, "sacct", "echo '22|FAILED|n2|00:01:02|1:0'")
+    assert commands.run(["list", "21", "22"]) == 0
+    assert [row.split("\t")[5] for row in capsys.readouterr().out.splitlines()[1:]] == ["1:02:03", "1:02"]
+
+
+@pytest.mark.parametrize(
+    ("state", "told"), [("not started", "-"), ("training", "-"), ("stopping", "stopping: stop flag: lunch")]
+)
+def test_a_job_that_runs_has_the_reason_of_its_run_and_not_that_of_its_submission(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str, told: str
+) -> None:
+    tool(tools, "squeue", f"echo '{line('17', 'RUNNING', 'None', 'n1', '0:09', '0', '0')}'")
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder)
+    if state == "not started":
+        folder.write_status(state=state, reason="submitted: see lockstep jobs")
+    else:
+        folder.write_status(state=state, host="elsewhere", reason="stop flag: lunch" if state == "stopping" else "")
+    assert commands.run(["list", "--folder", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split("\t")[-1] == told
+
+
+def test_jobs_are_listed_from_their_records_with_a_note_where_slurm_does_not_answer(
+    four: Path, tools: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool(tools, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    for words in (["list"], ["show", "20", "21"], ["list", "--json"]):
+        assert commands.run(words) == 0
+        said = capsys.readouterr()
+        assert "squeue failed: slurm_load_jobs error: Unable to contact" in said.err
+        assert "what is listed is what the runs say" in said.err
+        assert "20" in said.out
+    assert commands.run(["list"]) == 0
+    rows = [row.split("\t") for row in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[:2] for row in rows] == [["20", "unknown"], ["21", "completed"], ["22", "failed"], ["23", "stopped"]]
+    for words in (["cancel", "20"], ["requeue", "22"], ["wait", "20"], ["delete", "22", "--yes"]):
+        with pytest.raises(ValueError, match="Unable to contact"):
+            commands.run(words)
+
+
+def test_the_list_fits_a_narrow_terminal(four: Path) -> None:
+    for columns in (40, 100):
+        with on_terminal(columns, "jobs", "list", PATH=os.environ["PATH"], PWD=str(four)) as shown:
+            assert shown.end() == 0, shown.text
+    rows = [
+        {"job": "1", "state": "pending", "run": "outputs/a-long-name", "epoch": "-", "best": "-", "time": "0:01"}
+        | {"nodes": "-", "reason": "Resources"}
+    ]
+    for columns in (30, 60, 120):
+        assert max(map(len, commands._table(rows, columns).plain.splitlines())) <= columns
+    assert "nodes" not in commands._table(rows, 120).plain  # which nobody has
+
+
+def test_a_job_shows_why_it_waits(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(["show", "20"]) == 0
+    text = capsys.readouterr().out
+    assert "Resources (waits for free nodes)" in text
+    assert "lockstep jobs cancel 20" in text
+    assert commands.run(["show"]) == 0  # the latest
+    assert "lockstep jobs requeue 23" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["cancel", ""], ["delete", "21", "", "--yes"], ["list", "--folder="]])
+def test_an_empty_name_is_not_the_current_folder(four: Path, words: list[str]) -> None:
+    with pytest.raises(ValueError, match="a name is empty, perhaps a variable that is not set"):
+        commands.run(words)
+    assert not (four / "cancelled").exists()
+    assert len(list((four / "outputs/day").iterdir())) == 4
+
+
+@pytest.mark.usefixtures("tools")
+def test_a_job_is_found_by_id_array_folder_and_latest_and_others_are_named(tmp_path: Path) -> None:
+    for number in range(3):
+        submitted(RunFolder(tmp_path / "sweep" / str(number)), f"7_{number}", submitted=1e9 - number)
+    found = jobs.below([tmp_path])
+    assert [each.id for each in jobs.chosen(found, ["7"])] == ["7_2", "7_1", "7_0"]
+    assert [each.id for each in jobs.chosen(found, ["7_1", "latest"])] == ["7_1", "7_0"]
+    assert [each.id for each in jobs.chosen(found, [str(tmp_path / "sweep" / "2")])] == ["7_2"]
+    assert len(jobs.chosen(found, [str(tmp_path / "sweep")])) == 3
+    with pytest.raises(ValueError, match="8 is no job: known are 7_0, 7_1, 7_2"):
+        jobs.chosen(found, ["8"])
+
+
+def test_a_broken_record_hides_no_other_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("good", "bad", "worse"):
+        submitted(RunFolder(tmp_path / name), "local-0", engine="local")
+    RunFolder(tmp_path / "bad").job_file.write_text('{"id": "x; rm"}')
+    RunFolder(tmp_path / "worse").job_file.write_text("[")
+    assert [each.found.folder.path.name for each in jobs.below([tmp_path])] == ["good"]
+    assert capsys.readouterr().err.count("is no record of a job") == 2
+
+
+def test_wait_returns_the_code_of_the_first_that_is_not_through(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(["wait", "21"]) == 0
+    assert commands.run(["wait", "21", "22", "23"]) == 2
+    assert commands.run(["wait", "23", "22"]) == EXIT_FAILED
+    assert capsys.readouterr().out.splitlines()[0] == "21\tcompleted\toutputs/day/done"
+
+
+def test_results_are_one_object_or_a_list(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(["result", "21"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"best": 0.5}
+    assert commands.run(["result", "21", "22"]) == EXIT_FAILED
+    said = capsys.readouterr()
+    assert json.loads(said.out) == [{"best": 0.5}, None]
+    assert "job 22 has no result: it is failed, its run failed: why" in said.err
+
+
+def test_what_waits_is_cancelled_and_what_has_ended_is_not(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(["cancel", "20", "21"]) == 0
+    said = capsys.readouterr().out
+    assert "Job 21 has ended already: completed." in said
+    assert "Cancelled job 20 before it has begun." in said
+    assert (four / "cancelled").read_text() == "20\n"
+    assert record.is_cancelled(RunFolder(four / "outputs/day/waits"))
+    assert not record.is_cancelled(RunFolder(four / "outputs/day/done"))
+    assert commands.run(["cancel", "22"]) == EXIT_CONFIG
+
+
+def test_a_job_that_could_not_be_cancelled_goes_on_as_before(four: Path, tools: Path) -> None:
+    tool(tools, "scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(ValueError, match="scancel 20 failed: Unable to contact"):
+        commands.run(["cancel", "20"])
+    assert not record.is_cancelled(RunFolder(four / "outputs/day/waits"))
+
+
+def test_only_what_has_ended_badly_is_requeued(four: Path, tools: Path) -> None:
+    with pytest.raises(ValueError, match="job 20 is pending"):
+        commands.run(["requeue", "22", "20"])
+    with pytest.raises(ValueError, match="job 21 is through"):
+        commands.run(["requeue", "21"])
+    tool(tools, "scontrol", f'echo "$@" >> {four}/requeued')
+    record.mark(RunFolder(four / "outputs/day/bad"), cancelled=True)
+    assert commands.run(["requeue", "22"]) == 0
+    assert (four / "requeued").read_text() == "requeue 22\n"
+    assert not record.is_cancelled(RunFolder(four / "outputs/day/bad"))
+
+
+@pytest.mark.parametrize("words", [["delete", "--yes"], ["requeue"], ["cancel"], ["wait"], ["follow"]])
+def test_a_job_that_only_slurm_knows_of_is_left_alone_where_slurm_cannot_be_asked(
+    four: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(scheduler, "is_here", lambda: False)
+    (waiting,) = jobs.chosen(jobs.below([four]), ["20"])
+    assert (waiting.state, waiting.exit_code) == ("unknown", None)
+    for name in ("20", "23"):  # the second one was stopped, perhaps to be requeued
+        with pytest.raises(ValueError, match=rf"job {name}: SLURM cannot be asked from here: use a login node"):
+            commands.run([*words, name])
+        with pytest.raises(ConfigError, match="SLURM cannot be asked from here"):
+            submission.refuse_live(jobs.chosen(jobs.below([four]), [name])[0].folder)
+    assert len(list((four / "outputs/day").iterdir())) == 4
+
+
+def test_a_job_whose_run_says_that_it_has_ended_needs_no_slurm(four: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "is_here", lambda: False)
+    folder = RunFolder(four / "outputs/day/old")
+    folder.update_status(exit_code=EXIT_STOPPED)
+    assert commands.run(["wait", "23"]) == EXIT_STOPPED
+    submission.refuse_live(folder)
+    assert commands.run(["delete", "23", "--yes"]) == 0
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("where", [[], ["cluster=slurm", "cluster.time_min=60"], ["cluster=local"]])
+def test_a_run_whose_job_waits_does_not_go_on_elsewhere(tools: Path, tmp_path: Path, where: list[str]) -> None:
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=1"])
+    submitted(folder)
+    tool(tools, "squeue", f"echo '{line('17', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
+    tool(tools, "sbatch", "exit 1")
+    words = command(f"resume={folder.path}", *where)
+    done = subprocess.run(words, cwd=tmp_path, env=environ(), capture_output=True, text=True)
+    assert done.returncode == EXIT_CONFIG, done.stdout
+    assert "has job 17, pending: lockstep jobs cancel 17 first" in done.stderr
+
+
+def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="job 20 is pending: lockstep jobs cancel 20 first"):
+        commands.run(["delete", "20", "21", "--yes"])
+    assert commands.run(["delete", "21"]) == EXIT_CONFIG
+    assert "nobody to ask" in capsys.readouterr().err
+    assert commands.run(["delete", "21", "23", "--yes"]) == 0
+    assert sorted(path.name for path in (four / "outputs/day").iterdir()) == ["bad", "waits"]
+
+
+def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
+    RunFolder(four / "outputs/day/bad").lock_file.touch()  # once it was trained
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.cli.main", "runs", "--prune", "--yes"],
+        cwd=four,
+        env=environ(),
+        capture_output=True,
+    )
+    assert done.returncode == 0
+    assert b"it has a job, remove it by lockstep jobs delete" in done.stderr
+    assert (four / "outputs/day/bad").exists()
+
+
+# -- the background of this machine ------------------------------------------------------------------------------------
+
+
+def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    words_ = [sys.executable, "-m", "lockstep.cli.main", "jobs", *words]
+    return subprocess.run(words_, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.processes
+def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes_on_exactly(tmp_path: Path) -> None:
+    alone = write_run(tmp_path / "alone", TINY)
+    assert spawn.run_here(spawn.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
+    slow = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:1}"
+    words = ["train", *TINY, slow, "trainer.devices=1", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
+    folder = RunFolder(tmp_path / "run")
+    with on_terminal(100, *words) as shown:
+        assert shown.end() == 0, shown.text
+        assert "Started in the background" in shown.text
+    # the terminal is closed: its processes got SIGHUP
+    assert folder.has_job_here()
+    wait_until(lambda: folder.read_status().get("step", 0) >= 1, "the first step")
+    name = folder.read_job()["id"]
+    assert lockstep_jobs(tmp_path, "list", "run").stdout.splitlines()[1].split("\t")[:2] == [name, "running"]
+    again = subprocess.run(
+        command(f"resume={folder.path}", "cluster=local"), cwd=tmp_path, env=environ(), capture_output=True, text=True
+    )
+    assert f"has job {name}, running: lockstep jobs cancel {name} first" in again.stderr
+    assert "saves a checkpoint first" in lockstep_jobs(tmp_path, "cancel", "run").stdout
+    done = lockstep_jobs(tmp_path, "wait", "run")
+    assert (done.returncode, done.stdout.split("\t")[:2]) == (EXIT_STOPPED, [name, "cancelled"])
+    assert lockstep_jobs(tmp_path, "result", "run").returncode == EXIT_FAILED
+    done = lockstep_jobs(tmp_path, "requeue", "run")
+    assert done.returncode == 0, done.stderr
+    done = lockstep_jobs(tmp_path, "follow", "run")
+    assert done.returncode == 0, done.stderr
+    assert "going on" in done.stdout
+    assert "Finished 4 epochs" in done.stdout
+    assert json.loads(lockstep_jobs(tmp_path, "result", "run").stdout)["epochs"] == 4
+    assert difference(alone, folder) == 0
+    assert f"earlier jobs  {name}" in lockstep_jobs(tmp_path, "show", "run").stdout
+
+
+@pytest.mark.processes
+def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(tmp_path: Path) -> None:
+    words = [*TINY, "trainer.max_epochs=5000", "trainer.devices=2", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
+    subprocess.run(command(*words), cwd=tmp_path, env=environ(), check=True, capture_output=True)
+    folder = RunFolder(tmp_path / "run")
+    os.kill(folder.read_job()["pid"], signal.SIGTERM)
+    assert lockstep_jobs(tmp_path, "wait", "run").returncode == EXIT_STOPPED
+    assert folder.read_status()["reason"] == "signal SIGTERM"
+
+
+def test_a_dry_run_in_the_background_leaves_nothing(tmp_path: Path) -> None:
+    words = command(*TINY, "cluster=local", "dry_run=true", "cluster.setup=[module load x]")
+    done = subprocess.run(words, cwd=tmp_path, env=environ(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("module load x\nexport PYTHONPATH=")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,419 @@
+"""Who is told that a run has ended, what, and that nothing of it touches the run."""
+
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.config import overrides, resume, storage, validation
+from lockstep.config.compose import composed
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.launch import notification, runner, spawn
+from lockstep.runs import naming
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.system.launcher import World
+from lockstep.system.provenance import without_secrets
+from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
+
+TOKEN = "s3cret"
+TELL = "#!/bin/sh\ncat > told.json\nenv | grep ^LOCKSTEP_ | sort > told.txt\n"
+
+
+class Ear(http.server.BaseHTTPRequestHandler):
+    """Keeps what it is told, and answers as its server says."""
+
+    def do_POST(self) -> None:
+        self.server.heard.append((self.path, dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))  # type: ignore[attr-defined]
+        self.server.answer(self)  # type: ignore[attr-defined]
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Server:
+    """An HTTP server of this machine."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, dict[str, str], bytes]] = []
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ear)
+        self._server.heard = self.heard  # type: ignore[attr-defined]
+        self.answers(lambda ear: answer(ear, 200))
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook?token={TOKEN}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answers(self, function: Callable[[Ear], Any]) -> None:
+        self._server.answer = function  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def answer(ear: Ear, status: int, **headers: str) -> None:
+    ear.send_response(status)
+    for name, value in headers.items():
+        ear.send_header(name, value)
+    ear.send_header("Content-Length", "0")
+    ear.end_headers()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    started = Server()
+    yield started
+    started.close()
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "tell").write_text(TELL)
+    (tmp_path / "tell").chmod(0o755)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "my run").mkdir()
+    made = RunFolder(tmp_path / "my run")
+    made.write_status(
+        state="failed", reason="Zero\x00Division\nError", name="x", epoch=3, step=40, best=0.5, monitor="val/accuracy",
+        metrics={"val/loss": 0.25, "val/accuracy": float("nan")},
+    )  # fmt: skip
+    return made
+
+
+def config_of(**notify: Any) -> Config:
+    config = validation.checked(composed([]))
+    return config.model_copy(update={"notify": config.notify.model_copy(update={"timeout_s": PATIENCE_S, **notify})})
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_setting_nobody_is_told(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run", "_post"):
+        monkeypatch.setattr(notification, name, lambda *_: pytest.fail("told"))
+    config = validation.checked(composed([]))
+    assert (config.notify.command, config.notify.url) == (None, None)
+    notification.send(config, folder, 0)
+
+
+def test_the_command_gets_json_and_variables_and_the_url_the_same_json(
+    folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notification.send(config_of(command="./tell", url=server.url), folder, EXIT_FAILED)
+    told = json.loads(Path("told.json").read_text())
+    assert time.time() - time.mktime(time.strptime(told["ended"][:19], "%Y-%m-%dT%H:%M:%S")) < PATIENCE_S
+    assert len(told.pop("ended")) == len("2026-11-21T17:00:00+00:00")
+    assert told == {
+        "run": str(folder.path),
+        "name": "digits_resnet18",
+        "state": "failed",
+        "reason": "Zero\x00Division\nError",
+        "exit_code": 1,
+        "host": socket.gethostname(),
+        "epoch": 3,
+        "step": 40,
+        "best": 0.5,
+        "monitor": "val/accuracy",
+        "metrics": {"val/loss": 0.25},
+    }
+    assert Path("told.txt").read_text().splitlines() == [
+        "LOCKSTEP_REASON=Zero Division Error",
+        f"LOCKSTEP_RUN={folder.path}",
+        "LOCKSTEP_STATE=failed",
+    ]
+    ((path, headers, body),) = server.heard
+    assert path == f"/hook?token={TOKEN}"
+    assert headers["Content-Type"] == "application/json"
+    assert json.loads(body)["state"] == "failed"
+    assert body == Path("told.json").read_bytes()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [(0, "finished"), (EXIT_STOPPED, "stopped"), (EXIT_FAILED, "failed"), (EXIT_CONFIG, "failed")]
+)
+def test_the_exit_code_says_the_state_and_a_finished_run_its_summary(folder: RunFolder, code: int, state: str) -> None:
+    folder.write_summary({"test_accuracy": 0.75})
+    found = notification.describe(config_of(), folder, code)
+    assert (found["state"], found["exit_code"]) == (state, code)
+    assert found.get("summary") == ({"test_accuracy": 0.75} if code == 0 else None)
+
+
+def test_the_words_of_the_command_are_no_shell(folder: RunFolder) -> None:
+    Path("tell").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > words\n')
+    notification.send(config_of(command="./tell 'two words' $HOME ; rm *"), folder, 0)
+    assert Path("words").read_text().splitlines() == ["two words", "$HOME", ";", "rm", "*"]
+
+
+# -- what can go wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "script", "fault"),
+    [
+        ("./missing x", "", "./missing cannot be started: No such file or directory"),
+        ("./tell", "no program", "./tell cannot be started: Exec format error"),
+        ("/etc", "", "/etc cannot be started: Permission denied"),
+        ("./tell", "#!/bin/sh\nexit 3\n", "./tell ended with code 3"),
+        ("./tell", "#!/bin/sh\nkill -9 $$\n", "./tell ended with code -9"),
+        ("./tell", "#!/bin/sh\nsleep 3600 & echo $! > pid\nwait\n", "./tell took longer than 2 s and was ended"),
+    ],
+)
+def test_a_failing_command_is_one_line_within_its_time(
+    folder: RunFolder, capfd: pytest.CaptureFixture[str], typed: str, script: str, fault: str
+) -> None:
+    if script:
+        Path("tell").write_text(script)
+    notification.send(config_of(command=typed, timeout_s=2.0 if "2 s" in fault else PATIENCE_S), folder, 0)
+    assert capfd.readouterr() == ("", f"lockstep: notify.command: {fault}; the run itself is not concerned.\n")
+    if "sleep" in script:  # no child of it is left either
+        wait_until(lambda: not Path(f"/proc/{int(Path('pid').read_text())}/cmdline").exists() or _is_zombie(), "end")
+
+
+def _is_zombie() -> bool:
+    return Path(f"/proc/{int(Path('pid').read_text())}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_command_that_reads_nothing_is_no_fault(folder: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
+    folder.write_status(state="finished", metrics={f"{'m' * 70}{number}": number for number in range(50)})
+    folder.write_summary({"long": "x" * 200_000})  # more than a pipe holds
+    notification.send(config_of(command="true"), folder, 0)
+    assert capfd.readouterr() == ("", "")
+
+
+def _drip(ear: Ear) -> None:
+    for letter in b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1000:
+        try:
+            ear.wfile.write(bytes([letter]))
+            time.sleep(0.1)
+        except OSError:
+            return
+
+
+ANSWERS: dict[str, tuple[Callable[[Ear], Any], str]] = {
+    "an error": (lambda ear: answer(ear, 500), "HTTP status 500"),
+    "a refusal": (lambda ear: answer(ear, 403), "HTTP status 403"),
+    "nothing": (lambda ear: time.sleep(2), "no answer within 0.5 s"),
+    "a letter now and then": (_drip, "no answer within 0.5 s"),
+    "an end": (lambda ear: ear.connection.close(), "RemoteDisconnected"),
+    "no HTTP": (lambda ear: ear.wfile.write(b"hello\r\n\r\n"), "BadStatusLine"),
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_a_server_that_answers_badly_is_one_line_within_its_time(
+    folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str], what: str
+) -> None:
+    function, fault = ANSWERS[what]
+    server.answers(function)
+    notification.send(config_of(url=server.url, timeout_s=0.5 if "0.5 s" in fault else PATIENCE_S), folder, 0)
+    out, err = capfd.readouterr()
+    assert out == ""
+    faults = [fault, "timed out"] if fault.startswith("no answer") else [fault]
+    assert err in [f"lockstep: notify.url: 127.0.0.1: {each}; the run itself is not concerned.\n" for each in faults]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirection_is_not_followed(
+    folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str], status: int
+) -> None:
+    other = Server()
+    server.answers(lambda ear: answer(ear, status, Location=other.url))
+    notification.send(config_of(url=server.url), folder, 0)
+    other.close()
+    assert (len(server.heard), len(other.heard)) == (1, 0)
+    assert f"HTTP status {status}, a redirection that is not followed" in capfd.readouterr().err
+
+
+def test_a_refused_connection_or_an_unknown_host_does_not_tell_the_token(
+    folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.close()
+    hosts = ("host.invalid", "127.0.0.1:99999999", "[::1", "127.0.0.1:x")
+    for url in (server.url, f"{server.url}\x7f", *(f"http://{host}/{TOKEN}" for host in hosts)):
+        notification.send(config_of(url=url), folder, 0)
+        out, err = capfd.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1), url
+        assert TOKEN not in err
+
+
+def test_one_failing_way_does_not_close_the_other(
+    folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notification.send(config_of(command="./missing", url=server.url), folder, 0)
+    assert len(server.heard) == 1
+    assert "./missing cannot be started" in capfd.readouterr().err
+
+
+def test_a_run_folder_in_any_state_harms_nothing(
+    folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder.path / "status.json").write_text("{")
+    notification.send(config_of(url=server.url), folder, EXIT_FAILED)
+    assert json.loads(server.heard[0][2])["state"] == "failed"
+    (folder.path / "summary.json").write_text("{")
+    notification.send(config_of(url=server.url), folder, 0)
+    assert json.loads(server.heard[1][2])["state"] == "finished"
+    assert capfd.readouterr().err == ""
+
+
+def test_sigterm_waits_and_ctrl_c_ends_it(folder: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    Path("tell").write_text(
+        f"#!/bin/sh\nkill -TERM {os.getpid()}; kill -USR1 {os.getpid()}; sleep 0.3; touch through\n"
+    )
+    notification.send(config_of(command="./tell"), folder, 0)
+    assert Path("through").exists()
+    assert capfd.readouterr().err == ""
+    Path("tell").write_text(f"#!/bin/sh\nkill -INT {os.getpid()}; sleep 3600\n")
+    notification.send(config_of(command="./tell", timeout_s=PATIENCE_S), folder, 0)
+    assert capfd.readouterr().err == "lockstep: notify: ended by Ctrl-C; the run itself is not concerned.\n"
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
+
+
+# -- the setting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("notify.url=ftp://x/y", "notify.url=ftp://x/y must be an http(s) URL, no user in it or null"),
+        ("notify.url=example.org", "must be an http(s) URL"),
+        ("notify.url='http://'", "must be an http(s) URL"),
+        ("notify.url='http://user:word@x/'", "must be an http(s) URL"),
+        ("notify.url='http://x/a b'", "must be an http(s) URL"),
+        ("notify.command=''", "notify.command='' must be a command line or null"),
+        ("notify.command='  '", "must be a command line"),
+        ("notify.command='\"tell me'", "is no command line: No closing quotation"),
+        ("notify.timeout_s=0.0", "notify.timeout_s=0.0 must be 0 < float <= 600"),
+        ("notify.timeout_s=601.0", "must be 0 < float <= 600"),
+        ("notify.email=x", "unknown key notify.email: notify has command, url, timeout_s"),
+    ],
+)
+def test_a_wrong_setting_is_told_before_anything_starts(text: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        overrides.check([text], is_multirun=False)
+    (found,) = caught.value.faults
+    assert fault in found
+
+
+@pytest.mark.parametrize(
+    "url", ["http://x", "https://hooks.example.org:8443/a/b?c=d#e", "http://127.0.0.1/", "http://[::1]/x"]
+)
+def test_a_url_passes(url: str) -> None:
+    overrides.check([f'notify.url="{url}"'], is_multirun=False)
+
+
+def test_who_is_told_is_not_part_of_the_training() -> None:
+    saved = validation.checked(composed(["seed=3", "notify.command=tell", "notify.timeout_s=3.0"]))
+    texts = ["resume=x", "notify.command=null", 'notify.url="http://x/y"']
+    config = resume.resumed_config(saved, composed(texts), texts)
+    assert (config.notify.command, config.notify.url, config.notify.timeout_s) == (None, "http://x/y", 3.0)
+    assert storage.fingerprint(config) == storage.fingerprint(saved)
+    assert resume.resumed_config(saved, composed(["resume=x"]), ["resume=x"]).notify == saved.notify
+
+
+def test_what_is_kept_of_a_command_line_holds_no_token() -> None:
+    words = [
+        "train.py",
+        "seed=1",
+        f'notify.url="http://x/{TOKEN}"',
+        f"++notify.command=curl {TOKEN}",
+        f"notify={{url: {TOKEN}}}",
+    ]
+    assert without_secrets(words) == ["train.py", "seed=1", "notify.url=...", "++notify.command=...", "notify=..."]
+
+
+# -- when it is told ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "rank", "is_told"),
+    [(0, None, True), (EXIT_STOPPED, None, True), (EXIT_FAILED, None, True), (EXIT_CONFIG, None, True),
+     (130, None, False), (0, 0, True), (EXIT_FAILED, 0, True), (0, 1, False), (EXIT_FAILED, 1, False)],
+)  # fmt: skip
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_one_process_tells_once_after_the_run_is_free(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, code: int, rank: int | None, is_told: bool, num_workers: int
+) -> None:
+    told: list[int] = []
+
+    def send(config: Config, of: RunFolder, code: int) -> None:
+        assert not of.is_locked()  # so that what is told can go on with it
+        told.append(code)
+
+    world = None if rank is None else World("torchrun", rank, rank, 0, num_workers)
+    monkeypatch.setattr(notification, "send", send)
+    monkeypatch.setattr(spawn, "run_here", lambda job, place, flag: code)
+    monkeypatch.setattr(spawn, "run_workers", lambda job, count, flag, uses_gpus: code)
+    monkeypatch.setattr("lockstep.system.launcher.outer_world", lambda environ: world)
+    monkeypatch.setattr(runner, "outer_world", lambda environ: world)
+    session = SimpleNamespace(join=lambda *args: None, shared_folder=lambda make, config, place, known: make())
+    monkeypatch.setitem(sys.modules, "lockstep.training.session", session)  # which imports torch
+    config = validation.checked(composed([f"trainer.devices={num_workers}", "strategy=ddp", "silent=true"]))
+
+    def make(held: Any) -> RunFolder:
+        held.enter_context(runner.locked(folder))
+        return folder
+
+    assert runner._train(make, config) == (folder, code)
+    assert told == ([code] if is_told else [])
+
+
+@pytest.mark.processes
+def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path, server: Server) -> None:
+    small = [override for override in SMALL if override != "callbacks.curves=null"]
+    long = [*small, "callbacks.curves.graph=false", "silent=true", "trainer.max_epochs=500"]
+    with open("log", "wb") as log:
+        first = subprocess.Popen(
+            command(*long, "strategy=ddp", "notify.command=./tell", f'notify.url="{server.url}"'),
+            env=environ(), stdout=log, stderr=log,
+        )  # fmt: skip
+    latest = RunFolder(tmp_path / "outputs" / "latest")
+    try:
+        wait_until(lambda: latest.read_status().get("step", 0) >= 2 or first.poll() is not None, "second step")
+        assert first.poll() is None, Path("log").read_text()
+        children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert first.wait(PATIENCE_S) == EXIT_FAILED
+    finally:
+        first.kill()
+        first.wait()
+    told = json.loads(Path("told.json").read_text())
+    assert (told["state"], told["exit_code"]) == ("failed", 1)
+    assert told["reason"].startswith("rank 0 of 1 was ended by SIGKILL")
+    assert "LOCKSTEP_STATE=failed" in Path("told.txt").read_text()
+    assert len(server.heard) == 1
+    files = [path for path in latest.path.rglob("*") if path.is_file()]
+    assert len([path for path in files if path.name.startswith("events.out")]) == 1
+    assert [path.name for path in files if TOKEN.encode() in path.read_bytes()] == ["config.yaml"]
+    Path("told.json").unlink()
+    epochs = told["epoch"]
+    again = ["resume=outputs/latest", "strategy=cpu", f"trainer.max_epochs={epochs}", "notify.command=./missing"]
+    done = subprocess.run(command(*again), env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert "lockstep: notify.command: ./missing cannot be started: No such file or directory" in done.stderr
+    assert yaml.safe_load(latest.config.read_text())["notify"]["command"] == "./missing"
+    _, (_, _, body) = server.heard  # the URL was kept
+    end = json.loads(body)
+    assert (end["state"], end["exit_code"], end["epoch"]) == ("finished", 0, epochs)
+    assert end["summary"]["test_accuracy"] == latest.read_summary()["test_accuracy"]
+    assert end["run"] == str(latest.path.resolve())
+    assert naming.find("latest").read_status()["state"] == "finished"

@@ -1,0 +1,103 @@
+"""Training outlives its terminal: what cannot be shown is not shown, and the run goes on to its own end."""
+
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
+
+pytestmark = pytest.mark.processes
+TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
+
+
+def shell(cwd: Path, line: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """What bash makes of a line; the exit code is that of the first failing part of a pipe."""
+    words = ["bash", "-o", "pipefail", "-c", line]
+    return subprocess.run(words, cwd=cwd, env={**environ(), **variables}, capture_output=True, timeout=PATIENCE_S)
+
+
+def latest(cwd: Path) -> RunFolder:
+    return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "redirection"),
+    [
+        (1, "2>&1 | head -1"),
+        (2, "2>&1 | head -1"),
+        (1, ">&-"),
+        (1, "2>&-"),
+        (2, "<&- >&- 2>&-"),
+        (1, "> /dev/full 2>&1"),
+    ],
+)
+def test_a_run_finishes_whatever_becomes_of_its_output(tmp_path: Path, redirection: str, num_workers: int) -> None:
+    train = shlex.join(command(*SMALL, f"trainer.devices={num_workers}"))
+    done = shell(tmp_path, f"{train} {redirection}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert latest(tmp_path).read_status()["state"] == "finished"
+    assert latest(tmp_path).read_summary()["epochs"] == 2
+    assert b"Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "variables"),
+    [(1, {"PYTHONIOENCODING": "ascii"}), (2, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})],
+    ids=["ascii", "C"],
+)
+def test_a_terminal_of_few_letters_gets_those_it_has(
+    tmp_path: Path, num_workers: int, variables: dict[str, str]
+) -> None:
+    train = shlex.join(command(*SMALL, f"trainer.devices={num_workers}"))
+    done = shell(tmp_path, train, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (done.stdout + done.stderr).decode("ascii")
+    assert "-" * 70 in text  # the rules of the tables, in other letters
+    assert "Finished 2 epochs" in text
+    listed = shell(tmp_path, f"{TOOL} status && {TOOL} runs", **variables)
+    assert listed.returncode == 0, listed.stderr
+    assert "finished" in listed.stdout.decode("ascii")
+
+
+def test_a_run_whose_terminal_is_closed_stops_in_good_order(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(*SMALL, "trainer.max_epochs=500"),
+        cwd=tmp_path, env=environ(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL) and None,
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        wait_until(lambda: latest(tmp_path).read_status().get("step", 0) >= 2, "step 2")
+        os.close(ours)  # from here on writing there is an error
+        process.send_signal(signal.SIGHUP)  # what the kernel sends to what the terminal controls
+        assert process.wait(PATIENCE_S) == EXIT_STOPPED
+    finally:
+        process.kill()
+        process.wait()
+    assert latest(tmp_path).read_status()["reason"] == "signal SIGHUP"
+
+
+def test_a_sweep_finishes_when_nobody_reads_on(tmp_path: Path) -> None:
+    sweep = shlex.join(command("-m", *SMALL, "trainer.max_epochs=1", "seed=0,1"))
+    done = shell(tmp_path, f"{sweep} 2>&1 | head -1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (table,) = tmp_path.glob("outputs/*/*_sweep/table.md")
+    assert table.read_text().count("finished") == 2
+
+
+def test_a_listing_that_nobody_reads_to_the_end_ends_quietly(tmp_path: Path) -> None:
+    for number in range(3000):  # more than a pipe holds
+        path = tmp_path / "outputs" / f"run-{number}"
+        path.mkdir(parents=True)
+        (path / "config.yaml").write_text("name: a\n")
+    done = shell(tmp_path, f"{TOOL} runs | head -1")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"\n") == 1

@@ -1,0 +1,205 @@
+"""Networks of the user's own, beside train.py or in the folder of the command: every process finds them, from anywhere.
+
+The project is a copy of this one with a package in it, as a person has it; commands are typed somewhere else.
+"""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
+
+pytestmark = pytest.mark.processes
+TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40")
+NETWORK = """\
+import torch
+from torch import nn
+
+from my_package.sizes import HIDDEN
+
+
+class Net(nn.Module):
+    def __init__(self, in_channels, num_classes, **settings):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, HIDDEN, 3)
+        self.norm = nn.BatchNorm2d(HIDDEN)
+        self.fc = nn.Linear(HIDDEN, num_classes)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+"""
+OWN = "model._target_=my_package.networks.Net"
+
+
+def write_package(folder: Path, hidden: int = 3) -> None:
+    package = folder / "my_package"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "networks.py").write_text(NETWORK)
+    (package / "sizes.py").write_text(f"HIDDEN = {hidden}\n")
+
+
+def write_project(folder: Path) -> Path:
+    """A copy of this project, which git does not know."""
+    for name in ("src", "conf"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(ROOT / "train.py", folder)
+    return folder
+
+
+def run(cwd: Path, *words: str | Path, python_path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A command of python, in a folder; modules are nowhere but where Python and Lockstep look by themselves."""
+    variables = {name: value for name, value in environ().items() if name != "PYTHONPATH"}
+    if python_path is not None:
+        variables["PYTHONPATH"] = str(python_path)
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def lockstep(cwd: Path, *words: str | Path, code: int = 0) -> str:
+    """What a command of `lockstep` says that must leave with this code."""
+    done = run(cwd, Path(sys.executable).parent / "lockstep", *words)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def train(project: Path, cwd: Path, *overrides: str) -> str:
+    """What `python train.py` of a project says when it is called in a folder and finishes."""
+    done = run(cwd, project / "train.py", *TINY, OWN, *overrides, python_path=project / "src")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def latest(cwd: Path) -> RunFolder:
+    return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_project(tmp_path_factory.mktemp("project"))
+    write_package(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run whose network lies beside train.py, and whose command was typed elsewhere."""
+    cwd = tmp_path_factory.mktemp("typed here")
+    train(project, cwd)
+    return latest(cwd)
+
+
+@pytest.mark.parametrize("num_workers", ["1", "2"])
+def test_an_own_network_is_evaluated_and_predicts_from_any_folder(
+    trained: RunFolder, tmp_path: Path, num_workers: str
+) -> None:
+    said = lockstep(tmp_path, "eval", trained.path, "--devices", num_workers)
+    assert f"{trained.read_summary()['test_accuracy']:.6f}" in said
+    lockstep(tmp_path, "predict", trained.path, "test", "--output", "out.csv", "--devices", num_workers)
+    assert len(list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))) == 31
+    for command in ("status", "compare"):
+        lockstep(tmp_path, command, trained.path, *([trained.path] if command == "compare" else []))
+
+
+def test_an_own_network_is_resumed_from_another_folder(trained: RunFolder, tmp_path: Path) -> None:
+    folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    done = run(tmp_path, ROOT / "train.py", f"resume={folder.path}", "trainer.max_epochs=2", "trainer.devices=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert folder.read_summary()["epochs"] == 2
+
+
+def test_a_network_in_the_folder_of_the_command_is_found_from_others(project: Path, tmp_path: Path) -> None:
+    bare = write_project(tmp_path / "bare")
+    write_package(tmp_path / "here")
+    train(bare, tmp_path / "here", "trainer.devices=2")
+    (tmp_path / "elsewhere").mkdir()
+    assert "test images" in lockstep(tmp_path / "elsewhere", "eval", latest(tmp_path / "here").path)
+
+
+def test_the_trials_of_a_sweep_and_the_test_of_the_best_find_an_own_network(project: Path, tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        project / "train.py",
+        *("-m", *TINY, OWN, "seed=0,1", "launcher.parallel=1"),
+        python_path=project / "src",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sweep,) = tmp_path.glob("outputs/*/*_sweep")
+    assert {RunFolder(sweep / number).read_status()["state"] for number in "01"} == {"finished"}
+    assert "test images" in lockstep(sweep, "eval", sweep / "1", "--devices", "2")
+
+
+def test_a_benchmark_trains_an_own_network_from_the_folder_that_holds_it(tmp_path: Path) -> None:
+    write_package(tmp_path / "here")
+    kept = [text for text in TINY if not text.startswith("strategy")]
+    short = ("benchmark.budget_s=1", "benchmark.probe_s=1", "benchmark.environments.parallel-cpu=null")
+    lockstep(tmp_path / "here", "benchmark", *kept, OWN, *short)
+    (folder,) = tmp_path.glob("here/outputs/*/*_benchmark/cpu")
+    assert "test images" in lockstep(tmp_path, "eval", folder)
+
+
+def test_a_project_that_has_moved_is_missed_by_name_and_found_from_its_new_place(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "old place")
+    write_package(project)
+    (tmp_path / "here").mkdir()
+    train(project, tmp_path / "here")
+    folder = latest(tmp_path / "here")
+    project.rename(tmp_path / "new place")
+    for command in (("eval", folder.path), ("predict", folder.path, "test", "--output", "out.csv")):
+        said = lockstep(tmp_path, *command, code=EXIT_CONFIG)
+        assert "Traceback" not in said
+        assert f"model._target_=my_package.networks.Net: there is no package 'my_package' in {project}" in said
+        assert "the folder is gone" in said
+        assert "start this command in the folder that holds my_package now" in said
+        assert "test images" in lockstep(tmp_path / "new place", "eval", folder.path)
+    done = run(tmp_path, "-m", "lockstep.launch.runner", folder.path, "--task", "test")
+    assert done.returncode == EXIT_CONFIG
+    assert "there is no package 'my_package' in" in folder.failure.read_text()
+
+
+def test_a_job_trains_the_network_that_was_there_when_it_was_submitted(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project")
+    write_package(project)
+    (tmp_path / "here").mkdir()
+    settings = ("cluster=local", 'cluster.setup=["while ! test -e edited; do sleep 0.1; done"]', "trainer.devices=2")
+    done = run(tmp_path / "here", project / "train.py", *TINY, OWN, *settings, python_path=project / "src")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = latest(tmp_path / "here")
+    write_package(project, hidden=5)
+    (tmp_path / "here" / "edited").touch()
+    wait_until(lambda: folder.read_summary() or folder.failure.exists(), "the end of the job")
+    wait_until(lambda: not folder.has_job_here(), "the job is gone")
+    assert not folder.failure.exists(), folder.failure.read_text()
+    moved = RunFolder(folder.path.rename(tmp_path / "moved"))
+    said = lockstep(tmp_path, "eval", moved.path)
+    # of the network it has trained, not of the edited one
+    assert f"{moved.read_summary()['test_accuracy']:.6f}" in said
+
+
+def test_a_job_is_refused_whose_network_git_ignores(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project")
+    write_package(project)
+    (project / ".gitignore").write_text("/my_package/\n")
+    subprocess.run(["git", "init", "-q", project], check=True)
+    done = run(tmp_path, project / "train.py", *TINY, OWN, "cluster=local", python_path=project / "src")
+    assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
+    assert "my_package beside train.py is not copied for a job" in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_what_a_run_records_of_its_project_can_be_read(trained: RunFolder, project: Path) -> None:
+    kept = json.loads(trained.project.read_text())
+    assert kept["modules"][0] == os.path.realpath(project)
+    assert kept["started_in"] == [str(trained.path.parents[2])]

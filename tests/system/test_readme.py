@@ -1,0 +1,172 @@
+"""Every command of the README runs as it stands, on smaller data and networks."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.runs.folder import EXIT_STOPPED
+from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
+from tests.support.screens import on_terminal
+from tests.support.trainings import training
+
+pytestmark = pytest.mark.processes
+BIN = Path(sys.executable).parent
+SMALL = (
+    *("data=synthetic", "data.train_size=70", "model.width=2", "eval_batch_size=64"),
+    *("callbacks.pictures=null", "callbacks.curves=null"),
+)
+COMMANDS = [
+    line.partition(" # ")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for line in block.splitlines()
+    if line.strip()
+]
+
+
+def run(cwd: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(BIN / arguments[0]), *arguments[1:]],
+        cwd=cwd,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def commands(start: str) -> list[list[str]]:
+    """README commands that begin with `start`, as words, with train.py at its place."""
+    found = [shlex.split(command) for command in COMMANDS if command.startswith(start)]
+    return [[str(ROOT / word) if word == "train.py" else word for word in words] for words in found]
+
+
+def smaller(words: list[str]) -> list[str]:
+    """A training command on data and a network that take a second; folders stay what they are."""
+    keeps_data = any(word.startswith(("data=", "resume=")) for word in words)
+    extra = [word for word in SMALL if not (keeps_data and word.startswith("data"))]
+    return [*words, *extra, "debug=fast"]
+
+
+def images(folder: Path, count: int) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        noise = torch.randint(0, 256, (40, 50, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
+        Image.fromarray(noise.numpy()).save(folder / f"{number}.jpg")
+
+
+def test_every_command_is_known_here() -> None:
+    known = ("make ", "python train.py", "lockstep ", "torchrun ", "srun ", "python -m benchmarks")
+    assert [command for command in COMMANDS if not command.startswith(known)] == []
+    assert len(COMMANDS) > 15
+
+
+@pytest.mark.parametrize("words", commands("make "), ids=" ".join)
+def test_make_targets_exist(words: list[str]) -> None:
+    subprocess.run([*words, "-n"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_training_commands_run(tmp_path: Path) -> None:
+    for species in ("rose", "tulip", "daisy"):
+        images(tmp_path / "flowers" / species, 12)
+    for words in commands("python train.py"):
+        if "--help" in words:
+            assert "global_batch_size" in run(tmp_path, *words)
+        elif "-m" not in words and not any(word.startswith(("resume=", "cluster=")) for word in words):
+            assert "test accuracy" in run(tmp_path, *smaller(words))
+
+
+def test_sweeps_run(tmp_path: Path) -> None:
+    for number, words in enumerate(commands("python train.py -m")):
+        if not any(word.startswith("cluster=") for word in words):
+            # one of the lists is enough, and two draws of a search
+            kept = [word for word in words if "," not in word] + [word for word in words if "," in word][-1:]
+            fewer = ["search.num_trials=2"] if any(word.startswith("search=") for word in words) else []
+            out = run(tmp_path, *smaller(kept), *fewer, f"sweep.name=s{number}")
+            assert "Testing the best trial" in out
+            assert len(list(tmp_path.glob(f"outputs/*/*_s{number}/table.*"))) == 3
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="no sbatch: tests/support/slurm.sh install has not been run")
+def test_what_goes_to_a_cluster_can_be_submitted(tmp_path: Path) -> None:
+    found = [words for words in commands("python train.py") if any(word.startswith("cluster=") for word in words)]
+    assert len(found) > 1
+    for words in found:
+        script = run(tmp_path, *words, "dry_run=true")
+        assert "#SBATCH --time" in script
+        assert ("--array=0-2%3" in script) == ("-m" in words)
+
+
+def test_images_are_prepared(tmp_path: Path) -> None:
+    for species in ("rose", "tulip"):
+        images(tmp_path / "flowers" / species, 3)
+    (words,) = commands("lockstep data")
+    assert "Decoded 6 images of flowers" in run(tmp_path, *words)
+    assert "Up to date" in run(tmp_path, *words)
+
+
+def test_stop_watch_and_go_on_then_use_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = [*SMALL, "global_batch_size=16", "trainer.max_epochs=2000"]
+    with training(tmp_path, *long) as started:
+        started.wait_for_step(3)
+        (stop,) = commands("lockstep stop")
+        assert "Asked" in run(tmp_path, *stop)
+        assert started.exit_code() == EXIT_STOPPED
+    (status,) = commands("lockstep status")
+    assert "stopped" in run(tmp_path, *status)
+    (compare,) = commands("lockstep compare")
+    assert "results" in run(tmp_path, *compare[:-1], str(started.folder.path))
+    watch, prune = commands("lockstep runs")
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        with on_terminal(100, *watch[1:]) as shown:
+            shown.wait_for("stopped")
+            shown.type("\x03")  # Ctrl-C
+            assert shown.end() == 0
+    assert "Nothing to remove" in run(tmp_path, *prune)
+    epochs = int(started.folder.read_status()["epoch"])
+    for number, words in enumerate(commands("python train.py resume")):
+        assert "Finished" in run(tmp_path, *words, f"trainer.max_epochs={epochs + 1 + number}")
+    images(tmp_path / "photos", 3)
+    for words in commands("lockstep eval") + commands("lockstep predict"):
+        run(tmp_path, *words)
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 4
+
+
+def test_a_benchmark_reports(tmp_path: Path) -> None:
+    (words,) = commands("lockstep benchmark")
+    small = [*SMALL, "debug=fast", "benchmark.budget_s=1", "benchmark.probe_s=1", "benchmark.probe_steps=3"]
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # one thread: two on a busy machine would wait for each other
+    try:
+        assert "best network" in run(tmp_path, *words, *small)
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def test_the_board_starts_on_the_outputs(tmp_path: Path) -> None:
+    (words,) = commands("lockstep board")
+    (tmp_path / "outputs").mkdir()
+    log = tmp_path / "log"
+    with open(log, "wb") as file:
+        process = subprocess.Popen([BIN / words[0], *words[1:]], cwd=tmp_path, env=environ(), stdout=file, stderr=file)
+    try:
+        wait_until(lambda: "Training tab: http://" in log.read_text(), "address of the tab")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_torchrun_joins_its_workers(tmp_path: Path) -> None:
+    (words,) = commands("torchrun")
+    assert "test accuracy" in run(tmp_path, *smaller(words))
+    assert (tmp_path / "outputs" / "latest" / "summary.json").exists()

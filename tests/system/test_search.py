@@ -1,0 +1,371 @@
+"""Searches: what Optuna proposes, hears and cuts off; with a stand-in for the trainings, and with real ones."""
+
+import itertools
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from lockstep.config import build, compose, validation
+from lockstep.config.compose import CONF
+from lockstep.config.faults import ConfigError
+from lockstep.config.options import groups
+from lockstep.config.schema import Search
+from lockstep.config.sweep_space import Interval, searched
+from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.sweeps.search import MOST_REPEATS, Draws, distributions, study_in
+from lockstep.sweeps.table import Objective
+from tests.support.callbacks import SEES
+from tests.support.harness import PATIENCE_S, SMALL, wait_until
+from tests.support.sweeps import overlap, processes_of, run, seen, started, table_of, tree_of, trials_of
+
+ACCURACY = Objective("val/accuracy", True)
+OPTIONS = groups(CONF).__getitem__
+Result = Callable[[dict[str, str]], float | None]
+
+
+def search_of(*overrides: str) -> Search:
+    found = validation.checked(compose.composed(["search=random", *overrides])).search
+    assert found is not None
+    return found
+
+
+class Fake:
+    """A sweep whose trainings end at once, with the value that `result` gives for what was drawn."""
+
+    def __init__(
+        self, path: Path, search: Search, space: str, result: Callable[[dict[str, str]], float | None]
+    ) -> None:
+        path.mkdir(exist_ok=True)
+        self.ledger = Ledger.opened(path, None, ())
+        self.search = search
+        self.result = result
+        _, self.space = searched([space], OPTIONS)
+        self.study = study_in(path, search, [ACCURACY])
+        self.draws = self.begin()
+
+    def begin(self) -> Draws:
+        return Draws(
+            self.study,
+            distributions(self.space),
+            self.ledger,
+            self.make,
+            objectives=[ACCURACY],
+            monitored=ACCURACY,
+            num_trials=self.search.num_trials,
+        )
+
+    def make(self, drawn: Sequence[str]) -> Trial:
+        if any(text.endswith("=bad") for text in drawn):
+            raise ConfigError(["bad cannot be trained"])
+        trial = self.ledger.find(drawn) or self.ledger.add(drawn, str(self.ledger.next_number))
+        trial.folder.path.mkdir(exist_ok=True)
+        self.ledger.write()
+        return trial
+
+    def end(self, trial: Trial) -> None:
+        best = self.result(trial.settings)
+        if best is not None:
+            trial.folder.write_summary({"best": best})
+        status = {"state": "finished" if best is not None else "failed", "monitor": "val/accuracy", "host": "elsewhere"}
+        trial.folder.write_status(**status)
+        self.draws.ended(trial, status["state"])
+
+    def run(self, most: int = 10**6, at_once: int = 2) -> list[Trial]:
+        """Run until nothing is proposed any more; at most so many. Returns the trials that ran."""
+        done: list[Trial] = []
+        while len(done) < most:
+            running = list(self.draws.proposed(at_once))
+            if not running:
+                break
+            for trial in running[: most - len(done)]:
+                self.end(trial)
+                done.append(trial)
+        return done
+
+
+def rate(settings: dict[str, str]) -> float:
+    return -((float(settings["optimizer.lr"]) - 0.3) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("optimizer.lr=interval(0.1,1)", Interval(0.1, 1.0, None, False)),
+        ("optimizer.lr=tag(log,interval(0.1,1))", Interval(0.1, 1.0, None, True)),
+        ("model.width=range(8,33,8)", Interval(8, 32, 8, False)),
+        ("model.width=range(32,7,-8)", Interval(8, 32, 8, False)),
+        ("optimizer=sgd,adamw", ("sgd", "adamw")),
+        ("optimizer=glob(*)", ("adamw", "sgd")),
+        ("trainer.loads=[1,2],[3,4]", ("[1,2]", "[3,4]")),
+    ],
+)
+def test_hydras_sweeps_are_what_is_drawn_from(text: str, expected: object) -> None:
+    fixed, space = searched(["seed=3", text], OPTIONS)
+    assert fixed == ["seed=3"]
+    assert list(space.values()) == [expected]
+    if text.startswith("model.width"):
+        assert distributions(space) == {"model.width": optuna.distributions.IntDistribution(8, 32, step=8)}
+    kinds = {type(value) for value in distributions(space).values()}
+    assert kinds <= {
+        optuna.distributions.FloatDistribution,
+        optuna.distributions.IntDistribution,
+        optuna.distributions.CategoricalDistribution,
+    }
+
+
+def test_a_study_finds_the_best_rate_and_stops_at_its_number(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "s", search_of("search=tpe", "search.num_trials=30"), "optimizer.lr=interval(0.01,1)", rate)
+    assert len(fake.run()) == 30
+    assert abs(fake.study.best_params["optimizer.lr"] - 0.3) < 0.05  # 30 draws of TPE with seed 0 on a parabola
+    assert fake.study.best_value == pytest.approx(rate({"optimizer.lr": str(fake.study.best_params["optimizer.lr"])}))
+    assert fake.draws.proposed(2) == []
+
+
+def test_a_study_goes_on_with_other_draws_and_with_what_was_interrupted(tmp_path: Path) -> None:
+    space, search = "optimizer.lr=interval(0.01,1)", search_of("search.num_trials=8")
+    first = Fake(tmp_path / "s", search, space, rate)
+    first.run(most=3, at_once=1)
+    (open_one,) = first.draws.proposed(1)
+    del first
+    second = Fake(tmp_path / "s", search, space, rate)
+    resumed = second.draws.proposed(1)
+    assert [trial.number for trial in resumed] == [open_one.number]
+    second.end(resumed[0])
+    assert len(second.run()) == 8 - 3 - 1
+    drawn = [trial.settings["optimizer.lr"] for trial in second.ledger.trials]
+    assert len(set(drawn)) == len(drawn)
+    longer = Fake(tmp_path / "s", search_of("search.num_trials=10"), space, rate)
+    assert len(longer.run()) == 2
+
+
+def seed_of(drawn: dict[str, str]) -> float:
+    return float(drawn["seed"])
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("space", ["seed=1,2,3,4,5", "seed=range(1,6)", "seed=interval(1,5)"])
+def test_a_draw_that_comes_again_is_neither_trained_nor_counted_again(tmp_path: Path, at_once: int, space: str) -> None:
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=4"), space, seed_of)
+    assert len({trial.settings["seed"] for trial in fake.run(at_once=at_once)}) == 4
+    assert fake.draws.note == ""
+    more = Fake(tmp_path / "s", search_of("search.num_trials=5"), space, seed_of)
+    assert len(more.run(at_once=at_once)) == 1
+    # the same draw has the same result
+    values = {trial.params["seed"]: trial.value for trial in more.study.trials}
+    assert all(value == float(seed) for seed, value in values.items())
+    assert {trial.state for trial in more.study.trials} == {optuna.trial.TrialState.COMPLETE}
+
+
+@pytest.mark.parametrize(
+    ("space", "num_points"),
+    [
+        ("seed=1,2,3", 3),
+        ("seed=range(1,10,4)", 3),
+        ("optimizer.lr=range(0.25,1.1,0.25)", 4),
+    ],
+)
+def test_a_space_of_few_points_is_trained_in_full_and_then_called_exhausted(
+    tmp_path: Path, space: str, num_points: int
+) -> None:
+    for num_trained in (num_points, 0):  # the same command again has nothing left
+        fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), space, lambda drawn: 0.5)
+        assert len(fake.run(at_once=2)) == num_trained
+        assert fake.draws.total == num_points
+        told = f"all {num_points} of {num_points} points are trained, fewer than search.num_trials=12"
+        assert told in fake.draws.note
+    assert len(fake.study.trials) < 12 + 2 * MOST_REPEATS
+
+
+def test_a_sampler_that_draws_nothing_new_ends_the_search_with_a_word(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), "optimizer.lr=interval(0.1,1)", rate)
+    fake.study.sampler = optuna.samplers.PartialFixedSampler({"optimizer.lr": 0.3}, optuna.samplers.RandomSampler(0))
+    assert len(fake.run()) == 1
+    told = f"PartialFixedSampler has drawn {MOST_REPEATS} times in a row what is trained already: 1 of 12 trials"
+    assert told in fake.draws.note
+
+
+def test_what_fails_or_cannot_be_trained_is_counted_once_and_drawn_anew_by_the_next_command(tmp_path: Path) -> None:
+    search, space = search_of("search.num_trials=12"), "name=good,bad,fails"
+    num_done = 0
+
+    def result(drawn: dict[str, str]) -> float | None:
+        return None if drawn["name"] == "fails" else 0.5
+
+    for names in (["fails", "good"], ["fails"]):
+        fake = Fake(tmp_path / "s", search, space, result)
+        assert sorted(trial.settings["name"] for trial in fake.run()) == names
+        assert "exhausted: 1 of 3 points is trained" in fake.draws.note
+        drawn = fake.study.trials[num_done:]
+        assert {trial.params["name"] for trial in drawn if trial.state.name == "FAIL"} == {"bad", "fails"}
+        num_done = len(fake.study.trials)
+
+
+def test_a_trial_that_is_poorer_than_the_median_is_pruned_after_the_warm_up(tmp_path: Path) -> None:
+    overrides = ["search.pruner.n_startup_trials=1", "search.pruner.n_warmup_steps=1", "search.num_trials=9"]
+    fake = Fake(tmp_path / "s", search_of(*overrides), "optimizer.lr=interval(0.01,1)", rate)
+
+    def row(epoch: int, value: float) -> dict[str, Any]:
+        return {"epoch": epoch, "val/accuracy": value}
+
+    good, poor = fake.draws.proposed(2)
+    good.folder.write_metrics([row(1, 0.8), row(2, 0.9)])
+    assert not fake.draws.is_poor(good)
+    fake.end(good)
+    poor.folder.write_metrics([row(1, 0.1)])
+    assert not fake.draws.is_poor(poor)  # warm-up
+    poor.folder.write_metrics([row(1, 0.1), row(2, 0.2)])
+    assert fake.draws.is_poor(poor)
+    fake.draws.ended(poor, "pruned")
+    frozen = fake.study.trials[1]
+    assert (frozen.state.name, frozen.intermediate_values) == ("PRUNED", {0: 0.1, 1: 0.2})
+
+
+def test_a_study_is_not_turned_around_under_its_name(tmp_path: Path) -> None:
+    study_in(tmp_path, search_of(), [ACCURACY])
+    with pytest.raises(ConfigError, match="optimizes something else"):
+        study_in(tmp_path, search_of(), [Objective("val/loss", False)])
+
+
+@pytest.mark.parametrize("name", ["CmaEsSampler", "GPSampler", "QMCSampler"])
+def test_other_samplers_of_optuna_draw_too(tmp_path: Path, name: str) -> None:
+    search = search_of(f"search.sampler._target_=optuna.samplers.{name}", "search.num_trials=4")
+    _, space = searched(["optimizer.lr=interval(0.1,1)", "augment.cutout=range(1,9)"], OPTIONS)
+    fake = Fake(tmp_path / "s", search, "optimizer.lr=interval(0.1,1)", rate)
+    fake.space = space
+    fake.draws = fake.begin()
+    assert len(fake.run(at_once=1)) == 4
+    assert len({trial.settings["augment.cutout"] for trial in fake.ledger.trials}) > 1
+
+
+def test_a_sampler_that_needs_another_package_is_refused_with_its_name(tmp_path: Path) -> None:
+    class Needy(optuna.samplers.RandomSampler):
+        def sample_independent(self, *args: Any, **kwargs: Any) -> Any:
+            raise ImportError("tried to import 'botorch'")
+
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=4"), "optimizer.lr=interval(0.1,1)", rate)
+    fake.study.sampler = Needy()
+    with pytest.raises(ConfigError, match=r"search\.sampler=Needy: tried to import 'botorch'"):
+        fake.run(at_once=1)
+
+
+def test_a_study_that_cannot_be_read_or_draws_from_something_else_is_refused(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "s", search_of("search.num_trials=9"), "seed=1,2,3", lambda drawn: 0.5)
+    fake.run(most=2, at_once=1)
+    with pytest.raises(ConfigError, match=r"choose another sweep\.name"):
+        Fake(tmp_path / "s", search_of("search.num_trials=9"), "seed=1,2,3,4", lambda drawn: 0.5).run()
+    (tmp_path / "s" / "study.journal").write_text("no journal\nat all\n")
+    with pytest.raises(ConfigError, match=r"study\.journal cannot be read"):
+        study_in(tmp_path / "s", search_of(), [ACCURACY])
+
+
+def test_what_is_optimized_need_not_be_what_the_best_checkpoint_is_chosen_by(tmp_path: Path) -> None:
+    search = search_of("search.num_trials=2", "search.objectives={training_s:min,val/loss:min}", "search.pruner=null")
+    fake = Fake(tmp_path / "s", search, "seed=1,2,3,4,5,6", lambda drawn: 0.9)
+    objectives = [Objective("training_s", False), Objective("val/loss", False)]
+    (tmp_path / "two").mkdir()
+    study = study_in(tmp_path / "two", search, objectives)
+    space = distributions(fake.space)
+    draws = Draws(study, space, fake.ledger, fake.make, objectives=objectives, monitored=ACCURACY, num_trials=2)
+    (trial,) = draws.proposed(1)
+    trial.folder.write_summary({"best": 0.9, "monitor": "val/accuracy", "training_s": 12.5})
+    epochs = ((1, 0.5, 0.1), (2, 0.9, 0.3))
+    trial.folder.write_metrics([{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in epochs])
+    draws.ended(trial, "finished")
+    assert study.trials[0].values == [12.5, 0.3]  # the loss of the epoch with the best accuracy
+
+
+def test_every_search_of_conf_names_a_sampler_there_is() -> None:
+    for option in groups(CONF)["search"]:
+        found = validation.checked(compose.composed([f"search={option}"])).search
+        assert found is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            assert isinstance(build.build(found.sampler), optuna.samplers.BaseSampler)
+
+
+@pytest.mark.processes
+def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    overrides = [*SMALL, "model.width=2", "data.train_size=40", "trainer.max_epochs=8", "trainer.devices=2"]
+    overrides += ["search=random", "search.num_trials=2", "sweep.name=study", "launcher.parallel=1", SEES % "2"]
+    overrides += ["optimizer.lr=tag(log,interval(0.001,0.1))"]
+    # an accuracy below 1.1 is always poor
+    pruner = ["search.pruner._target_=optuna.pruners.ThresholdPruner", "+search.pruner.lower=1.1"]
+    pruner += ["~search.pruner.n_startup_trials", "search.pruner.n_warmup_steps=2"]
+    with started(tmp_path, *overrides, *pruner) as sweep:
+        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/metrics.csv")), "the second trial")
+        sweep.send_signal(signal.SIGINT)
+        out, _ = sweep.communicate(timeout=PATIENCE_S)
+    assert sweep.returncode == 75, out
+    assert "Trial 0 pruned" in out
+    first, second = trials_of(tmp_path)
+    status = first.read_status()
+    assert (status["state"], status["workers"]) == ("pruned", 2)
+    assert "other trials were better by now" in status["reason"]
+    listed = subprocess.run(
+        [sys.executable, "-m", "lockstep.cli.main", "runs"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert sorted(row.partition("\t")[0] for row in listed.stdout.splitlines()[1:]) == ["pruned", "stopped"]
+    assert (first.stop_flag.exists(), first.is_locked()) == (False, False)
+    assert processes_of(first) == []
+    assert len(first.read_metrics()) < 8
+    before = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
+    (tmp_path / "fast").touch()
+    done = run(tmp_path, *overrides, "search.pruner=null")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == before
+    assert len(second.read_metrics()) == 8
+    table = table_of(tmp_path)
+    assert [trial["state"] for trial in table["trials"]] == ["finished", "pruned"]
+    study = optuna.load_study(study_name="study", storage=journal(tree_of(tmp_path)))
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
+    assert table["best"] == study.best_trial.user_attrs["trial"] == 1
+    assert study.best_value == pytest.approx(table["trials"][0]["val/accuracy"])
+
+
+@pytest.mark.processes
+def test_a_search_over_fewer_points_than_trials_trains_them_all_and_says_so(tmp_path: Path) -> None:
+    overrides = [*SMALL, "data.train_size=40", "trainer.max_epochs=1", "model.width=2,4,6", "search=random"]
+    for begins in ("A sweep of 3 trials", "All 3 trials of"):
+        done = run(tmp_path, *overrides, "search.num_trials=4", "sweep.test=none")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert begins in done.stdout
+        assert "The search space is exhausted: all 3 of 3 points are trained" in done.stdout
+        assert [trial["state"] for trial in table_of(tmp_path)["trials"]] == ["finished"] * 3
+
+
+@pytest.mark.processes
+def test_several_objectives_have_the_front_that_optuna_has_and_no_trial_is_tested(tmp_path: Path) -> None:
+    overrides = [*SMALL, "data.train_size=40", "trainer.max_epochs=1", "model.width=2,4,6,8", "search=nsga2"]
+    overrides += ["search.objectives={val/loss: min, parameters: min}", "search.num_trials=4", "launcher.parallel=2"]
+    done = run(tmp_path, *overrides, SEES % "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = table_of(tmp_path)
+    assert table["objectives"] == {"val/loss": "min", "parameters": "min"}
+    study = optuna.load_study(study_name="study", storage=journal(tree_of(tmp_path)))
+    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    assert len({trial.user_attrs["trial"] for trial in complete}) == 4  # others are draws that came again
+    by_number = {trial["trial"]: trial for trial in table["trials"]}
+    for trial in complete:
+        row = by_number[trial.user_attrs["trial"]]
+        assert trial.values == pytest.approx([row["val/loss"], row["parameters"]])
+    assert {*table["front"]} == {trial.user_attrs["trial"] for trial in study.best_trials}
+    assert f"Pareto front: trials {', '.join(map(str, table['front']))}" in done.stdout
+    assert table["best"] is None
+    assert all(trial["test_accuracy"] is None for trial in table["trials"])
+    facts = [seen(folder) for folder in trials_of(tmp_path)]
+    assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))
+
+
+def journal(path: Path) -> JournalStorage:
+    return JournalStorage(JournalFileBackend(str(path / "study.journal")))

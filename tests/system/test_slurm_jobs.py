@@ -1,0 +1,352 @@
+"""Runs as jobs of a real SLURM: submitted, watched, ended, requeued, and in the end the same bits as without it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cluster import submission
+from lockstep.config import compose, storage, validation
+from lockstep.launch import runner, spawn
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from lockstep.system.signals import SignalFlag
+from tests.support.harness import PATIENCE_S, ROOT, command, difference, wait_until, write_run
+from tests.support.slurm import Slurm
+from tests.support.slurm_jobs import CLUSTER, EPOCHS, SLOW, TINY, Shell, Submitted, on_node
+
+pytestmark = pytest.mark.processes
+
+
+def container(folder: Path) -> str:
+    """A container with a python in it, and no scontrol."""
+    python = folder / "inside" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return f"cluster.container='env PATH={folder}/inside'"
+
+
+def submit_array(shell: Shell, name: str, trees: Sequence[Sequence[str]]) -> list[Submitted]:
+    """A run for each list of overrides, as one array of jobs."""
+    configs = [validation.checked(compose.composed([*CLUSTER, *tree])) for tree in trees]
+    base = shell.cwd / "outputs" / name
+    folders = [RunFolder(base / str(number)) for number in range(len(configs))]
+    for folder, config in zip(folders, configs, strict=True):
+        folder.path.mkdir(parents=True)
+        runner.save(folder, config, [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", shell.slurm.environ["SLURM_CONF"])
+        patch.chdir(shell.cwd)
+        submission.submit_all(folders, configs, SignalFlag(), base=RunFolder(base), name=name, has_test=False)
+    return [Submitted(shell, folder, "") for folder in folders]
+
+
+@pytest.fixture(scope="module")
+def shell(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(slurm, tmp_path_factory.mktemp("shell"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run of all these tests, in one process and in one go."""
+    folder = write_run(tmp_path_factory.mktemp("alone") / "run", TINY)
+    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def time_limited(shell: Shell) -> Submitted:
+    """A job that reaches its limit of a minute. SLURM looks every 30 s, so it is begun first and looked at last."""
+    return shell.submit(*TINY, SLOW % 5, "cluster.time_min=1", "cluster.warn_s=55", on_node("n2"), "name=limited")
+
+
+@pytest.fixture(scope="module")
+def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[str, Submitted]]:
+    """Jobs in the middle of their training, each cut in its own way; begun together, for most of it is waiting."""
+    partition = ("PartitionName=grace", "Nodes=n1", "PriorityTier=1", "PreemptMode=REQUEUE", "GraceTime=60")
+    slurm.run("scontrol", "create", *partition)
+    runs = {
+        "preempted": shell.submit(*TINY, SLOW % 4, on_node("n1"), "name=preempted"),
+        "grace": shell.submit(
+            *TINY, SLOW % 4, on_node("n1"), "cluster.partition=grace", "trainer.devices=2", "name=grace"
+        ),
+        "cancelled": shell.submit(*TINY, SLOW % 4, on_node("n2"), "name=cancelled"),
+        "inside": shell.submit(*TINY, SLOW % 4, on_node("n2"), container(shell.cwd), "name=inside"),
+        "wider": shell.submit(*TINY, SLOW % 4, on_node("n2"), "name=wider"),
+        "often": shell.submit(*TINY, SLOW % 4, on_node("n2"), "cluster.max_requeues=0", "name=often"),
+    }
+    for run in runs.values():
+        run.wait_for_step(1)
+    shell.jobs("cancel", "999", code=EXIT_CONFIG)
+    assert f"{runs['often'].id} is running" in shell.jobs("requeue", runs["often"].id, code=EXIT_CONFIG).stderr
+    resume = slurm.run(*command(f"resume={runs['often'].folder.path}", *CLUSTER), cwd=shell.cwd, code=EXIT_CONFIG)
+    assert f"lockstep jobs cancel {runs['often'].id} first" in resume.stderr
+    with runs["preempted"].watched(), runs["grace"].watched():
+        slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
+        slurm.run("scancel", "--signal=USR1", runs["often"].id, runs["inside"].id)  # as SLURM warns of the time limit
+        for name in ("cancelled", "wider"):
+            assert "saves a checkpoint first" in shell.jobs("cancel", runs[name].folder.path).stdout
+        for run in runs.values():
+            wait_until(lambda run=run: "requeued" in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
+        yield runs
+
+
+def test_two_nodes_of_two_processes_end_like_one(shell: Shell, alone: RunFolder, figure: Any) -> None:
+    run = shell.submit(*TINY, "trainer.num_nodes=2", "trainer.devices=2", "name=four")
+    assert f"lockstep jobs follow {run.id}" in run.said
+    run.wait()
+    assert run.folder.read_summary()["workers"] == 4
+    figure(f"2 nodes x 2 processes against 1: {difference(alone, run.folder):.1e}")
+    assert difference(alone, run.folder) <= 1e-12
+    logs = sorted(path.name for path in run.folder.job_files.glob("*_log.out"))
+    assert logs == [f"{run.id}_{rank}_log.out" for rank in range(4)]
+
+
+def test_an_array_with_one_broken_trial_trains_the_others(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
+    trees = [[*TINY, f"seed={seed}"] for seed in (0, 1, 2)]
+    trees[1].append("data.image_size=2000000000")  # more than memory can be addressed, found by the job alone
+    runs = submit_array(shell, "sweep", trees)
+    folders = [run.folder for run in runs]
+    array = runs[0].id.partition("_")[0]
+    assert [run.id for run in runs] == [f"{array}_{number}" for number in range(3)]
+    assert {run.folder.read_job()["code"] for run in runs} == {str(shell.cwd / "outputs" / "sweep" / "code" / "1")}
+    done = shell.jobs("wait", array, code=EXIT_FAILED)
+    states = dict(line.split("\t")[:2] for line in done.stdout.splitlines())
+    assert states == {f"{array}_0": "completed", f"{array}_1": "failed", f"{array}_2": "completed"}
+    assert difference(alone, folders[0]) == 0
+    assert folders[0].read_summary()["test_accuracy"] is None
+    assert slurm.show(runs[1].id)["Restarts"] == "0"
+    assert folders[1].read_status()["state"] == "failed"
+    results = json.loads(shell.jobs("result", array, code=EXIT_FAILED).stdout)
+    assert [result and result["epochs"] for result in results] == [EPOCHS, None, EPOCHS]
+    # in an order of their own, by folder
+    listed = shell.jobs("list", "outputs/sweep").stdout.splitlines()
+    assert [line.split("\t")[:2] for line in listed[1:]] == [[job, state] for job, state in sorted(states.items())]
+
+
+def test_the_last_task_of_an_array_is_requeued_without_the_others(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
+    runs = submit_array(shell, "tasks", [[*TINY, SLOW % 1, f"seed={seed}"] for seed in (1, 0)])
+    for run in runs:
+        run.wait_for_step(1)
+    slurm.run("scancel", "--signal=USR1", runs[1].id)
+    runs[1].assert_went_on(alone)
+    other = slurm.show(runs[0].id)
+    assert (other["JobState"] in ("RUNNING", "COMPLETED"), other["Restarts"]) == (True, "0")
+    slurm.run("scancel", runs[0].id)
+    slurm.wait(runs[0].id)
+
+
+def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its_submission(
+    slurm: Slurm, shell: Shell, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    for name in ("src", "conf", "train.py"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, project / name)
+    slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
+    environ = {"PYTHONPATH": str(project / "src")}
+    try:
+        overrides = [*CLUSTER, *TINY, "trainer.max_epochs=1", on_node("n1"), "name=edited"]
+        words = [sys.executable, project / "train.py", *overrides]
+        slurm.run(*words, cwd=shell.cwd, environ=environ)
+        run = Submitted(shell, RunFolder((shell.cwd / "outputs" / "latest").resolve()), "")
+        (project / "src" / "lockstep" / "training.py").write_text("raise SystemExit('edited')\n")
+        listed = shell.jobs("list").stdout.splitlines()
+        assert listed[-1].split("\t")[:2] == [run.id, "pending"]
+        assert "ReqNodeNotAvail" in shell.jobs("show", run.id).stdout
+        assert run.folder.read_status()["state"] == "not started"
+        following = subprocess.Popen(
+            [sys.executable, "-m", "lockstep.cli.main", "jobs", "follow", run.id],
+            cwd=shell.cwd,
+            env=slurm.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert following.stderr is not None
+            assert f"[job {run.id} pending: ReqNodeNotAvail" in following.stderr.readline()
+        finally:
+            slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+        out, said = following.communicate(timeout=PATIENCE_S)
+        assert following.returncode == 0, out + said
+    finally:
+        slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME", code=None)
+    assert "Lockstep: ResNet18 on synthetic" in out
+    assert "Finished 1 epochs" in out
+    assert f"[job {run.id} completed]" in said
+    assert shell.jobs("wait", run.id).returncode == 0
+    assert json.loads(shell.jobs("result", run.folder.path).stdout) == run.folder.read_summary()
+    shell.jobs("delete", run.id, code=EXIT_CONFIG)  # there is nobody to ask
+    assert run.folder.path.exists()
+    job = run.id
+    shell.jobs("delete", job, "--yes")
+    assert not run.folder.path.exists()
+    assert f"{job} is no job: known are " in shell.jobs("show", job, code=EXIT_CONFIG).stderr
+
+
+@pytest.mark.parametrize("name", ["preempted", "grace"])
+def test_a_job_is_followed_and_waited_for_over_requeues(cut: dict[str, Submitted], name: str) -> None:
+    (followed, said), (waited, _) = (process.communicate(timeout=PATIENCE_S) for process in cut[name].watching)
+    codes = [process.returncode for process in cut[name].watching]
+    assert codes == [0, 0], followed + said + waited
+    parts = [
+        followed.index(text) for text in ("Lockstep: ResNet18", "requeued", "going on", f"Finished {EPOCHS} epochs")
+    ]
+    assert parts == sorted(parts)
+    assert waited.split("\t")[:2] == [cut[name].id, "completed"]
+
+
+def test_a_preempted_job_is_requeued_by_slurm_and_ends_exactly(cut: dict[str, Submitted], alone: RunFolder) -> None:
+    assert "preempted: SLURM has requeued the job" in cut["preempted"].log
+    cut["preempted"].assert_went_on(alone)
+
+
+def test_a_job_with_time_to_leave_requeues_itself(cut: dict[str, Submitted], alone: RunFolder) -> None:
+    assert "requeued: preempted" in cut["grace"].log
+    cut["grace"].assert_went_on(alone, exactness=1e-12)  # two workers
+
+
+def test_a_job_in_a_container_without_scontrol_is_requeued_from_outside(
+    cut: dict[str, Submitted], alone: RunFolder
+) -> None:
+    assert "requeued: time limit" in cut["inside"].log
+    cut["inside"].assert_went_on(alone)
+
+
+def test_a_cancelled_job_saves_and_stays_away_until_it_is_requeued(
+    cut: dict[str, Submitted], shell: Shell, alone: RunFolder
+) -> None:
+    run = cut["cancelled"]
+    run.wait(state="CANCELLED")
+    assert run.folder.read_status()["reason"] == "cancelled"
+    assert run.folder.last_checkpoint.exists()
+    assert shell.jobs("wait", run.id, code=EXIT_STOPPED).stdout.split("\t")[1] == "cancelled"
+    shell.jobs("requeue", run.id)
+    run.assert_went_on(alone)
+
+
+def test_a_job_that_was_requeued_too_often_stays_stopped(
+    cut: dict[str, Submitted], shell: Shell, slurm: Slurm, alone: RunFolder
+) -> None:
+    run = cut["often"]
+    run.wait(state="FAILED")
+    assert slurm.show(run.id)["ExitCode"] == f"{EXIT_STOPPED}:0"
+    status = run.folder.read_status()
+    assert status["state"] == "stopped"
+    assert "cluster.max_requeues=0" in status["reason"]
+    assert "lockstep jobs requeue" in status["reason"]
+    first = run.id
+    said = shell.jobs("requeue", run.id).stdout
+    assert run.folder.read_job()["earlier"] == [first]
+    assert f"goes on as job {run.id}" in said  # which counts from 0
+    run.wait()
+    assert difference(alone, run.folder) == 0
+
+
+def test_a_cut_run_goes_on_exactly_as_a_job_of_more_nodes(
+    cut: dict[str, Submitted], shell: Shell, slurm: Slurm, alone: RunFolder, figure: Any
+) -> None:
+    run = cut["wider"]
+    run.wait(state="CANCELLED")
+    first = run.id
+    words = command(f"resume={run.folder.path}", *CLUSTER, "trainer.num_nodes=2", "trainer.devices=1")
+    said = slurm.run(*words, cwd=shell.cwd).stdout
+    assert f"lockstep jobs follow {run.id}" in said
+    assert run.folder.read_job()["earlier"] == [first]
+    run.wait()
+    assert slurm.show(run.id)["NodeList"] == "n[1-2]"
+    assert run.folder.read_summary()["workers"] == 2
+    assert "going on" in run.log
+    figure(f"from 1 node to 2 in the middle: {difference(alone, run.folder):.1e}")
+    assert difference(alone, run.folder) <= 1e-12
+
+
+def test_more_workers_than_tasks_are_refused_in_the_job(shell: Shell, slurm: Slurm) -> None:
+    folder = write_run(shell.cwd / "outputs" / "two", [*TINY, "trainer.devices=2"])
+    config = validation.checked(compose.composed([*CLUSTER, *TINY, "trainer.devices=1"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
+        patch.setattr(submission, "for_job", lambda _: storage.load(folder.config))
+        record = submission.submit_all([folder], [config], SignalFlag(), base=folder, name="two")[0]
+    run = Submitted(shell, folder, "")
+    run.wait(state="FAILED")
+    assert slurm.show(record.id)["ExitCode"] == f"{EXIT_CONFIG}:0"
+    assert slurm.show(record.id)["Restarts"] == "0"
+    assert "trainer.devices=2 asks for 2 workers, but srun started 1 process" in run.log
+    assert shell.jobs("wait", record.id, code=EXIT_CONFIG).stdout.split("\t")[1] == "failed"
+
+
+def test_gpus_that_a_node_does_not_show_are_missed_also_in_a_container(shell: Shell, slurm: Slurm) -> None:
+    kept = [override for override in TINY if override != "strategy=cpu"]
+    python = f'cluster.setup=["export PATH={Path(sys.executable).parent}:$PATH"]'
+    run = shell.submit(*kept, "trainer.devices=1", "name=gpu", python, "cluster.container='env INSIDE=1'")
+    run.wait(state="FAILED")
+    assert slurm.show(run.id)["TresPerNode"] == "gres:gpu:1"  # which are files here
+    assert slurm.show(run.id)["ExitCode"] == f"{EXIT_CONFIG}:0"
+    assert "cluster.gpus_per_node=1, but SLURM shows 0 GPUs" in run.log
+
+
+def test_what_sbatch_refuses_leaves_nothing(shell: Shell, slurm: Slurm) -> None:
+    before = sorted(shell.cwd.glob("outputs/*/*"))
+    done = slurm.run(*command(*CLUSTER, *TINY, "cluster.partition=none"), cwd=shell.cwd, code=EXIT_CONFIG)
+    assert "sbatch refused the job: " in done.stderr
+    assert "invalid partition" in done.stderr
+    assert sorted(shell.cwd.glob("outputs/*/*")) == before
+
+
+def test_a_dry_run_prints_the_script_and_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    overrides = ["trainer.num_nodes=2", "trainer.devices=3", "cluster.setup=[module load x]", "dry_run=true"]
+    options = ['cluster.sbatch=[--exclusive,"--reservation=class"]', "cluster.account=who", "cluster.qos=low"]
+    done = slurm.run(*command(*CLUSTER, *TINY, *overrides, *options), cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    lines = done.stdout.splitlines()
+    for line in ("nodes=2", "ntasks-per-node=3", "time=5", "cpus-per-task=1", "mem=1024M", "signal=USR1@120"):
+        assert f"#SBATCH --{line}" in lines
+    for line in ("exclusive", "reservation=class", "account=who", "qos=low", "requeue", "open-mode=append"):
+        assert f"#SBATCH --{line}" in lines
+    assert not [line for line in lines if "gpus" in line or "wckey" in line]
+    assert "module load x" in lines
+    queued = slurm.run("squeue", "--noheader", "--format=%j").stdout.split()
+    assert compose.composed(TINY).name not in queued
+
+
+def test_the_latency_of_a_submission_is_measured(slurm: Slurm) -> None:
+    done = slurm.run(sys.executable, "-m", "benchmarks.submit", "--n=1", cwd=ROOT)
+    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[-4:-1]] == [
+        "| train.py cluster=slurm",
+        "| sbatch alone",
+        "| train.py cluster=slurm dry_run=true",
+    ]
+
+
+def test_a_job_that_ends_with_its_node_goes_on_elsewhere(shell: Shell, slurm: Slurm, alone: RunFolder) -> None:
+    if not slurm.has_networks:
+        pytest.skip("both nodes are this machine")
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")  # time_limited runs on there
+    run = shell.submit(*TINY, SLOW % 1, "name=moved")
+    run.wait_for_step(2)
+    slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    slurm.kill("n1")
+    try:
+        run.wait()
+        assert slurm.show(run.id)["NodeList"] == "n2"
+        assert int(slurm.show(run.id)["Restarts"]) == 1
+        assert difference(alone, run.folder) == 0
+    finally:
+        slurm.start("n1")
+        wait_until(lambda: slurm.node_state("n1") in ("idle", "mixed"), what="n1 is back")
+
+
+def test_a_job_at_its_time_limit_requeues_itself_and_ends_exactly(time_limited: Submitted, alone: RunFolder) -> None:
+    time_limited.wait()
+    # more than once where SLURM happens to look while it starts again
+    assert int(time_limited.slurm.show(time_limited.id)["Restarts"]) >= 1
+    assert "requeued: time limit" in time_limited.log
+    assert difference(alone, time_limited.folder) == 0

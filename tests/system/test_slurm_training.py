@@ -1,0 +1,168 @@
+"""`srun python train.py` on a real SLURM of two nodes: the same numbers, steps side by side, and clear refusals."""
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.launch import spawn
+from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import step_port
+from tests.support.harness import ROOT, SMALL, command, difference, write_run
+from tests.support.slurm import Slurm
+
+pytestmark = pytest.mark.processes
+BRIEF = (*SMALL, "trainer.max_epochs=1", "silent=true")
+
+
+@pytest.fixture(autouse=True)
+def _nodes_have_networks(slurm: Slurm) -> None:
+    if not slurm.has_networks:
+        pytest.skip("both nodes of this SLURM are one machine, which has no name of theirs")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run of one process without SLURM."""
+    folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
+    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    return folder
+
+
+def latest(cwd: Path) -> RunFolder:
+    return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+def test_two_nodes_with_two_tasks_each_train_the_weights_of_one_process(
+    slurm: Slurm, alone: RunFolder, tmp_path: Path, figure: Any
+) -> None:
+    place = ["trainer.num_nodes=2", "trainer.devices=2", "strategy.interface=eth0"]
+    task = command(*SMALL, *place, "+strategy.variables.NCCL_DEBUG=WARN")
+    slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *task, cwd=tmp_path)
+    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
+    assert latest(tmp_path).read_summary()["workers"] == 4
+    assert latest(tmp_path).read_status()["host"] == "n1"
+    largest = difference(alone, latest(tmp_path))
+    figure(f"largest difference {largest:.1e}")
+    assert largest <= 1e-12
+
+
+def test_a_task_that_is_killed_is_named_with_its_node(slurm: Slurm, tmp_path: Path) -> None:
+    dies = "+callbacks.dies={_target_:tests.support.callbacks.Dies,how:SIGKILL,rank:1,seed:null}"
+    task = command(*BRIEF, "trainer.num_nodes=2", "strategy.interface=eth0", dies)
+    done = slurm.run("srun", "--nodes=2", *task, cwd=tmp_path, code=None, environ={"PYTHONPATH": str(ROOT)})
+    line = "rank 1 of 2 was ended by SIGKILL on n2 (kill -9, or out of memory)"
+    assert done.returncode == 128 + signal.SIGKILL
+    assert line in done.stderr
+    assert latest(tmp_path).failure.read_text() == f"{line}\n"
+    assert (latest(tmp_path).read_status()["state"], latest(tmp_path).read_status()["reason"]) == ("failed", line)
+
+
+def test_two_steps_of_one_allocation_train_side_by_side(slurm: Slurm, alone: RunFolder, tmp_path: Path) -> None:
+    task = shlex.join(command(*SMALL, "strategy=ddp", "silent=true"))
+    lines = []
+    for name, other in ("ab", "ba"):
+        (tmp_path / name).mkdir()
+        # they start together, and each holds its port to its end
+        trained = f"touch ready; until [ -e ../{other}/ready ]; do sleep 0.1; done; exec {task}"
+        step = shlex.join(["srun", "--exact", "-n1", "-c1", "--mem=1G", "sh", "-c", trained])
+        lines.append(f"(cd {tmp_path / name} && {step}) & {name}=$!")
+    job = slurm.sbatch("\n".join([*lines, "wait $a && wait $b"]), "--ntasks=2", "--nodes=1", cwd=tmp_path)
+    assert slurm.wait(job) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
+    for name in "ab":
+        assert latest(tmp_path / name).read_summary()["workers"] == 1
+        assert difference(alone, latest(tmp_path / name)) <= 1e-12
+
+
+def test_more_devices_than_tasks_are_a_config_error(slurm: Slurm, tmp_path: Path) -> None:
+    done = slurm.run("srun", "--ntasks=1", *command(*BRIEF, "trainer.devices=2"), cwd=tmp_path, code=2)
+    assert "trainer.devices=2 asks for 2 workers, but srun started 1 process" in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_tasks_that_no_srun_starts_are_not_waited_for(slurm: Slurm, tmp_path: Path) -> None:
+    job = slurm.sbatch(shlex.join(command(*BRIEF, "trainer.devices=2")), "--ntasks=2", "--nodes=1", cwd=tmp_path)
+    assert slurm.wait(job) == "FAILED"
+    assert slurm.show(job)["ExitCode"] == "2:0"
+    text = (tmp_path / f"slurm-{job}.out").read_text()
+    assert "srun started 1 process: start it with srun --nodes=1 --ntasks-per-node=2 python train.py" in text
+
+
+def test_a_network_that_is_not_there_is_told_with_those_that_are(slurm: Slurm, tmp_path: Path) -> None:
+    task = command(*BRIEF, "trainer.num_nodes=2", "strategy.interface=ib0")
+    done = slurm.run("srun", "--nodes=2", *task, cwd=tmp_path, code=2)
+    for node in ("n1", "n2"):
+        fault = f"config error: strategy.interface=ib0 is not on {node}, which has lo, eth0: use one of these, or null"
+        assert fault in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+# a node of this SLURM has two GPUs on paper; a task sees what it would see on a real one
+FINDS = """
+import os
+from lockstep import config, workers
+listed = os.listdir
+os.listdir = lambda path=".": ["nvidia0", "nvidia1"] if path == "/dev" else listed(path)
+found = workers.found(config.checked(config.composed(["trainer.num_nodes=2"])))
+print(os.environ["SLURM_PROCID"], os.environ["CUDA_VISIBLE_DEVICES"], found)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "seen", "gpus"),
+    [
+        (["--gpus-per-task=1"], ["0", "1"], "(0, 0)"),
+        (["--gpus-per-node=2", "--gpu-bind=single:1"], ["0", "1"], "(0, 0)"),
+        (["--gpus-per-node=2"], ["0,1", "0,1"], "(0, 1)"),
+    ],
+    ids=["per task", "bound", "shared"],
+)
+def test_tasks_find_gpus_of_their_own_and_share_those_of_all(
+    slurm: Slurm, options: list[str], seen: list[str], gpus: str, tmp_path: Path
+) -> None:
+    task = [sys.executable, "-c", FINDS]
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", *options, *task, cwd=tmp_path)
+    workers = f"Workers(num_local=2, num_nodes=2, gpus={gpus})"
+    expected = [f"{rank} {visible} {workers}" for rank, visible in enumerate([*seen, *seen])]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_tasks_that_share_one_gpu_are_told_how_each_gets_its_own(slurm: Slurm, tmp_path: Path) -> None:
+    task = [sys.executable, "-c", FINDS]
+    done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=1", *task, cwd=tmp_path, code=1)
+    assert "srun started 2 workers for a machine with 1 GPU: start 1, give each a GPU of its own" in done.stderr
+
+
+HOLDER = """
+import os, pathlib, socket, time
+from lockstep.system.launcher import step_port
+server = socket.create_server(("", step_port(int(os.environ["SLURM_JOB_ID"]), 0)))
+pathlib.Path("taken").touch()
+time.sleep(120)
+"""
+HOLD = f"{shlex.join([sys.executable, '-c', HOLDER])} &\nuntil [ -e taken ]; do sleep 0.1; done"
+
+
+def test_a_port_that_is_taken_is_told_with_the_cure(slurm: Slurm, tmp_path: Path) -> None:
+    task = shlex.join(command(*BRIEF, "strategy=ddp"))
+    job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--ntasks=1", cwd=tmp_path)
+    assert slurm.wait(job) == "FAILED"
+    assert slurm.show(job)["ExitCode"] == "2:0"
+    text = (tmp_path / f"slurm-{job}.out").read_text()
+    assert f"config error: port {step_port(int(job), 0)} of n1, where the processes of this step meet, is taken" in text
+    assert "set MASTER_ADDR=n1 and MASTER_PORT to a free one" in text
+
+
+def test_processes_of_a_known_folder_meet_on_a_port_that_is_free(
+    slurm: Slurm, alone: RunFolder, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "run", [*SMALL, "strategy.interface=eth0"])
+    task = shlex.join([sys.executable, "-m", "lockstep.launch.runner", str(folder.path), "--task", "train"])
+    job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--nodes=2", cwd=tmp_path)
+    assert slurm.wait(job) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
+    assert folder.read_summary()["workers"] == 2
+    assert difference(alone, folder) <= 1e-12
+    assert not list(folder.path.glob("rendezvous-*"))

@@ -1,0 +1,669 @@
+"""`lockstep status`, `runs`, `compare` and `runs --prune`: what they say, and what they never remove."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.monitoring import cells
+from lockstep.runs.discovery import STATES
+from lockstep.runs.folder import BENCHMARK, LIVE_STATES, RunFolder
+from lockstep.system.terminal import duration
+from tests.support.harness import environ
+from tests.support.holding import HOLD, begun_by_another_process
+from tests.support.screens import on_terminal, seen
+
+HOST = socket.gethostname()
+NOW = 1.7e9  # 2023-11-14
+TRAINED: dict[str, Any] = {
+    "state": "finished", "reason": "", "name": "digits_resnet18", "workers": 2, "device": "CPU, 1 thread each",
+    "precision": "bfloat16", "host": HOST, "pid": 4242, "epoch": 4, "max_epochs": 10, "step": 312, "total_steps": 780,
+    "percent": 40.0, "learning_rate": 0.0734, "epoch_s": 18.25, "elapsed_s": 72.4, "remaining_s": 109.6,
+    "images_per_s": 1234.5, "best": 0.98125, "monitor": "val/accuracy",
+    "metrics": {"train/loss": 0.5, "val/accuracy": 0.98},
+}  # fmt: skip
+
+
+def run(path: Path, *overrides: str, config: str = "seed: 0\n", started: float = NOW, **status: Any) -> RunFolder:
+    """A run folder as a training leaves it, with these facts changed; no status where its state is None."""
+    path.mkdir(parents=True)
+    folder = RunFolder(path)
+    folder.config.write_text(config)
+    folder.overrides.write_text("".join(f"{text}\n" for text in overrides))
+    folder.lock_file.touch()
+    if status.get("state", "") is not None:
+        status = TRAINED | {"started": started, "updated": time.time()} | status
+        (path / "status.json").write_text(json.dumps(status))  # not synced to the disk, which takes time
+    os.utime(folder.config, (started, started))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+class Said:
+    """What a command wrote, and its exit code."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """Cells of the lines of a table in a pipe, without the heads."""
+        return [line.split("\t") for line in self.out.splitlines()[1:]]
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command in this process, its output in a pipe."""
+
+    def call(*words: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["lockstep", *words])
+        try:
+            code = main._command()
+        except SystemExit as left:  # of argparse
+            code = int(left.code or 0)
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return call
+
+
+def rows_of(text: str) -> dict[str, str]:
+    """Name and value of the rows of a status."""
+    return dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines() if "  " in line)
+
+
+def test_the_status_of_the_latest_run_says_it_all(tmp_path: Path, lockstep: Any) -> None:
+    folder = run(tmp_path / "outputs" / "day" / "it", state="training", host="node07")
+    (tmp_path / "outputs" / "latest").symlink_to("day/it")
+    said = lockstep("status")
+    assert said.code == 0
+    rows = rows_of(said.out)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, \d\.\d s ago", rows.pop("updated"))
+    assert rows == {
+        "state": "training",
+        "progress": "40.0 %",
+        "epoch": "4 of 10, step 312 of 780",
+        "time": "1:12 so far, about 1:50 left",
+        "speed": "1,234 images/s, 18.2 s an epoch",
+        "learning rate": "0.0734",
+        "best": "val/accuracy 0.9812",
+        "train/loss": "0.5000",
+        "val/accuracy": "0.9800",
+        "workers": "2 x CPU, 1 thread each",
+        "precision": "bfloat16",
+        "process": "pid 4242 on node07",
+        "started": cells.moment(NOW),
+        "run folder": "outputs/day/it",
+        "stop": "lockstep stop outputs/day/it",
+    }
+    assert said.out.startswith("digits_resnet18\n")
+    assert json.loads(lockstep("status", "--json").out)["path"] == str(folder.path)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_a_status_on_a_narrow_terminal_breaks_no_word_and_no_bar(tmp_path: Path, columns: int) -> None:
+    run(
+        tmp_path / "it",
+        state="training",
+        host="node07",
+        percent=100.0,
+        reason="a reason of more than a few words, as long as this",
+    )
+    lines, _ = seen(columns, "status", "it")
+    assert max(map(len, lines)) <= columns
+    text = " ".join("\n".join(lines).split())
+    assert "a reason of more than a few words, as long as this" in text
+    assert re.search(r"━+ 100.0 %", text)
+    assert "lockstep stop it" in text
+
+
+def test_a_long_epoch_has_a_time_left_of_its_own(tmp_path: Path, lockstep: Any) -> None:
+    run(tmp_path / "it", state="training", host="node07", epoch=1, epoch_s=None, epoch_remaining_s=400.0)
+    rows = rows_of(lockstep("status", "it").out)
+    assert rows["epoch"] == "1 of 10, step 312 of 780, 6:40 left in it"
+    assert rows["time"] == "1:12 so far, about 1:50 left"
+    run(tmp_path / "over", state="stopped", epoch_remaining_s=400.0)
+    assert rows_of(lockstep("status", "over").out)["epoch"] == "4 of 10, step 312 of 780"
+
+
+@pytest.mark.parametrize("state", [state for state in STATES if state not in ("not started", "broken")])
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_the_next_command_fits_the_state(tmp_path: Path, lockstep: Any, state: str, has_checkpoint: bool) -> None:
+    folder = run(tmp_path / "my run", state=state, host="another machine")
+    if has_checkpoint:
+        folder.checkpoints.mkdir()
+        folder.last_checkpoint.touch()
+    *_, last, _ = lockstep("status", "my run").out.splitlines()
+    resume = """python train.py 'resume="my run"'"""
+    go_on = f"{'go on' if has_checkpoint else 'try again'} +{resume}"
+    expected = dict.fromkeys(LIVE_STATES, "stop +lockstep stop 'my run'")
+    expected |= {"stopping": f"then go on +{resume}", "stopped": go_on, "failed": go_on, "pruned": go_on}
+    expected |= {"no signal": go_on, "finished": "evaluate +lockstep eval 'my run'"}
+    assert re.fullmatch(expected[state], last)
+
+
+def test_a_run_without_a_status_or_with_a_broken_one_is_shown_too(tmp_path: Path, lockstep: Any) -> None:
+    folder = run(tmp_path / "it", state=None)
+    rows = rows_of(lockstep("status", "it").out)
+    assert rows == {"state": "not started", "run folder": "it", "start": "python train.py resume=it"}
+    (folder.path / "status.json").write_text("{")
+    rows = rows_of(lockstep("status", "it").out)
+    assert (rows["state"], rows["look"]) == ("broken", "cat it/status.json")
+
+
+def test_the_time_of_a_live_run_goes_on_between_two_words_of_it(tmp_path: Path, lockstep: Any) -> None:
+    run(tmp_path / "live", state="training", host="node07", updated=time.time() - 60)
+    run(tmp_path / "ended", updated=time.time() - 60)
+    assert rows_of(lockstep("status", "live").out)["time"].startswith("2:12 so far")
+    assert rows_of(lockstep("status", "ended").out)["time"] == "1:12"
+
+
+def test_why_a_run_is_silent_or_failed_is_said(tmp_path: Path, lockstep: Any) -> None:
+    folder = run(tmp_path / "it", state="training")
+    assert "its process is gone" in rows_of(lockstep("status", "it").out)["reason"]
+    folder.write_status(state="failed", reason="ZeroDivisionError: \x1b[31mx")
+    folder.record_failure("x")
+    rows = rows_of(lockstep("status", "it").out)
+    assert rows["reason"] == "ZeroDivisionError:  [31mx"
+    assert rows["failure"] == "it/failure.txt"
+
+
+def test_a_terminal_gets_a_bar_and_colours_unless_it_wants_none(tmp_path: Path) -> None:
+    run(tmp_path / "it", state="training", host="node07")
+    lines, text = seen(80, "status", "it")
+    assert f"progress       {'━' * 13}{'─' * 19}  40.0 %" in lines
+    assert "\x1b[36m" in text  # cyan: it is at work
+    _, text = seen(80, "status", "it", NO_COLOR="1")
+    assert not re.search(r"\x1b\[3\dm", text)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    root = tmp_path / "outputs"
+    run(root / "day" / "10_a", "model.width=8", "optimizer.lr=0.1", started=NOW, best=0.5, epoch_s=2.0)
+    run(root / "day" / "11_b", "model.width=8", "optimizer.lr=0.2", started=NOW + 9, best=0.75, state="failed")
+    c = {"state": "stopped", "device": "NVIDIA H100", "epoch": 2, "best": 0.25}
+    run(root / "day" / "12_c", "model.width=8", "seed=3", started=NOW + 5, **c)
+    (root / "latest").symlink_to("day/11_b")
+    return root
+
+
+def names(said: Said) -> str:
+    """The last letters of the runs, in order."""
+    return "".join(line[1][-1] for line in said.lines)
+
+
+def test_a_pipe_gets_every_fact_whole_the_newest_first(three: Path, lockstep: Any) -> None:
+    said = lockstep("runs")
+    assert said.code == 0
+    assert said.out.splitlines()[0].split("\t") == ["state", "run", "overrides", "epoch", "best", "s/epoch", "started"]
+    facts = ["4/10", "val/accuracy 0.7500", "18.2 s", cells.moment(NOW + 9)]
+    assert said.lines[0] == ["failed", "day/11_b", "optimizer.lr=0.2", *facts]
+    assert [line[0] for line in said.lines] == ["failed", "stopped", "finished"]
+    assert said.lines[1][2] == "seed=3"
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ((), "bca"),
+        (("--reverse",), "acb"),
+        (("--sort", "best"), "cab"),
+        (("--sort", "-best"), "bac"),
+        (("--sort=-best", "--reverse"), "cab"),
+        (("--sort", "state"), "bac"),
+        (("--sort", "run", "--reverse"), "cba"),
+        (("--sort", "s/epoch"), "abc"),
+        (("--sort", "overrides"), "abc"),
+        (("--sort", "epoch"), "cba"),
+    ],
+)
+def test_runs_are_sorted_by_a_column(three: Path, lockstep: Any, order: tuple[str, ...], expected: str) -> None:
+    assert names(lockstep("runs", *order)) == expected
+
+
+def test_what_has_no_value_comes_last_in_either_direction(three: Path, lockstep: Any) -> None:
+    run(three / "day" / "13_d", state=None, started=NOW + 1)
+    assert names(lockstep("runs", "--sort", "best")) == "cabd"
+    assert names(lockstep("runs", "--sort", "-best")) == "bacd"
+    assert names(lockstep("runs")) == "bcda"  # made when its configuration was written
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("lr=0.2", "b"), ("H100", "c"), ("h100 seed", "c"), ("h100 lr", ""), ("11_", "b"), ("failed", "b"),
+     ("state=finished", "a"), ("digits width=8", "bca"), ("", "bca")],
+)  # fmt: skip
+def test_every_word_of_the_filter_must_occur(three: Path, lockstep: Any, words: str, expected: str) -> None:
+    said = lockstep("runs", "--filter", words)
+    assert names(said) == expected
+    if not expected:
+        assert said.err == "None of the 3 runs below outputs fits: leave out --filter or --state.\n"
+
+
+def test_states_are_chosen_by_their_names(three: Path, lockstep: Any) -> None:
+    assert names(lockstep("runs", "--state", "failed,stopped")) == "bc"
+    run(three / "silent_d", state="training")
+    assert names(lockstep("runs", "--state", "no-signal")) == "d"
+    said = lockstep("runs", "--state", "lost")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("lockstep: --state lost: there is no such state, choose from not-started, starting,")
+
+
+def test_json_has_all_facts_of_every_run(three: Path, lockstep: Any) -> None:
+    found = json.loads(lockstep("runs", "--json").out)
+    assert [each["run"] for each in found] == ["day/11_b", "day/12_c", "day/10_a"]
+    expected = TRAINED | {
+        "best": 0.5,
+        "epoch_s": 2.0,
+        "started": NOW,
+        "overrides": ["model.width=8", "optimizer.lr=0.1"],
+    }
+    assert expected.items() <= found[2].items()
+    assert found[2]["path"] == str(three / "day" / "10_a")
+    assert lockstep("runs", "--json", "--filter", "nothing").out == "[]\n"
+
+
+def test_an_empty_folder_says_what_to_do_and_a_missing_one_is_a_fault(tmp_path: Path, lockstep: Any) -> None:
+    said = lockstep("runs")
+    assert (said.code, said.out) == (0, "")
+    assert said.err == "No runs below outputs: start one with python train.py, or name another folder.\n"
+    said = lockstep("runs", "nowhere")
+    assert said.code == 2
+    assert said.err == "lockstep: nowhere is no folder: give one that holds runs, or none for outputs/.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("--sort", "speed"), "--sort speed: there is no such column, choose from state, run, overrides, epoch, best,"),
+        (("--watch",), "--watch needs a terminal: leave it out to print the runs once."),
+        (("--yes",), "--yes is for --prune"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(three: Path, lockstep: Any, words: tuple[str, ...], fault: str) -> None:
+    said = lockstep("runs", *words)
+    assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
+    assert fault in said.err
+
+
+def test_names_cannot_move_the_cursor_and_lines_stay_lines(tmp_path: Path, lockstep: Any) -> None:
+    run(tmp_path / "outputs" / os.fsdecode(b"a\x1b[2J\tb\nc\xe9"), "x=\u202e1", name="\x1b]0;x\x07")
+    run(tmp_path / "outputs" / "b")
+    said = lockstep("runs")
+    assert said.code == 0
+    assert {line[1] for line in said.lines} == {"a [2J b c ", "b"}
+    assert {line[2] for line in said.lines} == {"x= 1", "-"}
+
+
+def test_a_narrow_terminal_loses_columns_in_their_order_and_cuts_overrides(three: Path) -> None:
+    heads = {}
+    for columns in (120, 60, 48, 30):
+        lines, _ = seen(columns, "runs")
+        assert lines[0] == "3 runs below outputs, best: val/accuracy"[:columns] or columns < 48
+        heads[columns] = lines[-4].split()
+        assert max(map(len, lines[-4:])) <= columns
+    assert heads[120] == ["state", "run", "overrides", "epoch", "best", "s/epoch", "started"]
+    assert heads[60] == ["state", "run", "overrides", "epoch", "best", "s/epoch"]
+    assert heads[48] == ["state", "run", "overrides", "epoch", "best"]
+    assert heads[30] == ["state", "run", "epoch"]
+    lines, _ = seen(48, "runs")
+    assert "optimizer.lr…" in lines[2]
+    assert "\x1b" not in "".join(lines)
+
+
+def test_watching_shows_changes_until_ctrl_c_and_leaves_with_0(three: Path) -> None:
+    with on_terminal(100, "runs", "--watch") as shown:
+        shown.wait_for("day/10_a")
+        run(three / "day" / "13_d", state=None)
+        RunFolder(three / "day" / "10_a").write_status(**TRAINED | {"state": "training", "host": "x", "epoch": 9})
+        shown.wait_for("training")
+        shown.type("\x03")
+        assert shown.end() == 0
+    before, _, after = shown.text.partition("\x1b[?1049h")
+    assert "day" not in before
+    assert "\x1b[?1049l" in after  # the terminal is given back
+    assert "9/10" in after.partition("\x1b[?1049l")[2]  # and the last state stays to be seen
+
+
+def test_a_thousand_runs_are_listed(tmp_path: Path, figure: Any) -> None:
+    for number in range(1000):
+        run(tmp_path / "outputs" / str(number % 10) / str(number), f"seed={number}", started=NOW + number)
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.cli.main", "runs"], env=environ(), capture_output=True, text=True, check=True
+    )
+    used = time.perf_counter() - started
+    assert len(done.stdout.splitlines()) == 1001
+    figure(f"lockstep runs of 1,000 runs: {used:.2f} s with its start")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
+    text = "seed: {}\noptimizer:\n  lr: {}\n  betas: [0.9, {}]\nmodel: {{_target_: M, width: 8}}\nnotify: {{url: {}}}\n"
+    a = run(
+        tmp_path / "a", config=text.format(0, 0.1, 0.99, "http://x/token"), metrics={"val/loss": 0.5, "test/loss": 9}
+    )
+    b = run(tmp_path / "b", config=text.format(0, 1e-4, 0.95, "null") + "extra: true\n", state="stopped", best=0.5)
+    a.write_summary({"test_accuracy": 0.75, "test_loss": 1, "epochs": 4})
+    return a, b
+
+
+def test_settings_that_differ_and_results_stand_side_by_side(two: Any, lockstep: Any) -> None:
+    said = lockstep("compare", "a", "b")
+    assert said.code == 0
+    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in said.out.splitlines()}
+    results = list(rows)[list(rows).index("results") + 1 :]
+    assert {key: rows[key] for key in rows if key not in results} == {
+        "settings": ["a", "b"],
+        "optimizer.lr": ["0.1", "0.0001"],
+        "optimizer.betas": ["[0.9,0.99]", "[0.9,0.95]"],
+        "extra": ["null", "true"],
+        "results": ["a", "b"],
+    }
+    assert rows["state"] == ["finished", "stopped"]
+    assert rows["best"] == ["0.9812", "0.5000"]
+    assert rows["val/loss"] == ["0.5000", "-"]
+    assert rows["test_accuracy"] == ["0.7500", "-"]
+    assert rows["epoch_s"] == ["18.2 s", "18.2 s"]
+    assert rows["device"] == ["CPU, 1 thread each"] * 2
+    assert "test/loss" not in rows  # of the summary, once
+    assert "token" not in said.out
+
+
+def test_a_comparison_as_json_has_the_values_as_they_are(two: Any, lockstep: Any) -> None:
+    found = json.loads(lockstep("compare", "a", "b", "--json").out)
+    assert found["runs"] == ["a", "b"]
+    assert found["settings"]["optimizer.betas"] == [[0.9, 0.99], [0.9, 0.95]]
+    assert found["settings"]["extra"] == [None, True]
+    assert found["results"]["test_accuracy"] == [0.75, None]
+    assert found["results"]["workers"] == [2, 2]
+
+
+def test_true_and_1_and_1_0_are_different_settings(tmp_path: Path, lockstep: Any) -> None:
+    for name, value in {"a": "true", "b": "1", "c": "1.0", "d": ".nan", "e": "2026-11-21"}.items():
+        run(tmp_path / name, config=f"x: {value}\ny: {{}}\n")
+    assert json.loads(lockstep("compare", "a", "b", "c", "d", "e", "--json").out)["settings"] == {
+        "x": [True, 1, 1.0, None, "2026-11-21"]
+    }
+    for pair in (("a", "b"), ("b", "c")):
+        assert "x" in json.loads(lockstep("compare", *pair, "--json").out)["settings"]
+
+
+def test_on_a_narrow_terminal_the_runs_stand_below_each_other(two: Any) -> None:
+    lines, _ = seen(100, "compare", "a", "b", "a")
+    assert lines[:2] == ["A  a", "B  b"]
+    assert any(re.fullmatch(r"optimizer.lr +0.1 +0.0001 +0.1", line) for line in lines)
+    assert any(re.fullmatch(r"results +A +B +C", line) for line in lines)
+    lines, _ = seen(40, "compare", "a", "b")
+    assert max(map(len, lines)) <= 40
+    assert sum(bool(re.fullmatch(r"results +[AB]", line)) for line in lines) == 2
+    lines, _ = seen(100, "compare", "a", "a")
+    assert "All settings are the same." in lines
+
+
+def test_what_cannot_be_compared_is_named(two: Any, lockstep: Any) -> None:
+    said = lockstep("compare", "a", "nowhere")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("lockstep: nowhere is no run folder: it has no config.yaml. Newest runs: ")
+    assert "Name two or more runs" in lockstep("compare", "a").err
+    for text in ("a: [\n", "- 1\n", "a: &a {b: *a}\n", "? [1, 2]\n: 3\nx: {? [1]: 2}\n"):
+        two[1].config.write_text(text)
+        said = lockstep("compare", "a", "b")
+        assert said.code in (0, 2)
+        assert len(said.err.splitlines()) == (said.code == 2), said.err
+        assert said.code == 0 or said.err.startswith("lockstep: b/config.yaml cannot be read: ")
+
+
+def left(root: Path) -> set[str]:
+    """Names of the run folders that are there."""
+    return {path.parent.name for path in root.glob("**/config.yaml")}
+
+
+@pytest.fixture
+def every_state(tmp_path: Path) -> Path:
+    """A run in each state, without checkpoints but for two: `failed_c` and `silent_c` have one."""
+    root = tmp_path / "outputs"
+    for name, state in {"finished": "finished", "stopped": "stopped", "failed": "failed", "silent": "training"}.items():
+        run(root / "day" / name, state=state)
+    run(root / "day" / "live", state="training", host="another machine")
+    run(root / "day" / "unstarted", state=None)
+    for name, state in (("failed_c", "failed"), ("silent_c", "training")):
+        folder = run(root / "day" / name, state=state)
+        folder.checkpoints.mkdir()
+        folder.last_checkpoint.touch()
+    (run(root / "day" / "broken").path / "status.json").write_text("{")
+    return root
+
+
+EVERY = {"finished", "stopped", "failed", "silent", "live", "unstarted", "failed_c", "silent_c", "broken"}
+
+
+@pytest.mark.parametrize(
+    ("words", "removed"),
+    [
+        ((), {"failed", "silent", "unstarted"}),
+        (("--filter", "unst"), {"unstarted"}),
+        (("--state", "failed"), {"failed", "failed_c"}),
+        (("--state", "stopped,no-signal"), {"stopped", "silent", "silent_c"}),
+        (("--state", "finished", "--filter", "silent"), set()),
+        (("--state", "finished,stopped,failed,no-signal,not-started"), EVERY - {"live", "broken"}),
+    ],
+)
+def test_prune_removes_what_was_asked_for(every_state: Path, lockstep: Any, words: Any, removed: set[str]) -> None:
+    said = lockstep("runs", "--prune", "--yes", *words)
+    assert said.code == 0
+    assert left(every_state) == EVERY - removed
+    assert f"Removed {cells.plural(len(removed), 'run')}" in said.out or not removed
+
+
+@pytest.mark.parametrize("state", [state for state in STATES if state in (*LIVE_STATES, "broken")])
+def test_prune_refuses_live_and_broken_states(every_state: Path, lockstep: Any, state: str) -> None:
+    said = lockstep("runs", "--prune", "--yes", "--state", f"failed,{state}")
+    assert said.code == 2
+    assert f"--prune does not remove runs that are {state}: choose from stopped, pruned, finished, failed" in said.err
+    assert left(every_state) == EVERY
+
+
+def test_without_a_terminal_nothing_is_removed_unless_yes_is_said(every_state: Path, lockstep: Any) -> None:
+    said = lockstep("runs", "--prune")
+    assert said.code == 2
+    assert "add --yes" in said.err
+    assert "day/failed" in said.out
+    assert left(every_state) == EVERY
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"), [("n\r", 0), ("\r", 0), ("yess\r", 0), ("\x04", 130), ("\x03", 130), ("Y\r", 0), ("yes\r", 0)]
+)
+def test_only_a_yes_removes(every_state: Path, typed: str, code: int) -> None:
+    (every_state / "day" / "failed" / "big").write_bytes(b"x" * 3000)
+    (every_state / "day" / "failed" / "twin").hardlink_to(every_state / "day" / "failed" / "big")
+    with on_terminal(80, "runs", "--prune") as shown:
+        text = shown.wait_for(r"Remove 3 runs, .*\? \[y/N\] ")
+        assert re.search(r"failed +day/failed +3\.\d KiB", re.sub(r"\x1b\[[0-9;]*m", "", text))  # the twin counts once
+        shown.type(typed)
+        assert shown.end() == code
+    is_yes = typed.lower().strip() in ("y", "yes")
+    assert left(every_state) == (EVERY - {"failed", "silent", "unstarted"} if is_yes else EVERY)
+    assert ("Nothing was removed." in shown.text) != is_yes
+
+
+def test_a_run_that_is_held_stays_whatever_its_status_says(every_state: Path, lockstep: Any) -> None:
+    with begun_by_another_process(HOLD, every_state / "day" / "failed"):
+        said = lockstep("runs", "--prune", "--yes")
+    assert "Left alone: day/failed: it is being trained" in said.err
+    assert "day/failed " not in said.out  # nor was it offered
+    assert left(every_state) == EVERY - {"silent", "unstarted"}
+
+
+def test_a_run_that_is_gone_on_with_while_the_question_stands_stays(every_state: Path) -> None:
+    with on_terminal(80, "runs", "--prune") as shown:
+        shown.wait_for(r"\[y/N\]")
+        folder = RunFolder(every_state / "day" / "failed")
+        folder.write_status(**TRAINED | {"state": "stopped"})
+        with begun_by_another_process(HOLD, every_state / "day" / "silent"):
+            shown.type("y\r")
+            assert shown.end() == 1
+    assert left(every_state) == EVERY - {"unstarted"}
+    assert "day/failed: it was gone on with meanwhile" in shown.text
+    assert "day/silent: it is being trained" in shown.text
+
+
+def test_links_are_removed_and_not_followed(every_state: Path, tmp_path: Path, lockstep: Any) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    failed = every_state / "day" / "failed"
+    (failed / "data").symlink_to(precious)
+    (failed / "deeper").mkdir()
+    (failed / "deeper" / "data").symlink_to(precious)
+    (failed / "file").symlink_to(precious / "file")
+    (every_state / "linked").symlink_to(run(tmp_path / "elsewhere", state="failed").path)
+    assert lockstep("runs", "--prune", "--yes").code == 0
+    assert not failed.exists()
+    assert (precious / "file").exists()
+    assert (tmp_path / "elsewhere" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("where", ["outputs", "outputs/day"])
+def test_latest_names_the_newest_that_is_left_or_goes(tmp_path: Path, lockstep: Any, where: str) -> None:
+    root = tmp_path / "outputs"
+    for age, name in enumerate(("newest", "second", "third")):
+        run(root / "day" / name, state="failed", started=NOW - age)
+    latest = root / "latest"
+    latest.symlink_to("day/newest")
+    lockstep("runs", where, "--prune", "--yes", "--filter", "newest")
+    assert os.readlink(latest) == "day/second"
+    lockstep("runs", where, "--prune", "--yes", "--filter", "third")
+    assert os.readlink(latest) == "day/second"
+    lockstep("runs", where, "--prune", "--yes")
+    assert not latest.is_symlink()
+
+
+def test_emptied_folders_go_and_others_stay(tmp_path: Path, lockstep: Any) -> None:
+    root = tmp_path / "outputs"
+    for name in ("one/sweep/0", "one/sweep/1", "two/run", "three/failed"):
+        run(root / name, state="failed")
+    run(root / "three" / "good")
+    (root / "two" / "notes.txt").touch()
+    (root / "empty").mkdir()
+    assert lockstep("runs", "--prune", "--yes").code == 0
+    assert {path.name for path in root.iterdir()} == {"two", "three", "empty"}
+    assert left(root) == {"good"}
+    assert lockstep("runs", "outputs/three", "--prune", "--yes", "--state", "finished").code == 0
+    assert (root / "three").is_dir()  # the folder that was named stays
+
+
+def test_a_run_that_holds_another_stays_unless_both_go(tmp_path: Path, lockstep: Any) -> None:
+    root = tmp_path / "outputs"
+    run(root / "outer", state="failed")
+    run(root / "outer" / "inner", state="finished")
+    run(root / "outer" / ".hidden" / "inner", state="finished")
+    said = lockstep("runs", "--prune", "--yes")
+    assert "outer: it holds another run, outputs/outer/" in said.err
+    assert left(root) == {"outer", "inner"}
+    lockstep("runs", "--prune", "--yes", "--state", "failed,finished")
+    assert (root / "outer" / ".hidden" / "inner").is_dir()  # not found, so not asked for
+    (root / "outer" / ".hidden").rename(tmp_path / "aside")
+    run(root / "outer" / "inner", state="failed")
+    assert "Removed 2 runs" in lockstep("runs", "--prune", "--yes").out
+    assert left(root) == set()
+
+
+def test_the_runs_of_a_benchmark_stay(tmp_path: Path, lockstep: Any) -> None:
+    run(tmp_path / "outputs" / "it_benchmark" / "cpu", state="failed")
+    (tmp_path / "outputs" / "it_benchmark" / BENCHMARK).write_text("{}")
+    said = lockstep("runs", "--prune", "--yes", "--state", "failed")
+    assert "it_benchmark/cpu: it is part of a benchmark" in said.err
+    assert "Nothing to remove" in said.out
+    assert left(tmp_path) == {"cpu"}
+
+
+def test_what_is_no_run_or_may_be_one_of_another_machine_stays(tmp_path: Path, lockstep: Any) -> None:
+    root = tmp_path / "outputs"
+    run(root / "others_folder", state=None).lock_file.unlink()  # such as the config.yaml of a logger
+    run(root / "starting", state=None, started=time.time())
+    folder = run(root / "elsewhere", state="training", host="node07")
+    status = json.loads((folder.path / "status.json").read_text())
+    (folder.path / "status.json").write_text(json.dumps(status | {"updated": NOW}))
+    said = lockstep("runs", "--prune", "--yes")
+    assert left(root) == {"others_folder", "starting", "elsewhere"}
+    for reason in ("no training has ever held it", "it may be starting", "node07, which cannot be asked"):
+        assert reason in said.err
+    lockstep("runs", "--prune", "--yes", "--state", "no-signal")
+    assert left(root) == {"others_folder", "starting"}
+
+
+def test_an_interrupted_removal_leaves_a_run_that_can_be_removed(
+    every_state: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(every_state / "day" / "failed")
+    folder.curves("val").mkdir()
+
+    def interrupted(path: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", interrupted)
+        assert lockstep("runs", "--prune", "--yes", "--filter", "failed").code == 130
+    assert folder.config.exists()
+    assert folder.lock_file.exists()
+    lockstep("runs", "--prune", "--yes", "--state", "failed,not-started")
+    assert not folder.path.exists()
+
+
+def test_what_cannot_be_removed_is_named_and_the_others_go(
+    every_state: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = RunFolder.remove
+
+    def failing(folder: RunFolder) -> None:
+        if folder.path.name == "failed":
+            raise PermissionError(1, "Operation not permitted")
+        remove(folder)
+
+    monkeypatch.setattr(RunFolder, "remove", failing)
+    said = lockstep("runs", "--prune", "--yes")
+    assert said.code == 1
+    assert "day/failed: it could not be removed: Operation not permitted" in said.err
+    assert left(every_state) == EVERY - {"silent", "unstarted"}
+
+
+def test_sigterm_gives_the_terminal_back(three: Path) -> None:
+    with on_terminal(100, "runs", "--watch") as shown:
+        shown.wait_for("day/10_a")
+        shown.process.send_signal(signal.SIGTERM)
+        assert shown.end() == 128 + signal.SIGTERM
+    assert "\x1b[?1049l" in shown.text
+
+
+def test_moments_and_sizes_read_well() -> None:
+    assert cells.moment(1e17) == "-"
+    assert cells.short_moment(NOW, NOW) == cells.moment(NOW)[11:16]
+    assert cells.short_moment(NOW - 3 * 86400, NOW) == cells.moment(NOW - 3 * 86400)[5:16]
+    assert cells.short_moment(NOW - 400 * 86400, NOW) == cells.moment(NOW - 400 * 86400)[:10]
+    assert [cells.size(n) for n in (0, 1023, 2048, 3 * 2**30, 5000 * 2**30)] == [
+        "0 bytes", "1,023 bytes", "2.0 KiB", "3.0 GiB", "5,000.0 GiB",
+    ]  # fmt: skip
+    assert [cells.number(x) for x in (0.0, 0.98125, 3, 1e-5, 123456.0, None)] == [
+        "0.0000", "0.9812", "3", "1.000e-05", "1.235e+05", "-",
+    ]  # fmt: skip
+    seconds = (59.94, 3599, 72 * 3600 - 1, 100 * 3600)
+    assert [duration(each) for each in seconds] == ["59.9 s", "59:59", "71:59:59", "4 d 4 h"]
+    assert cells.cut("日本語テキスト", 8) == "日本語…"
+    assert cells.cut("2026/abcdef", 7, keeps_end=True) == "…abcdef"

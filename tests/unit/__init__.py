@@ -1,0 +1,1 @@
+"""One module each, in one process."""

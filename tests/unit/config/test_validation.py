@@ -1,0 +1,592 @@
+"""The check of a configuration: what passes, what every fault is told as, and what a saved one keeps."""
+
+import functools
+import importlib
+import inspect
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import DictConfig
+
+from lockstep.config import build, compose, overrides, resume, rules, storage, targets
+from lockstep.config.compose import DEFAULT, Source, composed
+from lockstep.config.faults import ConfigError
+from lockstep.config.options import groups
+from lockstep.config.schema import KNOWN, Config, OpenPartial, Strategy, Trainer, fields
+from lockstep.config.validation import checked
+from lockstep.system import hardware
+from tests.support.harness import ROOT, command, environ
+
+GROUPS = groups(compose.CONF)
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_PROCID")
+
+
+@functools.cache
+def _composed_once(texts: tuple[str, ...], with_hydra: bool) -> DictConfig:
+    return composed(texts, with_hydra=with_hydra)
+
+
+def _composed(texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
+    """What Hydra composes, which takes it 60 ms, once for all tests where conf/ is as it is."""
+    if source != DEFAULT:
+        return composed(texts, source, with_hydra=with_hydra)
+    return _composed_once(tuple(texts), with_hydra)
+
+
+@pytest.fixture(autouse=True)
+def _a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overrides, "composed", _composed)
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """A copy of conf/ to spoil."""
+    return shutil.copytree(compose.CONF, tmp_path / "conf")
+
+
+def faults(*texts: str, is_multirun: bool = False, **places: Any) -> list[str]:
+    try:
+        overrides.check(texts, is_multirun=is_multirun, **places)
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+@pytest.mark.parametrize(
+    ("key", "more"),
+    [
+        ("trainer.devices", ("strategy=cpu",)),
+        ("trainer.num_nodes", ()),
+        ("trainer.max_epochs", ()),
+        ("trainer.accumulate_grad_batches", ()),
+        ("global_batch_size", ()),
+        ("eval_batch_size", ()),
+        ("data.train_size", ("data=synthetic",)),
+        ("data.image_size", ("data=synthetic",)),
+        ("data.num_classes", ("data=synthetic",)),
+        ("data.num_workers", ("data=image_folder", "data.root=x")),
+        ("model.width", ()),
+        ("augment.crop_padding", ()),
+        ("strategy.timeout_s", ()),
+        ("strategy.bucket_size_mib", ()),
+        ("launcher.parallel", ()),
+        ("search.num_trials", ("search=random",)),
+    ],
+)
+def test_a_number_no_machine_can_count_to_is_a_fault(key: str, more: tuple[str, ...]) -> None:
+    (fault,) = (fault for fault in faults(*more, f"{key}=99999999999999999999") if fault.startswith(key))
+    assert fault == f"{key}=99999999999999999999 is too large: 2,147,483,647 at most"
+
+
+def test_a_list_of_numbers_has_the_bound_of_each() -> None:
+    assert "trainer.loads=[99999999999999999999,1] is too large: 2,147,483,647 at most" in faults(
+        "trainer.loads=[99999999999999999999,1]"
+    )
+
+
+def test_a_seed_may_be_any_whole_number() -> None:
+    assert faults("seed=99999999999999999999", "data=synthetic", "data.seed=20261122134500") == []
+
+
+def config_of(*texts: str) -> Config:
+    return checked(composed(texts))
+
+
+# -- what passes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", [f"{group}={option}" for group, options in GROUPS.items() for option in options])
+def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")  # SLURM's tools are not on every machine
+    needed = {
+        "data=image_folder": ["data.root=here"],
+        "cluster=slurm": ["cluster.time_min=1", "cluster.warn_s=9", "strategy=cpu"],
+    }.get(choice, [])
+    if choice.startswith("benchmark="):  # which training does not read
+        overrides.check([f"+{choice}"], is_multirun=False, is_benchmark=True)
+    else:
+        assert faults(choice, *needed, is_multirun=choice.startswith("search=")) == []
+
+
+def test_every_experiment_goes_with_every_debug_preset() -> None:
+    pairs = [f"experiment={','.join(GROUPS['experiment'])}", f"debug={','.join(GROUPS['debug'])}"]
+    assert faults(*pairs, is_multirun=True) == []
+
+
+def test_the_seed_0_is_a_seed() -> None:
+    assert faults("seed=0") == []
+    assert config_of("seed=0").seed == 0
+
+
+def test_a_network_of_the_user_passes_with_the_parameters_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lockstep_users.py").write_text(
+        "class Net:\n    def __init__(self, *, in_channels, num_classes, depth: int): ...\n"
+        "class Grey:\n    def __init__(self, *, num_classes): ...\n"
+    )
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "net.yaml").write_text("_target_: lockstep_users.Net\ndepth: 3\n")
+    (tmp_path / "conf" / "model" / "grey.yaml").write_text("_target_: lockstep_users.Grey\n")
+    added = tmp_path / "conf"
+    assert faults("model=net", "model.depth=4", added=added) == []
+    assert faults("model=net", "model.depth=deep", added=added) == ["model.depth=deep must be int, as Net has it"]
+    assert faults("model=net", "model.dept=4", added=added) == ["unknown key model.dept: did you mean model.depth?"]
+    assert faults("model=net", "~model.depth", added=added) == [
+        "model.depth is missing: Net needs it, add +model.depth=..."
+    ]
+    assert faults("model=net", "+model.num_classes=4", added=added) == [
+        "model.num_classes is set by the training itself: remove it"
+    ]
+    assert faults("model=grey", added=added) == [
+        "model._target_=lockstep_users.Grey does not take in_channels from the training"
+    ]
+
+
+def test_values_that_only_hydra_knows_are_left_to_the_job() -> None:
+    assert faults("name=${hydra:job.num}") == []
+
+
+@pytest.mark.parametrize("target", KNOWN)
+def test_a_known_section_has_exactly_the_parameters_of_its_target(target: str) -> None:
+    module, _, name = target.rpartition(".")
+    real = set(inspect.signature(getattr(importlib.import_module(module), name)).parameters)
+    supplied = {"params", "optimizer", "total_steps"} | (
+        {"in_channels", "num_classes"} if "models" in module else set()
+    )
+    # where pixels live, which a folder of images is asked, too, and where files are read
+    of_the_run = {"memory", "num_workers", "copy_to", "copy_remove"}
+    own = set(fields(KNOWN[target])) - {"_target_", "_partial_"} - of_the_run
+    real -= of_the_run
+    if issubclass(KNOWN[target], OpenPartial):
+        assert own < real - supplied  # the others of torch's are added with +
+    else:
+        assert own == real - supplied
+
+
+# -- every fault, with its key and its cure ----------------------------------------------------------------------------
+
+FAULTS = {
+    # unknown keys
+    "optimizer.lrr=1": ["unknown key optimizer.lrr", "did you mean optimizer.lr?"],
+    "optimzer.lr=1": ["unknown key optimzer.lr", "did you mean optimizer.lr?"],
+    "lr=1": ["unknown key lr", "did you mean optimizer.lr?"],
+    "batch_size=8": ["unknown key batch_size", "eval_batch_size or global_batch_size?"],
+    "experment=cifar10": ["unknown key experment", "did you mean experiment?"],
+    "model.foo=1": ["unknown key model.foo", "ResNet18 has width, stem, shortcut_norm"],
+    "foo/bar=1": ["unknown key foo/bar", "remove it"],
+    "seed.foo=1": ["unknown key seed.foo", "remove it"],
+    "+extra=1": ["unknown key extra", "remove it"],
+    "++extra=1": ["unknown key extra", "remove it"],
+    "+trainer.max_epoch=1": ["unknown key trainer.max_epoch", "did you mean trainer.max_epochs?"],
+    "~nope": ["unknown key nope", "remove it"],
+    "callbacks.timer.foo=1": ["unknown key callbacks.timer.foo", "Timer has duration, interval, verbose"],
+    "callbacks.timr=null": ["unknown key callbacks.timr", "did you mean callbacks.timer?"],
+    "+callbacks.timr.duration=5": ["callbacks.timr has no _target_", "did you mean callbacks.timer?"],
+    "hydra.rundir=x": ["unknown key hydra.rundir", "did you mean hydra.run.dir?"],
+    # + and ~
+    "optimizer.dampening=0.1": ["optimizer.dampening is not set", "add it with +optimizer.dampening"],
+    "callbacks.timer.duration=1": ["callbacks.timer.duration is not set", "add it with +callbacks.timer.duration"],
+    "+seed=1": ["seed has a value already", "write seed=1"],
+    "+experiment=cifar10": ["experiment is among the defaults", "write experiment=cifar10"],
+    "~name": ["name is null already", "leave ~name out"],
+    "~optimizer.lr=0.3": ["optimizer.lr is ", "write ~optimizer.lr"],
+    "~seed": ["seed is missing", "add +seed=... (int >= 0)"],
+    "~data": ["data is missing", "choose data=... from cifar10, digits"],
+    # types and ranges
+    "seed=-1": ["seed=-1 must be int >= 0"],
+    "seed='0'": ["seed='0' must be int >= 0"],
+    "seed=null": ["seed=null must be int >= 0"],
+    "optimizer.lr=": ["optimizer.lr='' must be float > 0"],
+    "optimizer.lr=fast": ["optimizer.lr=fast must be float > 0"],
+    "optimizer.lr=nan": ["optimizer.lr=NaN must be float > 0"],
+    "optimizer.lr=inf": ["optimizer.lr=Infinity must be float > 0"],
+    "optimizer.momentum=1": ["optimizer.momentum=1 must be 0 <= float < 1"],
+    "compile=fast": ["compile=fast must be true|false or reduce-overhead"],
+    "augment.flip=1": ["augment.flip=1 must be true|false or alternating"],
+    "augment.flip=alternate": ["augment.flip=alternate must be true|false or alternating"],
+    "augment.erasing=1.5": ["augment.erasing=1.5 must be 0 <= float <= 1"],
+    "augment.mixup=-0.2": ["augment.mixup=-0.2 must be float >= 0"],
+    "trainer.max_epochs=1.5": ["trainer.max_epochs=1.5 must be int >= 1"],
+    "trainer.devices=two": ["trainer.devices=two must be auto or int >= 1 or [int >= 0, ...]"],
+    "trainer.loads=[1,-1]": ["trainer.loads=[1,-1] must be [int >= 0, ...] or null"],
+    "trainer.precision=fp16": ["trainer.precision=fp16 must be auto|bfloat16|tf32|float32|float64"],
+    "trainer.profiler=none": ["trainer.profiler=none must be simple|advanced|pytorch or null"],
+    "optimizer._partial_=false": ["optimizer._partial_=false must be true"],
+    "name=2024": ["name=2024 must be text", "write \"name='2024'\""],
+    "name=a/b": ["name=a/b must be text of letters, digits and _.=+- or null"],
+    "+callbacks.x=5": ["callbacks.x=5 must be a section of keys with _target_ or null"],
+    # options
+    "data=Digits": ["data=Digits is no option, did you mean digits?"],
+    "optimizer.LR=1": ["unknown key optimizer.LR", "did you mean optimizer.lr?"],
+    "experiment=nope": ["experiment=nope is no option", "choose from cifar10, d2l_fashion_mnist, fashion_mnist"],
+    "data=digit": ["data=digit is no option, did you mean digits?"],
+    "data=null": ["data=null is no option", "choose from cifar10, digits"],
+    "data=[digits,nope]": ["data=[digits,nope] is no option", "choose from cifar10, digits"],
+    "data@elsewhere=digits": ["write data=digits, without @"],
+    "hydra/launcher=nope": ["there is no hydra/launcher/nope", "choose from"],
+    # values that are not there
+    "data=image_folder": ["data.root has no value", "add data.root=..."],
+    "name=${nope}": ["name=${nope} cannot be resolved", "'nope' not found"],
+    "seed=${oc.env:LOCKSTEP_NOT_SET}": ["seed=${oc.env:LOCKSTEP_NOT_SET} cannot be resolved", "LOCKSTEP_NOT_SET"],
+    # targets
+    "model._target_=nowhere.Net": ["model._target_=nowhere.Net", "no package 'nowhere'", "install"],
+    "optimizer._target_=SGD": ["optimizer._target_=SGD must be a name like package.module.Class"],
+    "optimizer._target_=torch.optim.SDG": ["optimizer._target_=", "did you mean torch.optim.SGD?"],
+    "callbacks.timer._target_=lightning.pytorch.callback.Timer": ["did you mean lightning.pytorch.callbacks.Timer?"],
+    "data._target_=lockstep.models.ResNet18": ["data._target_=", "cannot be the data"],
+    "+optimizer.params=1": ["optimizer.params is set by the training itself", "remove it"],
+    "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping": ["callbacks.stop.monitor is missing"],
+    "+callbacks.timer.duration={_target_: datetime.nope}": ["callbacks.timer.duration._target_=datetime.nope"],
+    "callbacks.pictures.num_images=abc": ["callbacks.pictures.num_images=abc must be int", "Pictures"],
+    "callbacks.pictures.every_n_epochs=0.5": ["callbacks.pictures.every_n_epochs=0.5 must be int | None"],
+    "callbacks.last.filename=3": ["callbacks.last.filename=3 must be"],
+    "+optimizer.maximize=2": ["optimizer.maximize=2 must be bool", "SGD"],
+    # one setting against another
+    "trainer.accumulate_grad_batches=7": ["does not divide global_batch_size="],
+    "optimizer.momentum=0": ["optimizer.nesterov=true needs optimizer.momentum above 0"],
+    "data.val_fraction=0.9": ["data.val_fraction=0.9 and data.test_fraction=0.2 leave nothing to train on"],
+    "callbacks.checkpoint.monitor=val/acc": ["callbacks.checkpoint.monitor=val/acc", "val/accuracy"],
+    "callbacks.checkpoint.mode=min": ["callbacks.checkpoint.mode=min", "set callbacks.checkpoint.mode=max"],
+    "trainer.check_val_every_n_epoch=99": ["trainer.check_val_every_n_epoch=99 is above trainer.max_epochs="],
+    "+callbacks.last.train_time_interval={_target_: datetime.timedelta, hours: 1}": ["last.every_n_train_steps"],
+    # not an override at all
+    "optimizer.lr": ["'optimizer.lr' cannot be read", "write key=value"],
+    "=0.1": ["'=0.1' cannot be read", "write key=value"],
+    "optimizer.lr=0.1,0.2": ["optimizer.lr=0.1,0.2 lists several values", "add -m"],
+}
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_a_fault_names_its_key_and_its_cure(text: str) -> None:
+    found = faults(text)
+    assert len(found) == 1
+    assert "\n" not in found[0]
+    for part in FAULTS[text]:
+        assert part in found[0]
+
+
+def test_a_parameter_of_the_class_can_be_added_with_plus() -> None:
+    assert faults("+optimizer.dampening=0.1", "optimizer.nesterov=false", "+callbacks.timer.interval=epoch") == []
+
+
+def test_without_a_logger_nothing_needs_one() -> None:
+    assert faults("logger=none") == []
+    monitor = "+callbacks.rate._target_=lightning.pytorch.callbacks.LearningRateMonitor"
+    assert faults(monitor) == []
+    (fault,) = faults(monitor, "logger=none")
+    assert fault.startswith("callbacks.rate needs a logger")
+
+
+def test_overfitting_switches_every_augmentation_off() -> None:
+    settings = config_of("debug=overfit", "experiment=cifar10").augment.model_dump()
+    assert settings.keys() >= {"trivial", "mixup"}
+    assert not any(settings.values())
+
+
+def test_scaling_needs_a_learning_rate_to_scale() -> None:
+    texts = ["scale_with_workers=true", "optimizer._target_=torch.optim.Adagrad"]
+    texts += [f"~optimizer.{name}" for name in ("lr", "momentum", "nesterov")]
+    assert faults(*texts) == [
+        "scale_with_workers=true multiplies optimizer.lr, but it has no value: add +optimizer.lr=..."
+    ]
+
+
+def test_all_faults_come_at_once_and_none_twice() -> None:
+    found = faults(
+        "trainer.max_epoch=3",  # unknown
+        "seed=-1",  # out of range
+        "name=${nope}",  # unresolvable
+        "optimizer.dampening=0.1",  # to be added
+        "data=nope",  # no option
+        "optimizer.lr",  # no override
+        "+callbacks.timer.foo=1",  # no parameter
+        "trainer.accumulate_grad_batches=7",  # conflict
+        "trainer.devices=[0]",  # not on this machine
+    )
+    keys = ["trainer.max_epoch", "seed", "name", "optimizer.dampening", "data=nope", "'optimizer.lr'"]
+    keys += ["callbacks.timer.foo", "trainer.accumulate_grad_batches", "trainer.devices=[0]"]
+    assert len(found) == len(keys)
+    for key in keys:
+        assert sum(key in fault for fault in found) == 1, key
+
+
+def test_a_wrong_line_in_a_yaml_file_is_found_like_one_on_the_command_line(conf: Path) -> None:
+    with (conf / "trainer" / "default.yaml").open("a") as file:
+        file.write("max_epoch: 3\n")
+    callbacks = conf / "callbacks" / "default.yaml"
+    callbacks.write_text(callbacks.read_text().replace("timer:\n", "timer:\n  duraton: 3\n"))
+    found = faults("seed=x", conf=conf)
+    assert sorted(found) == [
+        "seed=x must be int >= 0",
+        "unknown key callbacks.timer.duraton: did you mean callbacks.timer.duration?",
+        "unknown key trainer.max_epoch: did you mean trainer.max_epochs?",
+    ]
+
+
+def test_a_broken_yaml_file_is_named_with_its_line(conf: Path) -> None:
+    (conf / "experiment" / "broken.yaml").write_text("trainer: [\n")
+    (conf / "experiment" / "lost.yaml").write_text("# @package _global_\ndefaults:\n  - override /data: nope\n")
+    (found,) = faults("experiment=broken", conf=conf)
+    assert "broken.yaml" in found
+    assert "line 2" in found
+    (found,) = faults("experiment=lost", conf=conf)
+    assert "there is no data/nope: choose from cifar10, digits" in found
+    (conf / "config.yaml").write_text("trainer: [\n")
+    (found,) = faults("seed=1", conf=conf)
+    assert "config.yaml" in found
+
+
+def test_a_folder_or_file_of_configurations_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert faults(added=tmp_path / "nope") == [
+        f"there is no folder {tmp_path}/nope: correct the path of the configuration"
+    ]
+    assert faults(config_name="nope") == [f"there is no nope.yaml in {compose.CONF}: correct --config-name"]
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_value_of_a_sweep_is_tried() -> None:
+    def swept(*texts: str) -> list[str]:
+        return faults(*texts, is_multirun=True)
+
+    assert swept("optimizer.lr=0.1,0.2", "seed=range(0,3)", "model=glob(*)") == []
+    assert swept("optimizer.lr=0.1,x,-1") == ["optimizer.lr=x must be float > 0", "optimizer.lr=-1 must be float > 0"]
+    assert swept("optimizer.lr=0.1,0.2", "seed=x") == ["seed=x must be int >= 0"]
+    assert swept("seed=range(-2,3)") == ["seed=-2 must be int >= 0"]
+    assert swept("data.val_fraction=range(0.5,1.2,0.1)", "data.test_fraction=0.01") == [
+        "data.val_fraction=1.1 must be 0 < float < 1"
+    ]
+    assert swept("data=glob(*)") == ["data.root has no value: add data.root=..."]
+    assert swept("data=digits,nope")[0].startswith("data=nope is no option: choose from")
+    assert swept("data=glob(x*)")[0].startswith("data=glob(x*) stands for no value: choose from cifar10")
+    assert "list them, optimizer.lr=0.1,...,1.0" in swept("optimizer.lr=interval(0.1,1)")[0]
+
+
+def test_values_of_a_sweep_that_conflict_only_together_are_found() -> None:
+    found = faults("optimizer.nesterov=false,true", "optimizer.momentum=0.9,0", is_multirun=True)
+    assert found == ["optimizer.nesterov=true needs optimizer.momentum above 0: set one of them"]
+
+
+def test_a_sweep_too_large_to_try_whole_still_has_every_value_tried() -> None:
+    wide = [f"{key}={','.join(str(i) for i in range(6))}" for key in ("seed", "augment.cutout", "augment.crop_padding")]
+    assert faults(*wide, "global_batch_size=64,0", is_multirun=True) == ["global_batch_size=0 must be int >= 1"]
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_tells_both_faults_in_one_output_and_leaves_with_code_2() -> None:
+    run = subprocess.run(
+        command("optimizer.lrr=1", "seed=-1"), env=environ(), capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert run.stderr.splitlines() == [
+        "config error: unknown key optimizer.lrr: did you mean optimizer.lr?",
+        "config error: seed=-1 must be int >= 0",
+        "2 faults; nothing was started. See --help.",
+    ]
+
+
+def test_neither_the_check_nor_the_help_imports_torch() -> None:
+    code = (
+        "import sys; from lockstep.cli import help; from lockstep.config import faults, overrides\n"
+        "overrides.check(['optimizer=adamw', 'callbacks=early_stopping'], is_multirun=False)\n"
+        "try: overrides.check(['seed=x', 'optimizer.lrr=1', '+callbacks.timer.foo=1'], is_multirun=False)\n"
+        "except faults.ConfigError: pass\n"
+        "help.show()\n"
+        "assert not {'torch', 'lightning', 'numpy', 'sklearn'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environ(), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+# -- resume ------------------------------------------------------------------------------------------------------------
+
+
+def resumed(saved: Config, *texts: str) -> Config:
+    overrides.check(texts, is_multirun=False)
+    return resume.resumed_config(saved, composed(texts), texts)
+
+
+def test_a_resume_takes_what_does_not_change_the_mathematics() -> None:
+    saved = config_of("experiment=cifar10", "seed=0", "optimizer.lr=0.3")
+    texts = ["trainer.max_epochs=40", "trainer.devices=2", "strategy=cpu", "callbacks.timer=null", "logger=none"]
+    texts += ["+callbacks.last.verbose=true"]
+    config = resumed(saved, "resume=x", *texts)
+    assert (config.trainer.max_epochs, config.trainer.devices, config.strategy.name) == (40, 2, "cpu")
+    assert config.callbacks["timer"] is None
+    last = config.callbacks["last"]
+    assert last is not None
+    assert last.arguments()["verbose"] is True
+    assert config.logger == {}
+    assert config.resume is None
+    for name in ("seed", "data", "model", "optimizer", "scheduler", "augment", "global_batch_size"):
+        assert getattr(config, name) == getattr(saved, name)
+
+
+def test_a_resume_refuses_another_run_with_every_fault() -> None:
+    saved = config_of("optimizer.lr=0.1")
+    texts = ["seed=1", "optimizer.lr=0.2", "data=synthetic", "trainer.limit_train_batches=3", "trainer.loads=[1,1]"]
+    with pytest.raises(ConfigError) as caught:
+        resumed(saved, "resume=x", *texts)
+    found = caught.value.faults
+    starts = ["seed=1 ", "data._target_=", "optimizer.lr=0.2 cannot change on resume, this run has 0.1: leave it out"]
+    starts += ["trainer.limit_train_batches=3 ", "trainer.loads=[1,1] has 2 entries for 1 worker"]
+    assert len(found) == len(starts)
+    for fault, start in zip(found, starts, strict=True):
+        assert fault.startswith(start)
+
+
+FREE_SECTIONS = ("cluster", "launcher", "logger", "notify", "sweep")
+FREE_KEYS = {
+    *("compile", "dry_run", "eval_batch_size", "flip_test", "name", "resume", "search", "silent"),
+    *(f"data.{key}" for key in ("cache", "copy_remove", "copy_to", "download", "memory", "num_workers")),
+    *(f"strategy.{key}" for key in ("bucket_size_mib", "interface", "name", "process_group_backend", "timeout_s")),
+    "strategy.variables",
+    *(f"trainer.{key}" for key in ("deterministic", "devices", "loads", "log_every_n_steps")),
+    *(
+        f"trainer.{key}"
+        for key in ("max_epochs", "max_time_s", "memory_format", "num_nodes", "process_limit", "profiler")
+    ),
+}
+
+
+def keys_of(config: Config) -> dict[str, Any]:
+    return dict(targets.leaves(storage.to_tree(config), ""))
+
+
+def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
+    """A new key is frozen until it is listed; the configurations together have every key there is."""
+    free, seen = set(), set()
+    data = ("digits", "fashion_mnist", "image_folder", "synthetic")
+    for option, scheduler in zip(data, ("one_cycle_linear", "cosine", "constant", "cosine"), strict=True):
+        optimizer = "adamw" if option == "digits" else "sgd"
+        texts = [f"data={option}", f"scheduler={scheduler}", f"optimizer={optimizer}"]
+        config = config_of(*texts, *(["data.root=x"] if option == "image_folder" else []))
+        tree = storage.to_tree(config)
+        found = {key for key in keys_of(config) if not key.startswith("callbacks.")}
+        free |= {key for key in found if resume.is_free_on_resume(key, tree)}
+        seen |= found
+    known = {name for part in (*KNOWN.values(), Trainer, Strategy) for name in fields(part)}
+    assert known <= {key.rpartition(".")[2] for key in seen}
+    assert {key for key in free if key.partition(".")[0] not in FREE_SECTIONS} == FREE_KEYS
+    assert {key for key in seen if key.partition(".")[0] in FREE_SECTIONS} <= free
+
+
+@pytest.mark.parametrize(
+    ("texts", "fault"),
+    [
+        (
+            ["trainer.gradient_clip_norm=1"],
+            "trainer.gradient_clip_norm=1 cannot change on resume, this run has null:",
+        ),
+        (["trainer.precision=float32"], "trainer.precision=float32 cannot change on resume, this run has auto:"),
+        (["trainer.limit_val_batches=2"], "trainer.limit_val_batches=2 cannot"),
+        (["trainer.check_val_every_n_epoch=2"], "trainer.check_val_every_n_epoch=2 cannot"),
+        (
+            ["strategy.gradient_dtype=bfloat16"],
+            "strategy.gradient_dtype=bfloat16 cannot change on resume, this run has",
+        ),
+        (["callbacks=ema"], "callbacks.ema._target_=lockstep.callbacks.AveragedWeights cannot"),
+        (
+            ["callbacks=early_stopping"],
+            "callbacks.early_stopping._target_=lightning.pytorch.callbacks.EarlyStopping cannot",
+        ),
+        (
+            ["callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"],
+            "callbacks.checkpoint.monitor=val/loss",
+        ),
+        (
+            ["callbacks.checkpoint=null"],
+            "callbacks.checkpoint._target_=null cannot change on resume, this run has light",
+        ),
+        (["+callbacks.last.monitor=val/loss", "+callbacks.last.mode=min"], "callbacks.last.monitor=val/loss cannot"),
+    ],
+)
+def test_a_resume_refuses_what_changes_weights_or_the_choice_of_the_best(texts: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resumed(config_of(), "resume=x", *texts)
+    assert caught.value.faults[0].startswith(fault)
+    assert caught.value.faults[0].endswith("leave it out, or start a new run")
+
+
+def test_a_key_of_ones_own_data_is_frozen_though_ours_of_that_name_is_free() -> None:
+    tree = {"data": {"_target_": "mine.images", "memory": "auto", "num_workers": 2, "cache": "x"}}
+    assert [resume.is_free_on_resume(f"data.{key}", tree) for key in ("memory", "num_workers", "cache")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_resume_takes_the_whole_command_again() -> None:
+    texts = ["experiment=cifar10", "debug=fast", "optimizer.lr=0.3", "seed=0"]
+    saved = config_of(*texts)
+    assert resumed(saved, *texts, "resume=x") == saved
+    with pytest.raises(ConfigError, match=r"augment\.cutout=0 cannot change on resume, this run has 8"):
+        resumed(saved, "experiment=fashion_mnist", "resume=x")
+
+
+# -- what a configuration is ------------------------------------------------------------------------------------------
+
+
+def test_scaling_multiplies_batch_and_rate_by_the_workers_once() -> None:
+    config = config_of("scale_with_workers=true", "strategy=cpu", "trainer.devices=3", "optimizer.lr=0.1")
+    scaled = build.scaled(config)
+    assert scaled.global_batch_size == 3 * config.global_batch_size
+    assert rules.learning_rate(scaled) == pytest.approx(3 * 0.1)
+    assert build.scaled(scaled) == scaled
+    assert build.scaled(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
+
+
+def test_the_fingerprint_is_equal_for_equal_configurations_alone() -> None:
+    prints = [storage.fingerprint(config_of(*texts)) for texts in ([], ["seed=0"], ["seed=1"], ["model.width=8"])]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    storage.save(config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]"), path)
+    return path
+
+
+def test_a_saved_configuration_comes_back_equal(saved: Path) -> None:
+    config = config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]")
+    assert storage.load(saved) == config
+    assert storage.fingerprint(storage.load(saved)) == storage.fingerprint(config)
+    assert checked(composed([])) != config
+
+
+def test_a_saved_configuration_that_does_not_fit_is_told_with_its_path(saved: Path) -> None:
+    tree = yaml.safe_load(saved.read_text())
+    tree["trainer"]["old_key"] = tree["trainer"].pop("deterministic")
+    saved.write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError) as caught:
+        storage.load(saved)
+    assert all(fault.startswith(f"{saved}: ") for fault in caught.value.faults)
+    assert "trainer.deterministic is missing" in str(caught.value)
+    assert "unknown key trainer.old_key" in str(caught.value)
+    for text, reason in (("- 1\n", "holds no configuration"), ("a: [\n", "cannot be read")):
+        saved.write_text(text)
+        with pytest.raises(ConfigError, match=reason):
+            storage.load(saved)
+
+
+def test_a_partial_section_is_bound_and_another_is_called() -> None:
+    config = config_of("optimizer.lr=0.25")
+    assert build.build(config.optimizer).keywords["lr"] == 0.25
+    assert build.build(config.model, in_channels=1, num_classes=3).fc.out_features == 3

@@ -1,0 +1,410 @@
+"""The cache gives the pixels of the files as they are now, whoever builds it, however often, and however that ends."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed as dist
+
+from lockstep.cli.prepare import _quoted
+from lockstep.data.images import cache as caches
+from lockstep.data.images.listing import Names, list_classes
+from lockstep.data.images.pixels import Rows, whole
+from lockstep.data.images.splits import Images, Splits
+from lockstep.data.images.statistics import sampled_positions
+from lockstep.data.sources import folders
+from lockstep.data.transfer import file_lock
+from lockstep.data.transfer.file_lock import Lock
+from tests.support.harness import PATIENCE_S, ROOT, environ
+from tests.support.image_files import CHANGES, read, write_folder, write_image
+from tests.support.processes import Ranks, started
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "my images")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> str:
+    return str(tmp_path / "the cache")
+
+
+def entries(cache: str) -> list[Path]:
+    return sorted(Path(cache).glob("*/*.npy"))
+
+
+def leftovers(cache: str) -> list[Path]:
+    return sorted(Path(cache).glob("*/.building*"))
+
+
+def assert_same(one: Splits, other: Splits) -> None:
+    assert one.class_names == other.class_names
+    assert one.statistics == other.statistics
+    for name in ("train", "val", "test"):
+        a: Images = getattr(one, name)
+        b: Images = getattr(other, name)
+        assert torch.equal(whole(a.pixels), whole(b.pixels))
+        assert torch.equal(a.labels, b.labels)
+        assert a.names == b.names
+
+
+# -- what it gives -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["auto", "host", "stream"])
+@pytest.mark.parametrize("changes", [{}, {"channels": 1}, {"image_size": None}, {"val_fraction": 0.1, "split_seed": 3}])
+def test_cached_and_streamed_images_are_those_decoded_into_memory(
+    root: Path, cache: str, memory: str, changes: dict[str, Any]
+) -> None:
+    for _ in range(2):  # built, then found
+        assert_same(read(root, cache=cache, memory=memory, **changes), read(root, **changes))
+
+
+@pytest.mark.parametrize("memory", ["host", "stream"])
+def test_statistics_are_those_of_the_training_images(root: Path, memory: str) -> None:
+    splits = read(root, memory=memory)
+    values = whole(splits.train.pixels).double() / 255
+    assert splits.statistics is not None
+    assert splits.statistics.mean == pytest.approx(values.mean((0, 2, 3)).tolist(), rel=1e-12)
+    assert splits.statistics.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("count", "number"), [(1, 1), (4096, 4096), (4097, 4096), (10_000, 4096), (1_281_167, 4096)])
+def test_a_sample_for_statistics_is_evenly_spaced(count: int, number: int) -> None:
+    positions = sampled_positions(count)
+    steps = positions.diff()
+    assert len(positions) == number
+    assert 0 <= positions.min() <= positions.max() < count
+    assert len(steps) == 0 or count // number <= steps.min() <= steps.max() <= -(-count // number)
+
+
+def test_split_folders_keep_their_images(tmp_path: Path, cache: str) -> None:
+    for name in ("train", "test"):
+        write_folder(tmp_path / "parts" / name, count=8)
+    assert_same(read(tmp_path / "parts", cache=cache), read(tmp_path / "parts"))
+
+
+def test_another_split_builds_nothing_and_other_pixels_have_a_place_of_their_own(root: Path, cache: str) -> None:
+    read(root, cache=cache)
+    (first,) = entries(cache)
+    before = first.stat().st_ino
+    read(root, cache=cache, val_fraction=0.1, split_seed=7)
+    assert [path.stat().st_ino for path in entries(cache)] == [before]
+    read(root, cache=cache, image_size=9)
+    read(root, cache=cache, channels=1)
+    assert len({path.parent for path in entries(cache)}) == 3
+    assert first in entries(cache)
+
+
+def test_an_entry_is_a_file_numpy_reads_and_processes_share(root: Path, cache: str) -> None:
+    splits = read(root, cache=cache)
+    (path,) = entries(cache)
+    assert np.load(path).shape == (40, 3, 8, 8)
+    assert isinstance(splits.train.pixels, Rows)
+    inode = str(path.stat().st_ino)
+    assert any(line.split()[4] == inode for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_writing_to_the_pixels_leaves_the_file_as_it_is(root: Path, cache: str) -> None:
+    pixels = read(root, cache=cache).train.pixels
+    assert isinstance(pixels, Rows)
+    pixels.table.zero_()
+    assert_same(read(root, cache=cache), read(root))
+
+
+# -- what makes it stale -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_folder_is_decoded_again_and_its_old_entry_deleted(root: Path, cache: str, change: str) -> None:
+    path = write_image(root / "red fox" / "a.bmp", seed=5)
+    before = read(root, cache=cache)
+    pixels = whole(before.train.pixels).clone()
+    (old,) = entries(cache)
+    CHANGES[change](path)
+    assert_same(read(root, cache=cache), read(root))
+    assert old not in entries(cache)
+    assert len(entries(cache)) == 1
+    assert torch.equal(whole(before.train.pixels), pixels)  # a run that has it mapped goes on
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"no numpy file at all" * 10, None])
+def test_what_is_no_whole_entry_is_built_again(root: Path, cache: str, content: bytes | None) -> None:
+    read(root, cache=cache)
+    (path,) = entries(cache)
+    path.write_bytes(path.read_bytes()[:-1] if content is None else content)
+    assert_same(read(root, cache=cache), read(root))
+
+
+# -- who builds it -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with started(3) as found:
+        yield found
+
+
+def _build(root: str, cache: str, has_lock: bool) -> tuple[int, float]:
+    """How often this process decoded, and the sum of the pixels it got."""
+    num_decoded = 0
+    decode_all = folders.decode_all
+    take = Lock.take
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        nonlocal num_decoded
+        num_decoded += 1
+        decode_all(*args, **kwargs)
+
+    folders.decode_all = counted
+    Lock.take = take if has_lock else lambda self: True
+    try:
+        dist.barrier()
+        splits = read(Path(root), cache=cache)
+    finally:
+        folders.decode_all = decode_all
+        Lock.take = take
+    return num_decoded, whole(splits.train.pixels).double().sum().item()
+
+
+@pytest.mark.processes
+def test_of_three_builders_at_once_one_builds_and_all_have_the_pixels(ranks: Ranks, tmp_path: Path, cache: str) -> None:
+    root = write_folder(tmp_path / "many", count=150)
+    found = ranks.run(3, _build, str(root), cache, True)
+    assert sorted(count for count, _ in found) == [0, 0, 1]
+    assert {total for _, total in found} == {whole(read(root).train.pixels).double().sum().item()}
+    assert leftovers(cache) == []
+
+
+@pytest.mark.processes
+def test_builders_without_a_lock_do_not_disturb_each_other(ranks: Ranks, tmp_path: Path, cache: str) -> None:
+    root = write_folder(tmp_path / "many", count=100)
+    found = ranks.run(2, _build_elsewhere, str(root), cache)
+    assert {total for _, total in found} == {whole(read(root).train.pixels).double().sum().item()}
+    assert len(entries(cache)) == 1
+    assert leftovers(cache) == []
+
+
+def _build_elsewhere(root: str, cache: str) -> tuple[int, float]:
+    """On a node of its own, with one file system for all and locks for none, as some networks have it."""
+    name = f"node{dist.get_rank()}"
+    before = caches.socket.gethostname
+    caches.socket.gethostname = lambda: name
+    try:
+        return _build(root, cache, False)
+    finally:
+        caches.socket.gethostname = before
+
+
+KILLED = """
+import sys, time
+from lockstep.data.sources import folders
+from tests.support.image_files import read
+from pathlib import Path
+decode_all = folders.decode_all
+
+def half(files, *args, **kwargs):
+    decode_all(files[: len(files) // 2], *args, **kwargs)
+    print("half", flush=True)
+    time.sleep(600)
+
+folders.decode_all = half
+read(Path(sys.argv[1]), cache=sys.argv[2])
+"""
+
+
+@pytest.mark.processes
+def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_taken_for_an_entry(root: Path, cache: str) -> None:
+    command = [sys.executable, "-c", KILLED, str(root), cache]
+    with subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, text=True) as builder:
+        assert builder.stdout is not None
+        try:
+            assert builder.stdout.readline() == "half\n"
+            assert entries(cache) == []
+            assert len(leftovers(cache)) == 1
+        finally:
+            builder.send_signal(signal.SIGKILL)
+    assert_same(read(root, cache=cache), read(root))
+    assert leftovers(cache) == []
+
+
+@pytest.mark.processes
+def test_a_waiting_process_shows_how_far_the_other_one_is(
+    root: Path, cache: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_lock, "LINE_S", 0.0)
+    command = [sys.executable, "-c", KILLED, str(root), cache]
+    with subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, text=True) as builder:
+        assert builder.stdout is not None
+        try:
+            assert builder.stdout.readline() == "half\n"
+            monkeypatch.setattr(caches.time, "sleep", lambda seconds: builder.kill())
+            read(root, cache=cache)
+        finally:
+            builder.kill()
+    assert "Another process decodes my images: 20 of 40," in capsys.readouterr().out
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_broken_images_are_named_and_leave_no_entry(root: Path, cache: str) -> None:
+    for name in ("b.png", "c.png"):
+        (root / "red fox" / name).write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"b\.png cannot be read .*\n.*c\.png cannot be read"):
+        read(root, cache=cache)
+    assert entries(cache) == leftovers(cache) == []
+
+
+def test_a_link_to_nothing_is_named(root: Path, cache: str) -> None:
+    (root / "red fox" / "lost.png").symlink_to("nowhere.png")
+    with pytest.raises(ValueError, match=r"lost\.png is a link to nothing"):
+        read(root, cache=cache)
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_cure(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    for cache in (str(tmp_path / "file"), "/proc/lockstep"):
+        with pytest.raises(ValueError, match=rf"data\.cache={cache} cannot be used .*data\.cache=null"):
+            read(root, cache=cache)
+
+
+def test_a_cache_that_is_only_readable_is_used(root: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read(root, cache=cache)
+    (path,) = entries(cache)
+    before = sorted(path.parent.iterdir())
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert_same(read(root, cache=cache, split_seed=5), read(root, split_seed=5))
+    assert sorted(path.parent.iterdir()) == before
+
+
+def test_a_disk_that_is_too_small_is_named_or_the_images_are_streamed(
+    root: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 100, 100))  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match=r"data\.cache=.* needs .* GiB free: make room.*data\.memory=stream"):
+        read(root, cache=cache)
+    pixels = read(root, cache=cache, memory="auto").train.pixels
+    assert isinstance(pixels, folders.ImageFiles)
+    assert "its disk has 0.0 GiB free" in pixels.reason
+
+
+def test_a_disk_that_fills_up_while_decoding_is_named(root: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.pwrite
+
+    def full(descriptor: int, content: Any, offset: int) -> int:
+        if offset > 2000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(ValueError, match=r"data\.cache=.*No space left on device.*: make room"):
+        read(root, cache=cache)
+    assert entries(cache) == leftovers(cache) == []
+
+
+def test_images_that_memory_cannot_hold_are_streamed_and_the_reason_said(
+    root: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 40 * 3 * 8 * 8
+    monkeypatch.setattr(folders, "available_bytes", lambda: needed)
+    assert isinstance(read(root, cache=cache, memory="auto").train.pixels, Rows)
+    monkeypatch.setattr(folders, "available_bytes", lambda: needed - 1)
+    pixels = read(root, cache=cache, memory="auto").train.pixels
+    assert isinstance(pixels, folders.ImageFiles)
+    assert pixels.reason.startswith("decoded 0.0 MiB")
+    assert isinstance(read(root, cache=cache, memory="host").train.pixels, Rows)  # asked for: the kernel pages
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_those_of_the_files_also_in_other_encodings(tmp_path: Path) -> None:
+    root = os.fsencode(write_folder(tmp_path / "images", count=3))
+    with open(os.path.join(root, b"red fox", b"gr\xfcn.png"), "wb"):
+        pass
+    names = list_classes(os.fsdecode(root)).names
+    assert all((tmp_path / "images" / name).exists() for name in names)
+    assert len(set(names)) == len(names) == 7
+    assert list(names[2:5]) == [names[2], names[3], names[4]]
+    assert names.select(np.array([5, 1])) == [names[5], names[1]]
+    assert Names.of([]) == []
+
+
+def test_the_order_is_that_of_sorted_paths(tmp_path: Path) -> None:
+    for name in ("a/b.png", "a-1.png", "a b.png", "a/a/z.png", "B.png", "a.png", "folder.png/q.png"):
+        write_image(tmp_path / "c1" / name)
+    (tmp_path / "c1" / "circle").symlink_to(tmp_path / "c1")
+    (tmp_path / "c1" / "circle.png").symlink_to(tmp_path / "c1")
+    write_image(tmp_path / "c2" / "x.png")
+    (tmp_path / "c2" / "notes.txt").symlink_to("nowhere")
+    expected = sorted(
+        path.relative_to(tmp_path) for path in tmp_path.rglob("*.png") if path.is_file() and "circle" not in str(path)
+    )
+    assert list(list_classes(str(tmp_path)).names) == [path.as_posix() for path in expected]
+
+
+# -- lockstep data prepare ---------------------------------------------------------------------------------------------
+
+
+def prepare(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    tool = os.fspath(Path(sys.executable).parent / "lockstep")
+    return subprocess.run(
+        [tool, "data", "prepare", root.name, *arguments],
+        cwd=root.parent,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+@pytest.mark.processes
+def test_prepare_decodes_once_and_the_training_finds_it(root: Path, cache: str) -> None:
+    first = prepare(root, "--image-size", "8", "--cache", cache)
+    assert first.returncode == 0, first.stderr
+    assert "Decoded 40 images of my images in" in first.stdout
+    assert "40 images of 3x8x8 in 2 classes: red fox, ärger 狐" in first.stdout
+    assert first.stdout.splitlines()[-1].split("image_folder ")[1] == (
+        f"'data.root='\"'\"'my images'\"'\"'' data.image_size=8 'data.cache='\"'\"'{cache}'\"'\"''"
+    )
+    again = prepare(root, "--image-size", "8", "--cache", cache)
+    assert "Up to date" in again.stdout
+    (before,) = [path.stat().st_ino for path in entries(cache)]
+    read(root, cache=cache)
+    assert [path.stat().st_ino for path in entries(cache)] == [before]
+
+
+@pytest.mark.processes
+def test_prepare_says_what_is_wrong(root: Path, cache: str) -> None:
+    for number in range(12):
+        (root / "red fox" / f"bad {number}.png").write_bytes(b"no image")
+    for arguments, message in (
+        (("--cache", cache), "bad 11.png cannot be read"),
+        (("--cache", "null"), "data.cache=null keeps nothing"),
+        (("--channels", "2"), "data.channels=2 must be 1|3"),
+    ):
+        done = prepare(root, *arguments)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    done = prepare(root.parent / "nowhere")
+    assert (done.returncode, "data.root=nowhere does not exist" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["plain/path-1.2", "a b", "it's", "a,b=[c]{d}", "back\\", "q\\'", "$x", "null", "7"])
+def test_a_folder_of_any_name_reaches_hydra_as_it_is(text: str) -> None:
+    from lockstep.config import compose as configuration
+
+    override = f"data.root={_quoted(text)}"
+    assert configuration.composed(["data=image_folder", override]).data.root == text

@@ -1,0 +1,442 @@
+"""Files behind a URL come into a folder once, whole and nowhere else, and no message tells a secret."""
+
+import contextlib
+import functools
+import io
+import os
+import sys
+import tarfile
+import threading
+import warnings
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+
+from lockstep.cli import prepare
+from lockstep.config import compose, validation
+from lockstep.config.faults import ConfigError
+from lockstep.data.images.listing import list_classes
+from lockstep.data.transfer import copying, remote
+from lockstep.system.provenance import without_secrets
+from lockstep.training import staging
+from tests.support.copies import contents, section
+from tests.support.image_files import write_folder, write_image
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "flowers", count=4)
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """A listing of folders, as many servers have one; notes what is fetched."""
+
+    fetched: ClassVar[list[str]] = []
+    broken: ClassVar[set[str]] = set()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path in self.broken:
+            self.send_error(500)
+            return
+        if self.path.endswith(".png"):
+            self.fetched.append(self.path)
+        if "Range" in self.headers:
+            self._send_range()
+            return
+        super().do_GET()
+
+    def _send_range(self) -> None:
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        content = Path(self.translate_path(self.path)).read_bytes()
+        part = content[first : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def list_directory(self, path: Any) -> Any:
+        return super().list_directory(path)
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[str]:
+    handler = functools.partial(Handler, directory=str(root.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as found:
+        threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True).start()
+        Handler.fetched.clear()
+        Handler.broken.clear()
+        yield f"http://127.0.0.1:{found.server_address[1]}"
+        found.shutdown()
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+def fetch(url: str, scratch: Path, **changes: Any) -> Path:
+    """The folder of a run that ends at once."""
+    asked = section(url, scratch, **changes)
+    with contextlib.ExitStack() as held:
+        return Path(
+            staging.once_a_node(
+                asked, lambda data: data.arguments()["root"], rank=0, local_rank=0, is_silent=False, held=held
+            )
+        )
+
+
+def tar(root: Path) -> Path:
+    path = root.with_suffix(".tar")
+    with tarfile.open(path, "w") as file:
+        file.add(root, "all")
+    return path
+
+
+def archive(root: Path) -> Path:
+    path = root.with_suffix(".zip")
+    with zipfile.ZipFile(path, "w") as file:
+        for name in contents(root):
+            file.write(root / name, f"all/{name}")
+    return path
+
+
+def url_of(kind: str, root: Path, server: str, memory: Any) -> str:
+    if kind == "memory":
+        for name, content in contents(root).items():
+            memory.pipe(f"/bucket/flowers/{name}", content)
+    return {
+        "http": f"{server}/flowers",
+        "http/": f"{server}/flowers/",
+        "file": f"file://{root}",
+        "zip": f"zip://all::file://{archive(root)}",
+        "zip over http": f"zip://all::{server}/flowers.zip",
+        "tar": f"tar://all::file://{tar(root)}",
+        "memory": "memory://bucket/flowers",
+    }[kind]
+
+
+# -- what is fetched ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["http", "http/", "file", "zip", "zip over http", "tar", "memory"])
+def test_the_images_behind_a_url_are_those_of_the_folder_and_fetched_once(
+    kind: str, root: Path, tmp_path: Path, server: str, memory: Any
+) -> None:
+    (root / "readme.txt").write_text("no image")
+    url = url_of(kind, root, server, memory)
+    (root / "readme.txt").unlink()
+    folder = fetch(url, tmp_path / "scratch")
+    assert contents(folder) == contents(root)
+    assert list_classes(str(folder)).names == list_classes(str(root)).names
+    before = {path: path.stat().st_ctime_ns for path in folder.rglob("*.png")}
+    assert fetch(url, tmp_path / "scratch") == folder
+    assert {path: path.stat().st_ctime_ns for path in folder.rglob("*.png")} == before
+
+
+def test_files_of_a_driver_with_one_position_for_all_threads_are_whole(tmp_path: Path) -> None:
+    contents = {f"{number:04}.bin": number.to_bytes(2) * 5000 for number in range(1000)}
+    with tarfile.open(tmp_path / "all.tar", "w") as file:
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(f"all/{name}")
+            entry.size = len(content)
+            file.addfile(entry, io.BytesIO(content))
+    url = f"tar://all::file://{tmp_path}/all.tar"
+    source = remote.files_at(url, "data.root", below="", suffixes=(), beat=lambda: None)
+    with ThreadPoolExecutor(copying.NUM_THREADS) as pool:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)  # threads meet often
+        try:
+            list(pool.map(lambda name: source.fetch(name, tmp_path / name), contents))
+        finally:
+            sys.setswitchinterval(interval)
+    assert [name for name, content in contents.items() if (tmp_path / name).read_bytes() != content] == []
+
+
+def test_only_what_changed_behind_a_url_is_fetched_again(root: Path, tmp_path: Path, server: str) -> None:
+    folder = fetch(f"{server}/flowers", tmp_path / "scratch")
+    path = root / "red fox" / "bild ü 01.png"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)  # of the same size
+    os.utime(path, (10**9, 10**9))
+    (root / "red fox" / "bild ü 02.png").unlink()
+    write_image(root / "red fox" / "new.png", seed=8)
+    Handler.fetched.clear()
+    fetch(f"{server}/flowers", tmp_path / "scratch")
+    assert sorted(Handler.fetched) == ["/flowers/red%20fox/bild%20%C3%BC%2001.png", "/flowers/red%20fox/new.png"]
+    assert contents(folder) == contents(root)
+
+
+def test_an_archive_that_is_another_one_now_is_looked_at_again(root: Path, tmp_path: Path) -> None:
+    url = f"zip://all::file://{archive(root)}"
+    fetch(url, tmp_path / "scratch")
+    write_image(root / "red fox" / "new.png", seed=8)
+    archive(root)
+    assert contents(fetch(url, tmp_path / "scratch")) == contents(root)
+
+
+def test_a_driver_forgets_what_it_saw_for_an_earlier_job(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = fsspec.get_filesystem_class("file")
+    asked, seen, ls = [], {}, kind.ls
+    monkeypatch.setattr(kind, "ls", lambda self, path, **more: seen.setdefault(path, ls(self, path, **more)))
+    monkeypatch.setattr(kind, "invalidate_cache", lambda self: asked.append(seen.clear()))
+    fetch(f"file://{root}", tmp_path / "scratch")
+    write_image(root / "red fox" / "new.png", seed=8)
+    assert contents(fetch(f"file://{root}", tmp_path / "scratch")) == contents(root)
+    assert len(asked) == 2
+
+
+def test_a_folder_fetched_anew_has_the_digest_it_had(root: Path, tmp_path: Path, server: str) -> None:
+    one = list_classes(str(fetch(f"{server}/flowers", tmp_path / "scratch")))
+    other = list_classes(str(fetch(f"{server}/flowers", tmp_path / "other node")))
+    assert (one.digest, one.origin) == (other.digest, other.origin)
+    assert one.origin == f"{server}/flowers"
+    write_image(root / "red fox" / "new.png")
+    assert list_classes(str(fetch(f"{server}/flowers", tmp_path / "scratch"))).digest != one.digest
+
+
+def test_without_a_scratch_disk_files_lie_beside_the_decoded_ones_and_go_if_asked(root: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    folder = fetch(f"file://{root}", None, cache=cache)  # pyright: ignore[reportArgumentType]
+    assert folder.parents[1] == tmp_path / "cache"
+    assert folder.name == "flowers"
+    assert contents(folder) == contents(root)
+    fetch(f"file://{root}", None, cache=cache, copy_remove=True)  # pyright: ignore[reportArgumentType]
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(root: Path, tmp_path: Path, server: str) -> None:
+    folder = fetch(f"{server}/flowers", tmp_path / "scratch")
+    Handler.broken.add("/flowers/red%20fox/")
+    with pytest.raises(ValueError, match=r"data\.root=.*flowers cannot be listed .*500"):
+        fetch(f"{server}/flowers", tmp_path / "scratch")
+    assert contents(folder) == contents(root)
+
+
+def test_a_folder_that_is_gone_below_is_no_empty_one_either(
+    root: Path, tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Handler.list_directory
+    monkeypatch.setattr(
+        Handler, "list_directory", lambda self, path: self.send_error(404) if "fox" in path else original(self, path)
+    )
+    with pytest.raises(ValueError, match=r"cannot be listed \(FileNotFoundError: http://.*/flowers/red%20fox"):
+        fetch(f"{server}/flowers", tmp_path / "scratch")
+
+
+def test_prepare_takes_a_url_and_the_training_finds_all_of_it(
+    root: Path, tmp_path: Path, server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"image_size": "8", "channels": None, "cache": str(tmp_path / "cache")}
+    for first in ("Decoded into", "Up to date:"):
+        assert prepare.prepare(f"{server}/flowers", changes) == 0
+        assert f"\n{first} {tmp_path / 'cache'}/flowers-3x8x8-" in capsys.readouterr().out
+    assert len(Handler.fetched) == len(contents(root))
+    listing = list_classes(str(fetch(f"{server}/flowers", None, cache=str(tmp_path / "cache"))))  # pyright: ignore[reportArgumentType]
+    assert len(Handler.fetched) == len(contents(root))
+    assert prepare.caches.entry(changes["cache"] or "", listing, image_size=8, channels=3).opened() is not None
+
+
+# -- names that lead elsewhere -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../../evil.png", "a/../../evil.png", "/evil.png", "a//evil.png", "a/./evil.png"])
+def test_a_name_in_an_archive_that_leads_out_of_the_folder_is_refused(name: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as file:
+        file.writestr("a/1.png", "x")
+        file.writestr(name, "x")
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"data\.root=.*which would lie outside the folder of a copy"):
+        fetch(f"zip://::file://{tmp_path / 'bad.zip'}", tmp_path / "scratch")
+    assert {name for name in contents(tmp_path) if "evil" in name or "1.png" in name} == set()
+    assert before.items() <= contents(tmp_path).items()
+
+
+def test_a_name_of_a_server_that_leads_out_of_the_folder_is_refused(
+    root: Path, tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from io import BytesIO
+
+    def listing(self: Any, path: Any) -> Any:
+        text = b'<a href="..%2f..%2f..%2fevil.png">1</a>' if "red" in self.path else b'<a href="red%20fox/">a</a>'
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        return BytesIO(text)
+
+    monkeypatch.setattr(Handler, "list_directory", listing)
+    with pytest.raises(ValueError, match=r"'red fox/\.\./\.\./\.\./evil\.png', which would lie outside"):
+        fetch(f"{server}/flowers/", tmp_path / "scratch")
+
+
+def test_links_for_another_order_of_a_listing_are_no_files(
+    root: Path, tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from io import BytesIO
+
+    original = Handler.list_directory
+
+    def listing(self: Any, path: Any) -> Any:
+        text = b'<a href="?C=N;O=D">Name</a> <a href="?C=M;O=A.png">Last modified</a>'
+        self.wfile, kept = BytesIO(), self.wfile
+        page = original(self, path).read()
+        self.wfile, self._headers_buffer = kept, []
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(text + page)))
+        self.end_headers()
+        return BytesIO(text + page)
+
+    monkeypatch.setattr(Handler, "list_directory", listing)
+    assert contents(fetch(f"{server}/flowers", tmp_path / "scratch")) == contents(root)
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_told(root: Path, tmp_path: Path, server: str, memory: Any) -> None:
+    (root.parent / "empty").mkdir()
+    for url, message in (
+        (f"{server}/nowhere", r"data\.root=http://.*/nowhere cannot be listed \(FileNotFoundError"),
+        ("http://127.0.0.1:9/flowers", r"cannot be listed \(ClientConnectorError"),
+        (f"file://{root.parent}/empty", "has nothing to copy: looked for a file that ends with .bmp"),
+        (
+            f"file://{archive(root)}",
+            r"is no folder with files: give one; an archive is one as data\.root=zip://::file:///",
+        ),
+        ("memory://nothing", "cannot be listed"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fetch(url, tmp_path / "scratch")
+
+
+def test_a_file_that_fails_is_named_and_the_others_stay(root: Path, tmp_path: Path, server: str) -> None:
+    Handler.broken.add("/flowers/red%20fox/bild%20%C3%BC%2001.png")
+    with pytest.raises(ValueError, match=r"red fox/bild ü 01\.png cannot be fetched \(ClientResponseError: 500"):
+        fetch(f"{server}/flowers", tmp_path / "scratch")
+    (place,) = (tmp_path / "scratch").iterdir()
+    there = contents(place / "flowers")
+    Handler.broken.clear()
+    Handler.fetched.clear()
+    assert contents(fetch(f"{server}/flowers", tmp_path / "scratch")) == contents(root)
+    assert 1 <= len(Handler.fetched) == len(contents(root)) - len(there)
+
+
+FAULTS = {
+    "s3://bucket/flowers": "pip install s3fs",
+    "gs://bucket/flowers": "pip install gcsfs",
+    "zip://::s3://bucket/flowers.zip": "needs a driver for s3:// that is not installed: pip install s3fs",
+    "nope://bucket": "there is no driver for nope://: correct the URL",
+    "https://me:hunter2@host/x": "https://host/x has a user or password in it",
+    "zip://::https://hunter2@host/x.zip": "https://host/x.zip has a user or password in it",
+}
+
+
+@pytest.mark.parametrize("url", FAULTS)
+def test_a_url_that_cannot_be_read_here_is_told_before_anything_starts(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("s3fs", "gcsfs"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    known: Any = sys.modules["fsspec.registry"]
+    for name in ("s3", "gs"):
+        monkeypatch.delitem(known._registry, name, raising=False)
+    with pytest.raises(ConfigError) as caught:
+        validation.checked(compose.composed(["data=image_folder", f"data.root='{url}'"]))
+    assert len(caught.value.faults) == 1
+    assert FAULTS[url] in caught.value.faults[0]
+    assert "hunter2" not in str(caught.value)
+
+
+def test_settings_of_copies_meet() -> None:
+    def faults(*texts: str) -> list[str]:
+        try:
+            validation.checked(compose.composed(texts))
+        except ConfigError as error:
+            return error.faults
+        return []
+
+    assert faults("data=image_folder", "data.root=memory://x") == []
+    assert faults("data=image_folder", "data.root=memory://x", "data.cache=null", "data.copy_to=y") == []
+    assert "copy_to=data/cache" in faults("data=image_folder", "data.root=memory://x", "data.cache=null")[0]
+    assert "copy_to=data/cache" in faults("data=cifar10", "data.root=memory://x")[0]
+    assert "and there is none" in faults("data=cifar10", "data.copy_remove=true")[0]
+    assert faults("data=cifar10", "data.copy_remove=true", "data.copy_to=x") == []
+
+
+SECRET = "https://host/flowers.zip?token=hunter2&X-Amz-Signature=hunter3"
+
+
+def test_no_message_and_no_file_tells_a_secret(tmp_path: Path) -> None:
+    class Driver(Exception):
+        pass
+
+    for text in (
+        f"GET {SECRET} said 403",
+        "https://me:hunter2@host/x",
+        "{'aws_secret_access_key': 'hunter2', 'Signature': 'hunter3'}",
+        "password=hunter2",
+    ):
+        with pytest.raises(ValueError, match="cannot be listed") as caught, remote._Told("cannot be listed", "x"):
+            raise Driver(text)
+        assert "hunter" not in str(caught.value)
+        assert caught.value.__suppress_context__
+    for url in (SECRET, f"zip://::{SECRET}"):
+        assert "hunter" not in remote.shown(url)
+        assert "hunter" not in remote.name_of(url)
+        copy = staging.copy_of(section(url, tmp_path))
+        assert "hunter" not in repr(copy)
+    words = without_secrets(["train.py", f"data.root={SECRET}", "data.root=a?b"])
+    assert words == ["train.py", "data.root=https://host/flowers.zip?...", "data.root=a?b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("s3://b/x", True),
+        ("zip::https://h/x.zip", True),
+        ("zip://::/x.zip", True),
+        ("memory://", True),
+        ("data/flowers", False),
+        ("/data/a:b", False),
+        ("a::b", False),
+        ("~/x", False),
+    ],
+)
+def test_a_url_is_told_from_a_path(text: str, found: bool) -> None:
+    assert remote.is_url(text) is found
+
+
+def test_a_name_for_the_folder_of_a_url() -> None:
+    names = [
+        "s3://b/x y/",
+        "zip://a::https://h/f.zip?t=1",
+        "memory://",
+        "https://h/",
+        "s3://b/..",
+        "https://h/%2e%2e%2f",
+    ]
+    assert [remote.name_of(name) for name in names] == ["x_y", "f.zip", "memory", "h", "files", "_"]
+    assert all(copying.place_of("c", name, remote.name_of(name)).parent.name == "c" for name in names)
+
+
+def test_a_driver_is_asked_without_warnings(root: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fetch(f"zip://all::file://{archive(root)}", tmp_path / "scratch")

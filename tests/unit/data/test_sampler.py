@@ -1,0 +1,300 @@
+"""Every sample once, in an order that no number of workers changes, also across a stop."""
+
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lockstep.data.loader import Batch, ShareLoader
+from lockstep.data.sampler import GlobalBatches, ShareIndices
+from tests.support.plans import Plan
+
+repeatable = settings(deadline=None, derandomize=True)
+LOADS = st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any)
+PLANS = st.builds(
+    Plan,
+    num_samples=st.integers(1, 60),
+    micro_batch_size=st.integers(1, 16),
+    micro_batches_per_step=st.integers(1, 4),
+    shuffle_seed=st.none() | st.integers(0, 2**40),
+    num_batches=st.none() | st.integers(1, 8),
+)
+
+
+def order_of(batches: GlobalBatches | ShareLoader) -> list[int]:
+    return [index for batch in batches for index in batch.indices.tolist()]
+
+
+def put_together(shares: list[list[ShareIndices]] | list[list[Batch]]) -> list[list[int]]:
+    """The micro-batches that the ranks read together, in rank order."""
+    return [
+        [index for part in parts for index in part.indices.tolist()] for parts in zip(*shares, strict=True)
+    ]  # strict: the same number of steps on every rank
+
+
+@repeatable
+@given(PLANS, LOADS, st.integers(0, 3))
+def test_the_shares_of_all_ranks_are_the_batches_of_one_rank(plan: Plan, loads: list[int], epoch: int) -> None:
+    alone = list(plan.of(epoch=epoch))
+    shares = [list(plan.of(rank, loads, epoch=epoch)) for rank in range(len(loads))]
+    assert put_together(shares) == put_together([alone])
+    for parts, (_, whole) in zip(zip(*shares, strict=True), alone, strict=True):
+        assert [(s.epoch, s.step, s.micro_step, s.size, s.group_size) for _, s in parts] == [
+            (whole.epoch, whole.step, whole.micro_step, whole.size, whole.group_size)
+        ] * len(loads)
+        assert [len(indices) for indices, _ in parts] == [share.hi - share.lo for _, share in parts]
+
+
+@repeatable
+@given(PLANS, LOADS)
+def test_a_share_is_the_same_with_a_partner_as_without(plan: Plan, loads: list[int]) -> None:
+    for rank in range(len(loads)):
+        pairs = zip(replace(plan, with_partner=True).of(rank, loads), plan.of(rank, loads), strict=True)
+        for (indices, share), (plain, plain_share) in pairs:
+            assert share == plain_share
+            assert indices[: len(plain)].tolist() == plain.tolist()
+            assert len(indices) == len(plain) + (not share.is_empty)
+
+
+@repeatable
+@given(PLANS, st.integers(0, 3))
+def test_an_epoch_has_every_sample_once_in_full_batches_and_a_rest(plan: Plan, epoch: int) -> None:
+    plan = replace(plan, num_batches=None)
+    batches = put_together([list(plan.of(epoch=epoch))])
+    assert sorted(index for batch in batches for index in batch) == list(range(plan.num_samples))
+    assert all(len(batch) == plan.micro_batch_size for batch in batches[:-1])
+    assert 0 < len(batches[-1]) <= plan.micro_batch_size + 1
+
+
+@repeatable
+@given(PLANS)
+def test_no_sample_is_alone_at_the_end_of_an_epoch_where_another_batch_can_take_it_in(plan: Plan) -> None:
+    """Batch norm has nothing to normalize a single value by; batches that are all of one sample stay as they are."""
+    plan = replace(plan, num_batches=None)
+    shares = [share for _, share in plan.of()]
+    if plan.micro_batch_size > 1 and plan.num_samples > 1:
+        assert min(share.size for share in shares) > 1
+    if plan.micro_batch_size * plan.micro_batches_per_step > 1 and plan.num_samples > 1:
+        assert min(share.group_size for share in shares) > 1
+    assert plan.of().has_single_samples == (min(share.size for share in shares) == 1)
+
+
+@repeatable
+@given(PLANS, LOADS)
+def test_the_samples_of_a_step_are_the_same_however_it_is_cut_into_micro_batches(plan: Plan, loads: list[int]) -> None:
+    """The positions of a share are those in the global batch, and a partner is the next one there."""
+    plan = replace(plan, num_batches=None)
+    step_size = plan.micro_batch_size * plan.micro_batches_per_step
+    whole = replace(plan, micro_batch_size=step_size, micro_batches_per_step=1)
+    steps = [indices.tolist() for indices, _ in whole.of()]
+    read: list[list[int]] = [[] for _ in steps]
+    for parts in zip(*(replace(plan, with_partner=True).of(r, loads) for r in range(len(loads))), strict=True):
+        for indices, share in parts:
+            step = steps[share.step]
+            assert share.group_size == len(step)
+            expected = [step[position % len(step)] for position in range(share.lo, share.hi + 1)]
+            assert indices.tolist() == ([] if share.is_empty else expected)
+            read[share.step] += expected[:-1]
+    assert read == steps
+
+
+@repeatable
+@given(PLANS, st.integers(1, 8))
+def test_a_limit_keeps_the_first_batches_and_the_order(plan: Plan, limit: int) -> None:
+    whole = put_together([list(replace(plan, num_batches=None).of())])
+    limited = replace(plan, num_batches=limit).of()
+    assert put_together([list(limited)]) == whole[:limit]
+    assert len(limited) == len(whole[:limit])
+
+
+@repeatable
+@given(PLANS, LOADS)
+def test_the_length_and_the_number_of_samples_are_those_that_are_read(plan: Plan, loads: list[int]) -> None:
+    shares = [list(plan.of(rank, loads)) for rank in range(len(loads))]
+    for rank, read in enumerate(shares):
+        assert len(plan.of(rank, loads)) == len(plan.loader(rank, loads)) == len(read)
+    assert plan.of().num_epoch_samples == sum(len(batch) for batch in put_together(shares))
+
+
+@repeatable
+@given(PLANS, LOADS)
+def test_the_group_size_counts_the_samples_of_the_optimizer_step(plan: Plan, loads: list[int]) -> None:
+    shares = [share for _, share in plan.of(len(loads) - 1, loads)]
+    for start in range(0, len(shares), plan.micro_batches_per_step):
+        group = shares[start : start + plan.micro_batches_per_step]
+        assert {share.group_size for share in group} == {sum(share.size for share in group)}
+
+
+@repeatable
+@given(PLANS, PLANS, LOADS, st.integers(0, 3))
+def test_the_order_depends_on_seed_and_epoch_alone(plan: Plan, other: Plan, loads: list[int], epoch: int) -> None:
+    plan = replace(plan, num_batches=None)
+    other = replace(other, num_samples=plan.num_samples, shuffle_seed=plan.shuffle_seed, num_batches=None)
+    torch.manual_seed(len(loads))  # whatever else drew random numbers
+    cut = put_together([list(other.of(rank, loads, epoch=epoch)) for rank in range(len(loads))])
+    assert [index for batch in cut for index in batch] == order_of(plan.of(epoch=epoch))
+
+
+def test_every_seed_and_epoch_has_an_order_of_its_own() -> None:
+    orders = [order_of(Plan(shuffle_seed=seed).of(epoch=epoch)) for seed in (0, 1, 2**32) for epoch in (0, 1)]
+    assert all(one != other for i, one in enumerate(orders) for other in orders[:i])
+
+
+def test_without_a_seed_the_order_is_that_of_the_data_set_in_every_epoch() -> None:
+    for epoch in (0, 1):
+        assert order_of(Plan(shuffle_seed=None).of(epoch=epoch)) == list(range(100))
+
+
+def test_reading_leaves_the_random_numbers_of_the_process_alone() -> None:
+    before = torch.get_rng_state()
+    order_of(Plan().of())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_set_epoch_goes_to_the_beginning_of_another_epoch() -> None:
+    batches = Plan().of()
+    batches.seek(0, 5)
+    batches.set_epoch(1)
+    assert order_of(batches) == order_of(Plan().of(epoch=1))
+
+
+def test_set_epoch_keeps_the_place_a_resume_found_in_this_very_epoch() -> None:
+    batches = Plan().of()
+    batches.seek(2, 5)
+    batches.set_epoch(2)
+    assert order_of(batches) == order_of(Plan().of(epoch=2))[5 * 8 :]
+
+
+def test_only_the_first_pass_after_a_resume_begins_inside() -> None:
+    batches = Plan().of()
+    batches.seek(0, 5)
+    assert len(list(batches)) == 13 - 5
+    assert len(list(batches)) == 13
+
+
+@repeatable
+@given(PLANS, LOADS)
+def test_pixels_and_labels_are_those_of_the_indices(plan: Plan, loads: list[int]) -> None:
+    for batch in plan.loader(len(loads) - 1, loads):
+        assert batch.pixels.shape == (batch.share.hi - batch.share.lo, 1, 2, 3)
+        assert torch.equal(batch.pixels[:, 0, 0, 0].long(), batch.indices)
+        assert torch.equal(batch.labels, 2 * batch.indices)
+
+
+def test_an_empty_share_yields_empty_batches_of_the_same_kind() -> None:
+    batches = list(Plan(num_samples=10, micro_batch_size=4).loader(1, [1, 0]))
+    assert len(batches) == 3
+    for batch in batches:
+        assert (batch.pixels.shape, batch.pixels.dtype) == ((0, 1, 2, 3), torch.uint8)
+        assert (batch.labels.shape, batch.labels.dtype) == ((0,), torch.int64)
+        assert batch.share.is_empty
+
+
+@repeatable
+@given(PLANS, LOADS, LOADS, st.integers(0, 3), st.booleans(), st.data())
+def test_any_number_of_ranks_goes_on_with_exactly_the_samples_not_yet_read(
+    plan: Plan, loads: list[int], other_loads: list[int], epoch: int, is_told: bool, data: st.DataObject
+) -> None:
+    batches = list(plan.of(epoch=epoch))
+    position = data.draw(st.integers(1, len(batches)), label="batches before the stop")
+    states = []
+    for rank in range(len(loads)):
+        loader = plan.loader(rank, loads, epoch=epoch)
+        for _ in zip(range(position), loader, strict=False):
+            pass
+        states.append(loader.state_dict())
+    assert all(state == states[0] for state in states)
+
+    is_over = position == len(batches)
+    expected = list(plan.of(epoch=epoch + 1)) if is_over else batches[position:]
+    resumed = []
+    for rank in range(len(other_loads)):
+        loader = plan.loader(rank, other_loads)
+        loader.load_state_dict(states[0])
+        if is_told:  # as Lightning does, after loading the state
+            assert isinstance(loader.batch_sampler.sampler, GlobalBatches)
+            loader.batch_sampler.sampler.set_epoch(epoch + is_over)
+        resumed.append(list(loader))
+    assert put_together(resumed) == put_together([expected])
+
+
+def test_a_loader_that_was_resumed_knows_its_place_before_it_reads() -> None:
+    loader = Plan().loader()
+    loader.load_state_dict({"epoch": 2, "micro_step": 5})
+    assert loader.state_dict() == {"epoch": 2, "micro_step": 5}
+
+
+def test_a_state_from_before_the_first_batch_starts_at_the_beginning() -> None:
+    loader = Plan().loader()
+    loader.load_state_dict(Plan().loader().state_dict())
+    assert order_of(loader) == order_of(Plan().of())
+
+
+class Reader(L.LightningModule):
+    """Trains nothing, remembers which samples it was given, and may stop with a checkpoint."""
+
+    def __init__(self, stop_after: int | None = None, checkpoint: Any = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.read: list[list[int]] = []
+        self.stop_after = stop_after
+        self.checkpoint = checkpoint
+
+    def on_train_epoch_start(self) -> None:
+        self.read.append([])
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if not self.read:  # Lightning starts no epoch when it goes on inside one
+            self.read.append([])
+        self.read[-1] += batch.indices.tolist()
+        return self.weight.sum()
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        if self.global_step == self.stop_after:
+            self.trainer.save_checkpoint(self.checkpoint)
+            raise InterruptedError
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(reader: Reader, plan: Plan, *, max_epochs: int, ckpt_path: Any = None) -> list[list[int]]:
+    trainer = L.Trainer(
+        max_epochs=max_epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(reader, plan.loader(), ckpt_path=ckpt_path, weights_only=True)
+    return reader.read
+
+
+# Lightning 2.6 wants worker processes for every loader, and uses what torch 2.15 has renamed, 2026-11-21
+lightning_warns = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated")
+
+
+@lightning_warns
+def test_lightning_reads_every_epoch_in_an_order_of_its_own() -> None:
+    read = fit(Reader(), Plan(), max_epochs=2)
+    assert read == [order_of(Plan().of(epoch=epoch)) for epoch in (0, 1)]
+    assert read[0] != read[1]
+
+
+@lightning_warns
+@pytest.mark.parametrize("stop_after", [1, 5, 12, 14, 25])
+def test_lightning_saves_and_restores_the_place_in_the_epoch(stop_after: int, tmp_path: Any) -> None:
+    checkpoint = tmp_path / "stopped.ckpt"
+    stopped = Reader(stop_after, checkpoint)
+    with pytest.raises(InterruptedError):
+        fit(stopped, Plan(), max_epochs=2)
+    resumed = fit(Reader(), Plan(), max_epochs=2, ckpt_path=checkpoint)
+    read = [index for part in (*stopped.read, *resumed) for index in part]
+    assert read == [index for epoch in (0, 1) for index in order_of(Plan().of(epoch=epoch))]

@@ -1,0 +1,297 @@
+"""Reading ahead, by processes or a thread: the batches, the order and the place are those of reading one by one."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.data.images.decode import ImageFault
+from lockstep.data.loader import Batch, ShareLoader, TensorImages
+from lockstep.data.prefetch import read_ahead
+from lockstep.data.sampler import GlobalBatches
+from lockstep.system.signals import STOP_SIGNALS
+from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
+from tests.support.image_files import read, write_folder, write_image
+from tests.support.plans import Plan
+
+# -- a thread ----------------------------------------------------------------------------------------------------------
+
+
+def numbers(count: int, made: list[int]) -> Iterator[int]:
+    for number in range(count):
+        made.append(number)
+        yield number
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "read ahead"]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_everything_comes_in_order_and_prepared(depth: int) -> None:
+    assert list(read_ahead(range(50), depth, lambda x: x * x)) == [x * x for x in range(50)]
+    assert list(read_ahead([], depth, lambda x: x)) == []
+    assert threads() == []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_the_thread_is_so_many_ahead_of_the_one_handed_out_and_no_more(depth: int) -> None:
+    made: list[int] = []
+    for number in read_ahead(numbers(20, made), depth, lambda x: x):
+        expected = min(20, number + 1 + depth)
+        wait_until(lambda expected=expected: len(made) >= expected)
+        time.sleep(0.005)
+        assert len(made) == expected
+
+
+def test_an_exception_comes_in_its_place() -> None:
+    def broken() -> Iterator[int]:
+        yield from range(5)
+        raise ZeroDivisionError("the sixth")
+
+    ahead = read_ahead(broken(), 2, lambda x: x)
+    assert [next(ahead) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ZeroDivisionError, match="the sixth"):
+        next(ahead)
+    with pytest.raises(ZeroDivisionError):
+        list(read_ahead([1, 0], 2, lambda x: 1 // x))
+    assert threads() == []
+
+
+def test_leaving_early_ends_the_thread() -> None:
+    made: list[int] = []
+    ahead = read_ahead(numbers(1000, made), 2, lambda x: x)
+    assert [next(ahead) for _ in range(4)] == [0, 1, 2, 3]
+    del ahead
+    wait_until(lambda: threads() == [])
+    assert len(made) <= 7
+
+
+def prefetching(plan: Plan, rank: int = 0, loads: list[int] | None = None) -> ShareLoader:
+    plain = plan.loader(rank, loads)
+    images = plain.dataset
+    assert isinstance(images, TensorImages)
+    return ShareLoader(images, plain.batch_sampler, prepare=lambda batch: batch)
+
+
+# -- the place ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> TensorImages:
+    root = write_folder(tmp_path_factory.mktemp("streamed") / "images", count=30)
+    images = read(root, memory="stream").train
+    return TensorImages(images.pixels, images.labels)
+
+
+def streaming(images: TensorImages, rank: int = 0, loads: list[int] | None = None) -> ShareLoader:
+    return ShareLoader(images, batches_of(images, rank, loads), num_workers=2)
+
+
+def batches_of(images: TensorImages, rank: int, loads: list[int] | None) -> GlobalBatches:
+    return Plan(num_samples=len(images), micro_batch_size=7).of(rank, loads)
+
+
+def assert_equal(one: list[Batch], other: list[Batch]) -> None:
+    assert [batch.share for batch in one] == [batch.share for batch in other]
+    for a, b in zip(one, other, strict=True):
+        assert (a.pixels.dtype, a.labels.dtype) == (torch.uint8, torch.int64)
+        assert all(torch.equal(x, y) for x, y in zip(a[:3], b[:3], strict=True))
+
+
+@pytest.mark.parametrize("stop_after", [1, 6, 12, 13])
+def test_the_thread_changes_no_batch_and_no_place(stop_after: int) -> None:
+    plan = Plan()
+    plain, ahead = plan.loader(), prefetching(plan)
+    for _, batch, other in zip(range(stop_after), plain, ahead, strict=False):
+        assert_equal([batch], [other])
+        assert ahead.state_dict() == plain.state_dict()
+    resumed = prefetching(plan)
+    resumed.load_state_dict(ahead.state_dict())
+    expected = plan.loader()
+    expected.load_state_dict(plain.state_dict())
+    assert_equal(list(resumed), list(expected))
+    assert resumed.state_dict() == expected.state_dict()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("rank", "loads"), [(0, [1]), (1, [2, 1]), (1, [1, 0])])
+def test_processes_change_no_batch_and_no_place_in_any_epoch(
+    streamed: TensorImages, rank: int, loads: list[int]
+) -> None:
+    plain = ShareLoader(streamed, batches_of(streamed, rank, loads))
+    ahead = streaming(streamed, rank, loads)
+    for epoch in (0, 1):
+        plain.batch_sampler.set_epoch(epoch)
+        ahead.batch_sampler.set_epoch(epoch)
+        num_batches = 0
+        for batch, other in zip(plain, ahead, strict=True):
+            assert_equal([batch], [other])
+            assert ahead.state_dict() == plain.state_dict()
+            num_batches += 1
+        assert num_batches == len(plain)
+
+
+@pytest.mark.processes
+def test_processes_go_on_in_the_middle_and_after_being_left_early(streamed: TensorImages) -> None:
+    ahead = streaming(streamed)
+    first = [batch for _, batch in zip(range(2), ahead, strict=False)]
+    state = ahead.state_dict()
+    plain = ShareLoader(streamed, batches_of(streamed, 0, None))
+    expected = list(plain)
+    assert_equal(first, expected[:2])
+    for loader in (ahead, streaming(streamed)):  # its processes have read on; fresh ones have not
+        loader.load_state_dict(state)
+        assert_equal(list(loader), expected[2:])
+
+
+@pytest.mark.processes
+def test_a_thread_may_read_ahead_of_processes(streamed: TensorImages) -> None:
+    batches = batches_of(streamed, 0, None)
+    both = ShareLoader(streamed, batches, num_workers=1, prepare=lambda batch: batch)
+    assert_equal(list(both), list(ShareLoader(streamed, batches_of(streamed, 0, None))))
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_a_broken_image_is_one_error_that_names_it(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "images")
+    images = read(root, memory="stream").train
+    for path in root.rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(ImageFault) as caught:
+        list(streaming(TensorImages(images.pixels, images.labels)))
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"image {root}")
+    assert line.endswith("cannot be read (not an image): replace or delete it.")
+
+
+@pytest.mark.processes
+def test_streamed_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        write_folder(tmp_path / part, count=5)
+    write_image(tmp_path / "val" / "red fox" / "zzz.png", height=7, width=9)
+    images = read(tmp_path, memory="stream", image_size=None).val
+    with pytest.raises(ImageFault, match=r"has 10x12 .HxW. and .*zzz\.png has 7x9: set data\.image_size, e\.g\. 10"):
+        list(streaming(TensorImages(images.pixels, images.labels)))
+
+
+SCRIPT = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda number, frame: print("signal", flush=True))
+    from tests.support.image_files import read
+    from tests.unit.data.test_stream import streaming
+    from lockstep.data.loader import TensorImages
+    images = read(Path(sys.argv[1]), memory="stream").train
+    loader = streaming(TensorImages(images.pixels, images.labels))
+    batches = iter(loader)
+    next(batches)
+    print(*[process.pid for process in multiprocessing.active_children()], flush=True)
+    sys.stdin.readline()
+    print(1 + len(list(batches)), flush=True)
+    sys.stdin.readline()
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process that streams, in a group of its own, and the pids of its workers."""
+    root = write_folder(tmp_path / "images")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with subprocess.Popen(
+        [sys.executable, str(script), str(root)],
+        cwd=ROOT,
+        env={**environ(), "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            pids = [int(word) for word in process.stdout.readline().split()]
+            assert len(pids) == 2
+            assert all(is_alive(pid) for pid in pids)
+            yield process, pids
+        finally:
+            process.kill()
+
+
+def say(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@pytest.mark.processes
+def test_no_worker_outlives_a_training_that_was_killed(reader: tuple[subprocess.Popen[str], list[int]]) -> None:
+    process, pids = reader
+    process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, pids)), "end of the workers")
+
+
+MASK_SCRIPT = """
+import signal
+from lockstep.data.stream import worker_settings
+from tests.unit.data.test_stream import tell_mask
+
+if __name__ == "__main__":
+    context = worker_settings(1)["multiprocessing_context"]
+    ours, theirs = context.Pipe()
+    process = context.Process(target=tell_mask, args=(theirs,))
+    process.start()
+    print(*sorted(ours.recv()), *sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))
+    process.join()
+"""
+
+
+def tell_mask(connection: Connection) -> None:
+    connection.send([int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])])
+
+
+@pytest.mark.processes
+def test_a_worker_is_born_with_signals_held_back_and_the_training_is_not(tmp_path: Path) -> None:
+    """One that comes before a worker has set itself up would end it, and with it the training."""
+    script = tmp_path / "script.py"
+    script.write_text(MASK_SCRIPT)
+    variables = {**environ(), "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert done.stdout.split() == [str(int(number)) for number in sorted(STOP_SIGNALS)], done.stderr
+
+
+@pytest.mark.processes
+def test_workers_leave_signals_to_the_training(reader: tuple[subprocess.Popen[str], list[int]]) -> None:
+    process, pids = reader
+    assert process.stdout is not None
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stdout.readline() == "signal\n"
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(0.2)
+    assert all(is_alive(pid) for pid in pids)
+    say(process)
+    assert process.stdout.readline() == "3\n"
+    say(process)
+    assert process.wait(PATIENCE_S) == 0
+    wait_until(lambda: not any(map(is_alive, pids)), "end of the workers")

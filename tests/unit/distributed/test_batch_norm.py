@@ -1,0 +1,445 @@
+"""Batch norm over ranks against torch's on the whole batch: values, gradients, running statistics.
+
+float64 to 1e-12. float32 against float64 to 2e-5. bfloat16 against float32 within one rounding of each number to its 8
+bits (2^-8 of it), against torch's own bfloat16 within two.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from lockstep.distributed.batch_norm import ExactBatchNorm, SyncBatchNorm, refuse_untracked
+from lockstep.distributed.partition import interval
+from lockstep.runs.folder import EXIT_CONFIG
+from tests.support.harness import ROOT, command, environ, own_network
+from tests.support.processes import Ranks, started
+
+NUM_SAMPLES, NUM_CHANNELS, NUM_STEPS = 11, 3, 3
+LOADS = ([1], [1, 1], [3, 1], [1, 0], [0, 1], [10, 1], [1, 1, 1], [2, 0, 1], [0, 0, 1], [0, 1, 0], [9, 1, 1])
+LAYERS = {
+    "1d": (nn.BatchNorm1d, ()),
+    "1d_long": (nn.BatchNorm1d, (5,)),
+    "2d": (nn.BatchNorm2d, (4, 2)),
+    "3d": (nn.BatchNorm3d, (2, 3, 2)),
+}
+VARIANTS = {
+    "plain": {},
+    "cumulative": {"momentum": None},
+    "not_affine": {"affine": False},
+    "untracked": {"track_running_stats": False},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, its input, and what of it a rank gets."""
+
+    kind: str
+    loads: tuple[int, ...]
+    variant: str = "plain"
+    dtype: torch.dtype = torch.float64
+    is_channels_last: bool = False
+    is_autocast: bool = False
+    offset: float = 5.0
+
+    def __str__(self) -> str:
+        flags = ["channels_last"] * self.is_channels_last + ["autocast"] * self.is_autocast
+        parts = [self.kind, "-".join(map(str, self.loads)), self.variant, str(self.dtype)[6:], f"{self.offset:g}"]
+        return "_".join([*parts, *flags])
+
+    def layer(self) -> nn.Module:
+        make, _ = LAYERS[self.kind]
+        layer = make(NUM_CHANNELS, dtype=self.dtype, **VARIANTS[self.variant])
+        source = torch.Generator().manual_seed(1)
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, generator=source)
+        return layer
+
+    def inputs(self) -> list[tuple[Tensor, Tensor]]:
+        """(x, dy) of every step, in numbers that bfloat16 holds exactly when that is what the layer gets."""
+        source = torch.Generator().manual_seed(2)
+        shape = (NUM_SAMPLES, NUM_CHANNELS, *LAYERS[self.kind][1])
+        pairs = []
+        for _ in range(NUM_STEPS):
+            x, dy = (torch.randn(shape, generator=source, dtype=torch.float64) for _ in range(2))
+            pair = [(3 * x + self.offset), dy]
+            if self.is_autocast or self.dtype == torch.bfloat16:
+                pair = [value.bfloat16() for value in pair]
+            elif self.dtype == torch.float32:
+                pair = [value.float() for value in pair]
+            if self.is_channels_last:
+                pair = [value.contiguous(memory_format=torch.channels_last) for value in pair]
+            pairs.append((pair[0], pair[1]))
+        return pairs
+
+
+class Result(NamedTuple):
+    """What a training of a few steps computes: of every step `y` and `dx`, at the end all else."""
+
+    y: list[Tensor]
+    dx: list[Tensor]
+    gradients: list[Tensor]
+    buffers: list[Tensor]
+    evaluated: Tensor
+    is_channels_last: bool
+
+
+def trained(case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype | None = None) -> Result:
+    """Train `layer` on the samples [lo, hi) of every step; `dtype` converts the input."""
+    ys, dxs = [], []
+    is_channels_last = True
+    for x, dy in case.inputs():
+        x, dy = x.to(dtype or x.dtype)[lo:hi].detach().requires_grad_(), dy.to(dtype or dy.dtype)[lo:hi]
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.is_autocast and dtype is None):
+            y = layer(x)
+        y.backward(dy)
+        assert x.grad is not None
+        assert (y.dtype, x.grad.dtype) == (x.dtype, x.dtype)
+        is_channels_last &= y.is_contiguous(memory_format=torch.channels_last) if y.dim() == 4 else False
+        ys.append(y.detach())
+        dxs.append(x.grad)
+    gradients = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+    buffers = [buffer.clone() for buffer in layer.buffers()]
+    whole = case.inputs()[0][0]
+    with torch.no_grad():
+        evaluated = layer.eval()(whole.to(dtype or whole.dtype))
+    return Result(ys, dxs, gradients, buffers, evaluated, is_channels_last)
+
+
+def trained_share(cases: list[Case]) -> list[Result]:
+    """On one rank: every case, one after the other."""
+    results = []
+    for case in cases:
+        layer = ExactBatchNorm().apply(case.layer())
+        results.append(trained(case, layer, *interval(NUM_SAMPLES, case.loads, dist.get_rank())))
+    return results
+
+
+EXACT = [
+    *(Case(kind, tuple(loads)) for kind in LAYERS for loads in LOADS),
+    *(Case("2d", tuple(loads), variant) for variant in VARIANTS if variant != "plain" for loads in LOADS),
+    *(Case("2d", tuple(loads), is_channels_last=True) for loads in LOADS),
+]
+SINGLE = [Case(kind, tuple(loads), dtype=torch.float32) for kind in ("1d", "2d") for loads in LOADS]
+FAR = [Case("2d", tuple(loads), dtype=torch.float32, offset=3000.0) for loads in LOADS]
+AUTOCAST = [
+    Case("2d", tuple(loads), dtype=torch.float32, is_autocast=True, is_channels_last=is_channels_last)
+    for loads in LOADS
+    for is_channels_last in (False, True)
+]
+# bfloat16 throughout: weights, biases and running statistics, too; on one rank torch's own, which rounds more
+PURE = [Case(kind, tuple(loads), dtype=torch.bfloat16) for kind in ("1d", "2d") for loads in LOADS if len(loads) > 1]
+ALL = [*EXACT, *SINGLE, *FAR, *AUTOCAST, *PURE]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with started(3) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def results(ranks: Ranks) -> dict[Case, list[Result]]:
+    found: dict[Case, list[Result]] = {}
+    for world_size in (1, 2, 3):
+        cases = [case for case in ALL if len(case.loads) == world_size]
+        of_ranks = ranks.run(world_size, trained_share, cases)
+        found |= dict(zip(cases, map(list, zip(*of_ranks, strict=True)), strict=True))
+    return found
+
+
+def error(parts: list[list[Tensor]], whole: list[Tensor]) -> float:
+    """The largest error of any number of `parts`, cut along the batch, against `whole`."""
+    together = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+    return difference(together, whole)
+
+
+def difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    pairs = zip(found, expected, strict=True)
+    return max(((a.double() - b.double()).abs().max().item() for a, b in pairs), default=0.0)
+
+
+def sums(parts: list[list[Tensor]]) -> list[Tensor]:
+    """What DDP adds up; None of the ranks has more than its own."""
+    return [torch.stack(tensors).double().sum(0) for tensors in zip(*parts, strict=True)]
+
+
+# -- values and gradients ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_any_split_computes_the_batch_norm_of_the_whole_batch(case: Case, results: dict[Case, list[Result]]) -> None:
+    parts = results[case]
+    whole = trained(case, case.layer(), 0, NUM_SAMPLES)
+    assert error([part.y for part in parts], whole.y) <= 1e-12
+    assert error([part.dx for part in parts], whole.dx) <= 1e-12
+    assert difference(sums([part.gradients for part in parts]), whole.gradients) <= 1e-12
+    for part in parts:
+        assert difference(part.buffers, whole.buffers) <= 1e-12
+        if case.variant != "untracked":  # then the batch norm of an evaluation is that of its batch
+            assert difference([part.evaluated], [whole.evaluated]) <= 1e-12
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", SINGLE, ids=str)
+def test_float32_stays_within_its_rounding_of_float64(case: Case, results: dict[Case, list[Result]]) -> None:
+    parts = results[case]
+    whole = trained(case, case.layer().double(), 0, NUM_SAMPLES, torch.float64)
+    assert error([part.y for part in parts], whole.y) <= 2e-5
+    assert error([part.dx for part in parts], whole.dx) <= 2e-5
+    assert difference(sums([part.gradients for part in parts]), whole.gradients) <= 2e-4
+    for part in parts:
+        assert difference(part.buffers, whole.buffers) <= 2e-5
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", FAR, ids=str)
+def test_a_mean_far_from_zero_cancels_no_digits(case: Case, results: dict[Case, list[Result]]) -> None:
+    """float32 holds 3000 to 1e-4: y is exact to that. E[x^2] - E[x]^2 would be off by about 1."""
+    whole = trained(case, case.layer().double(), 0, NUM_SAMPLES, torch.float64)
+    assert error([part.y for part in results[case]], whole.y) <= 1e-3
+    assert error([part.dx for part in results[case]], whole.dx) <= 1e-3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", AUTOCAST, ids=str)
+def test_bfloat16_stays_within_its_rounding_of_float32(case: Case, results: dict[Case, list[Result]]) -> None:
+    parts = results[case]
+    exact = trained(case, case.layer(), 0, NUM_SAMPLES, torch.float32)
+    alone = trained(case, case.layer(), 0, NUM_SAMPLES)  # torch's own, in the same autocast
+    for whole, num_roundings in ((exact, 1), (alone, 2)):
+        for of_parts, of_whole in (([part.y for part in parts], whole.y), ([part.dx for part in parts], whole.dx)):
+            for together, expected in zip(map(torch.cat, zip(*of_parts, strict=True)), of_whole, strict=True):
+                torch.testing.assert_close(together.float(), expected.float(), rtol=num_roundings * 2**-8, atol=1e-5)
+        assert difference(sums([part.gradients for part in parts]), whole.gradients) <= 2e-4
+        for part in parts:  # float32, whatever the input
+            assert difference(part.buffers, whole.buffers) <= 2e-5
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", PURE, ids=str)
+def test_bfloat16_parameters_and_statistics_are_rounded_no_more_than_torch_rounds_them(
+    case: Case, results: dict[Case, list[Result]]
+) -> None:
+    """Values within one rounding of float64. Gradients are rounded by each rank and step, statistics in each step."""
+    parts = results[case]
+    exact = trained(case, case.layer().double(), 0, NUM_SAMPLES, torch.float64)
+    alone = trained(case, case.layer(), 0, NUM_SAMPLES)
+    for of_parts, of_whole in (([part.y for part in parts], exact.y), ([part.dx for part in parts], exact.dx)):
+        for together, expected in zip(map(torch.cat, zip(*of_parts, strict=True)), of_whole, strict=True):
+            torch.testing.assert_close(together.double(), expected, rtol=2**-8, atol=1e-5)
+    size = max(gradient.abs().max().item() for part in [alone, *parts] for gradient in part.gradients)
+    found = sums([part.gradients for part in parts])
+    assert difference(found, exact.gradients) <= NUM_STEPS * len(parts) * 2**-8 * size
+    for part in parts:
+        assert [g.dtype for g in part.gradients] == [g.dtype for g in alone.gradients] == [torch.bfloat16] * 2
+        for buffer, expected in zip(part.buffers, alone.buffers, strict=True):
+            torch.testing.assert_close(buffer, expected, rtol=NUM_STEPS * 2**-8, atol=0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", [case for case in ALL if len(case.loads) > 1], ids=str)
+def test_running_statistics_have_the_same_bits_on_every_rank(case: Case, results: dict[Case, list[Result]]) -> None:
+    first, *others = results[case]
+    assert len(first.buffers) == (0 if case.variant == "untracked" else 3)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first.buffers, other.buffers, strict=True))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", [case for case in ALL if case.is_channels_last], ids=str)
+def test_channels_last_stays_channels_last(case: Case, results: dict[Case, list[Result]]) -> None:
+    assert all(part.is_channels_last for part in results[case])
+
+
+# -- inside a network --------------------------------------------------------------------------------------------------
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.BatchNorm1d(5),
+    )
+    return net.double()
+
+
+def gradients_of(net: nn.Module, lo: int, hi: int) -> list[Tensor]:
+    source = torch.Generator().manual_seed(3)
+    x = torch.randn(NUM_SAMPLES, 2, 6, 6, generator=source, dtype=torch.float64)
+    labels = torch.randint(5, (NUM_SAMPLES,), generator=source)
+    nn.functional.cross_entropy(net(x[lo:hi]), labels[lo:hi], reduction="sum").backward()
+    return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+
+
+def gradients_of_share(all_loads: list[list[int]]) -> list[list[Tensor]]:
+    return [
+        gradients_of(ExactBatchNorm().apply(network()), *interval(NUM_SAMPLES, loads, dist.get_rank()))
+        for loads in all_loads
+    ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_gradients_through_a_network_add_up_to_those_of_one_process(ranks: Ranks, world_size: int) -> None:
+    all_loads = [loads for loads in LOADS if len(loads) == world_size]
+    whole = gradients_of(network(), 0, NUM_SAMPLES)
+    assert len(whole) == 11
+    for of_ranks in zip(*ranks.run(world_size, gradients_of_share, all_loads), strict=True):
+        assert difference(sums(list(of_ranks)), whole) <= 1e-12
+
+
+# -- when nobody is asked ----------------------------------------------------------------------------------------------
+
+
+def evaluated_alone() -> bool:
+    layer = ExactBatchNorm().apply(nn.BatchNorm1d(3)).eval()
+    with torch.no_grad():
+        return dist.get_rank() != 0 or layer(torch.ones(4, 3)).shape == (4, 3)
+
+
+@pytest.mark.processes
+def test_evaluation_waits_for_no_other_rank(ranks: Ranks) -> None:
+    assert ranks.run(2, evaluated_alone) == [True, True]
+
+
+def complaint() -> str:
+    with pytest.raises(ValueError, match="wants an input") as caught:
+        SyncBatchNorm(3)(torch.ones(3))
+    return str(caught.value)
+
+
+@pytest.mark.processes
+def test_an_input_without_channels_is_refused_with_its_shape(ranks: Ranks) -> None:
+    assert all("got the shape (3,)" in text for text in ranks.run(2, complaint))
+
+
+def refusal(loads: list[int], shape: tuple[int, ...]) -> str:
+    """What a rank says of a batch of one sample, in training."""
+    lo, hi = interval(1, loads, dist.get_rank())
+    layer = ExactBatchNorm().apply(LAYERS["2d" if len(shape) > 1 else "1d"][0](NUM_CHANNELS))
+    try:
+        layer(torch.ones(1, NUM_CHANNELS, *shape)[lo:hi])
+    except ValueError as error:
+        return str(error)
+    return "computed"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("loads", [[1, 1], [0, 1], [1, 1, 1], [0, 1, 0]])
+@pytest.mark.parametrize("shape", [(1, 1), (), (1, 2)])
+def test_one_value_per_channel_over_all_ranks_is_refused_by_all_as_torch_refuses_it(
+    ranks: Ranks, loads: list[int], shape: tuple[int, ...]
+) -> None:
+    layer = LAYERS["2d" if len(shape) > 1 else "1d"][0](NUM_CHANNELS)
+    if shape == (1, 2):
+        assert ranks.run(len(loads), refusal, loads, shape) == ["computed"] * len(loads)
+        return
+    with pytest.raises(ValueError, match="more than 1 value") as caught:
+        layer(torch.ones(1, NUM_CHANNELS, *shape))
+    assert ranks.run(len(loads), refusal, loads, shape) == [str(caught.value)] * len(loads)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (["global_batch_size=1"], "global_batch_size=1 gives each batch one image: use a larger one"),
+        (
+            ["global_batch_size=2", "trainer.accumulate_grad_batches=2"],
+            "trainer.accumulate_grad_batches=2 cuts global_batch_size=2 into parts of one image: use fewer parts",
+        ),
+        (["data.train_size=1"], "there is one training image: use more"),
+    ],
+)
+def test_a_training_by_single_values_is_refused_before_its_first_step(
+    tmp_path: Path, num_workers: int, overrides: list[str], fault: str
+) -> None:
+    words = command(*own_network("NormalizesSingleValues"), *overrides, f"trainer.devices={num_workers}")
+    variables = {**environ(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == EXIT_CONFIG, done.stderr
+    assert f"config error: {fault}, because the batch norm 'norm' cannot normalize a single value" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_a_process_group_every_bit_is_that_of_torch(variant: str) -> None:
+    case = Case("2d", (1,), variant)
+    swapped = trained(case, ExactBatchNorm().apply(case.layer()), 0, NUM_SAMPLES)
+    plain = trained(case, case.layer(), 0, NUM_SAMPLES)
+    for found, expected in zip(swapped[:4], plain[:4], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+# -- the plugin --------------------------------------------------------------------------------------------------------
+
+
+class OwnBatchNorm(nn.BatchNorm2d):
+    """A batch norm with a class of its own."""
+
+
+def nested() -> nn.Sequential:
+    inner = nn.Sequential(nn.BatchNorm1d(4), nn.ModuleDict({"deep": nn.Sequential(nn.BatchNorm3d(2), nn.ReLU())}))
+    return nn.Sequential(nn.Conv2d(1, 4, 3), OwnBatchNorm(4), inner, nn.GroupNorm(2, 4), nn.InstanceNorm2d(4))
+
+
+def test_every_batch_norm_is_swapped_however_deep_and_nothing_else() -> None:
+    net = nested()
+    before = {name: type(module) for name, module in net.named_modules()}
+    assert ExactBatchNorm().apply(net) is net
+    after = {name: type(module) for name, module in net.named_modules()}
+    changed = {name: after[name] for name in before if after[name] is not before[name]}
+    assert changed == dict.fromkeys(["1", "2.0", "2.1.deep.0"], SyncBatchNorm)
+
+
+def test_revert_gives_every_layer_its_very_class_back() -> None:
+    net, plugin = nested(), ExactBatchNorm()
+    before = [type(module) for module in net.modules()]
+    plugin.apply(net)
+    plugin.apply(net)  # Lightning may prepare a model twice
+    assert plugin.revert(net) is net
+    assert [type(module) for module in net.modules()] == before
+
+
+def test_a_batch_norm_that_was_exact_already_stays_so_after_revert() -> None:
+    net, plugin = nn.Sequential(SyncBatchNorm(4)), ExactBatchNorm()
+    plugin.revert(plugin.apply(net))
+    assert type(net[0]) is SyncBatchNorm
+
+
+def test_a_swap_keeps_parameters_buffers_names_hooks_and_settings() -> None:
+    net = nested()
+    layer = net[1]
+    assert isinstance(layer, OwnBatchNorm)
+    layer.eps, layer.momentum = 0.25, 0.5
+    calls = []
+    layer.register_forward_hook(lambda *_: calls.append("forward"))
+    tensors = {name: id(value) for name, value in net.state_dict(keep_vars=True).items()}
+    ExactBatchNorm().apply(net)
+    assert {name: id(value) for name, value in net.state_dict(keep_vars=True).items()} == tensors
+    assert net[1] is layer
+    assert (layer.eps, layer.momentum, layer.num_features) == (0.25, 0.5, 4)
+    layer(torch.ones(2, 4, 3, 3))
+    assert calls == ["forward"]
+
+
+def test_a_norm_whose_evaluation_depends_on_the_split_is_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False))
+    with pytest.raises(ValueError, match=r"'1' has track_running_stats=False"):
+        refuse_untracked(net)

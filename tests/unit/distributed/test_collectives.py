@@ -1,0 +1,115 @@
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from lockstep.distributed.collectives import FlagChannel, gather_objects, is_distributed, sum_over_ranks
+from tests.support.processes import TIMEOUT, Ranks, started
+
+# the flag each of three ranks raises at each step
+SCRIPT = [(0, 0, 0), (0, 7, 0), (0, 0, 0), (3, 1, 2), (0, 0, 9), (1000, 0, 0), (0, 0, 0), (6, 0, 0)]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with started(3) as ranks:
+        yield ranks
+
+
+def received(script: list[tuple[int, ...]], rank: int, *, is_slow: bool = False) -> list[int]:
+    """What a rank receives at each step, and after the last one."""
+    channel = FlagChannel(TIMEOUT)
+    flags = []
+    for step in script:
+        if is_slow:
+            time.sleep(0.02 * rank)
+        flags.append(channel.receive())
+        channel.send(step[rank])
+    return [*flags, channel.receive(), channel.receive()]
+
+
+def received_by_rank(is_slow: bool) -> list[int]:
+    return received(SCRIPT, dist.get_rank(), is_slow=is_slow)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_flag_of_any_rank_reaches_all_ranks_at_the_same_step_one_late(
+    ranks: Ranks, world_size: int, is_slow: bool
+) -> None:
+    largest = [max(step[:world_size]) for step in SCRIPT]
+    assert ranks.run(world_size, received_by_rank, is_slow) == [[0, *largest, 0]] * world_size
+
+
+def test_one_process_gets_its_flag_back_one_step_late() -> None:
+    assert received(SCRIPT, 0) == [0, *(step[0] for step in SCRIPT), 0]
+
+
+def agreed(is_pending: bool) -> tuple[int, int, int]:
+    rank = dist.get_rank() if is_distributed() else 0
+    channel = FlagChannel(timedelta(seconds=30))
+    if is_pending:
+        channel.send(5 * rank)
+    return channel.agree(4 * (rank == 0)), channel.receive(), channel.agree(rank)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_agreement_is_at_once_and_takes_in_what_is_under_way(ranks: Ranks, world_size: int) -> None:
+    last = world_size - 1
+    assert ranks.run(world_size, agreed, False) == [(4, 0, last)] * world_size
+    assert ranks.run(world_size, agreed, True) == [(5 * last, 0, last)] * world_size
+
+
+def test_one_process_agrees_with_itself() -> None:
+    assert agreed(False) == agreed(True) == (4, 0, 0)
+
+
+def counts_of(rank: int) -> Tensor:
+    return torch.rand(500, generator=torch.Generator().manual_seed(rank), dtype=torch.float64) * 10.0**rank
+
+
+def summed() -> tuple[Tensor, bool]:
+    counts = counts_of(dist.get_rank())
+    before = counts.clone()
+    return sum_over_ranks(counts), torch.equal(counts, before)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_sum_over_ranks_has_the_same_bits_on_each_and_leaves_the_counts_alone(
+    ranks: Ranks, world_size: int
+) -> None:
+    results = ranks.run(world_size, summed)
+    expected = torch.stack([counts_of(rank) for rank in range(world_size)]).sum(0)
+    for total, is_untouched in results:
+        assert torch.equal(total, results[0][0])
+        torch.testing.assert_close(total, expected, rtol=1e-15, atol=0)
+        assert is_untouched
+
+
+def test_the_sum_over_one_process_is_a_copy() -> None:
+    counts = counts_of(0)
+    total = sum_over_ranks(counts)
+    assert torch.equal(total, counts)
+    assert total.data_ptr() != counts.data_ptr()
+
+
+def gathered() -> list[dict[str, object]]:
+    return gather_objects({"rank": dist.get_rank(), "text": "x" * dist.get_rank()})
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_objects_of_all_ranks_arrive_on_each_in_rank_order(ranks: Ranks, world_size: int) -> None:
+    expected = [{"rank": rank, "text": "x" * rank} for rank in range(world_size)]
+    assert ranks.run(world_size, gathered) == [expected] * world_size
+
+
+def test_one_process_gathers_its_own_object() -> None:
+    assert gather_objects("alone") == ["alone"]

@@ -1,0 +1,487 @@
+"""What ranks of one machine say to each other through memory: every rank has the same bits, and nobody waits for ever.
+
+Mechanisms are broken on purpose in the last part: what the tests promise must fail then.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.distributed import collectives, gradients, shared_memory
+from lockstep.distributed.batch_norm import ExactBatchNorm
+from lockstep.distributed.collectives import FlagChannel, add_up, all_gather, gather_objects, is_lost_rank
+from lockstep.distributed.shared_memory import Channel, Neighbours, RankLost, Segment
+from lockstep.models.resnet import ResNet18
+from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
+from tests.support.processes import TIMEOUT, Ranks, started
+
+# elements: one, a row of a batch norm, the last added up by every rank, the first added up in parts, odd, several rows
+LENGTHS = (1, 129, 4096, 4097, 100_003, 600_001)
+SHORT = timedelta(seconds=2)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory without a name is Linux's")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with started(3) as ranks:
+        yield ranks
+
+
+def values_of(rank: int, length: int, dtype: torch.dtype) -> Tensor:
+    """Numbers of very different size: added in another order they give other bits."""
+    source = torch.Generator().manual_seed(rank)
+    size = 10.0 ** torch.randint(-3, 4, (length,), generator=source, dtype=torch.float64)
+    return (torch.randn(length, generator=source, dtype=torch.float64) * size).to(dtype)
+
+
+def in_rank_order(world_size: int, length: int, dtype: torch.dtype) -> Tensor:
+    total = values_of(0, length, dtype)
+    for rank in range(1, world_size):
+        total = total + values_of(rank, length, dtype)
+    return total
+
+
+def sums(lengths: tuple[int, ...], dtype: torch.dtype) -> tuple[bool, list[Tensor]]:
+    found = []
+    for length in lengths:
+        values = values_of(dist.get_rank(), length, dtype)
+        add_up(values)
+        found.append(values)
+    return collectives.shares_memory(), found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sums_are_made_in_rank_order_so_that_every_rank_has_the_same_bits(
+    ranks: Ranks, world_size: int, dtype: torch.dtype
+) -> None:
+    expected = [in_rank_order(world_size, length, dtype) for length in LENGTHS]
+    for shares_memory, found in ranks.run(world_size, sums, LENGTHS, dtype):
+        assert shares_memory
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def many_gathers(is_slow: bool) -> bool:
+    """Gathers and sums in turn, each rank in its own time, compared number by number."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    source = torch.Generator().manual_seed(rank)
+    for step in range(300):
+        if is_slow and torch.rand((), generator=source) < 0.2:
+            time.sleep(float(torch.rand((), generator=source)) * 0.01)
+        length = 1 + step * 37 % 6000
+        rows = all_gather(torch.full((length,), float(step * 10 + rank)))
+        expected = torch.tensor([[float(step * 10 + other)] for other in range(world_size)]).expand(-1, length)
+        if not torch.equal(rows, expected):
+            return False
+        total = torch.full((length,), rank + step, dtype=torch.int64)
+        add_up(total)
+        if not (total == sum(range(world_size)) + step * world_size).all():
+            return False
+    return True
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_no_rank_reads_early_and_none_writes_over_what_another_still_reads(
+    ranks: Ranks, world_size: int, is_slow: bool
+) -> None:
+    assert ranks.run(world_size, many_gathers, is_slow) == [True] * world_size
+
+
+def flags_of_two_channels() -> list[int]:
+    rank = dist.get_rank()
+    first = FlagChannel(TIMEOUT)
+    first.send(rank)
+    second = FlagChannel(TIMEOUT)  # the flags under way are those of a fit that has ended
+    second.send(10 + rank)
+    return [second.receive(), second.agree(20 + rank)]
+
+
+@pytest.mark.processes
+def test_a_new_channel_of_flags_does_not_hear_those_of_an_old_one(ranks: Ranks) -> None:
+    assert ranks.run(2, flags_of_two_channels) == [[11, 21], [11, 21]]
+
+
+# -- several machines --------------------------------------------------------------------------------------------------
+
+
+def as_on_machines(names: str, function: Callable[..., Any], *args: Any) -> Any:
+    """`function` in ranks that find themselves on the machines `names`, a letter for each."""
+    here = shared_memory.Place.here()
+    assert here is not None
+    collectives._exchange = None  # that of `Ranks`
+    place = here._replace(host=names[dist.get_rank()])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_memory.Place, "here", lambda: place)
+        collectives.connect(TIMEOUT)
+    exchange = collectives._exchange
+    return (exchange is not None and exchange.here is not None), function(*args)
+
+
+def exchanged() -> tuple[list[Tensor], Tensor, int]:
+    rank = dist.get_rank()
+    rows = all_gather(torch.arange(5.0) + 100 * rank).clone()
+    flags = FlagChannel(TIMEOUT).agree(rank + 1)
+    return sums(LENGTHS, torch.float64)[1], rows, flags
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("names", ["aab", "aba", "abb", "abc", "aaa"])
+def test_machines_share_memory_within_and_talk_by_gloo_between_with_one_result(ranks: Ranks, names: str) -> None:
+    results = ranks.run(3, as_on_machines, names, exchanged)
+    expected = [in_rank_order(3, length, torch.float64) for length in LENGTHS]
+    assert [has_memory for has_memory, _ in results] == [names.count(name) > 1 for name in names]
+    for _, (found, rows, flag) in results:
+        assert torch.equal(rows, torch.stack([torch.arange(5.0) + 100 * rank for rank in range(3)]))
+        assert flag == 3
+        for value, first, exact in zip(found, results[0][1][0], expected, strict=True):
+            assert torch.equal(value, first), "every rank has the same bits"
+            torch.testing.assert_close(value, exact, rtol=1e-12, atol=1e-9)
+
+
+# -- a step of a training ----------------------------------------------------------------------------------------------
+
+
+def messages_of_a_step(dtype: str) -> tuple[int, int, list[Tensor]]:
+    """Messages through sockets and exchanges in memory of the last of some steps, and the gradients it ends with."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    net = resnet18(3)
+    model = DistributedDataParallel(net, broadcast_buffers=False, gradient_as_bucket_view=True)
+    gradients.choose(model, is_bfloat16=dtype == "bfloat16")
+    group: Any = dist.group.WORLD
+    num_exchanges, num_before = 0, 0
+    plain = Neighbours._exchange
+
+    def counted(self: Neighbours) -> None:
+        nonlocal num_exchanges
+        num_exchanges += 1
+        plain(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Neighbours, "_exchange", counted)
+        for _ in range(3):  # the first one makes the buckets of DDP
+            net.zero_grad()
+            num_exchanges, num_before = 0, group._get_sequence_number_for_group()
+            source = torch.Generator().manual_seed(rank)
+            model(torch.randn(2, 3, 16, 16, generator=source)).square().mean().backward()
+    num_messages = group._get_sequence_number_for_group() - num_before
+    return num_messages, num_exchanges, [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+
+def resnet18(in_channels: int) -> nn.Module:
+    net = ResNet18(
+        in_channels=in_channels,
+        num_classes=10,
+        width=4,
+        stem="small",
+        shortcut_norm=True,
+        bias=False,
+        dropout=0.0,
+        init="kaiming",
+    )
+    return ExactBatchNorm().apply(net)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dtype", ["same", "bfloat16"])
+def test_nothing_of_a_step_goes_through_a_socket_and_gradients_have_the_same_bits_on_every_rank(
+    ranks: Ranks, dtype: str
+) -> None:
+    results = ranks.run(3, messages_of_a_step, dtype)
+    for num_messages, num_exchanges, found in results:
+        assert num_messages == 0
+        # 20 batch norms forward, 20 backward, and one bucket of gradients, whose sum is one of parts: 2
+        assert num_exchanges == 20 + 20 + 2
+        assert all(torch.equal(a, b) for a, b in zip(found, results[0][2], strict=True))
+    ranks.has_memory = False
+    try:
+        ((num_messages, num_exchanges, by_gloo), *_) = ranks.run(3, messages_of_a_step, dtype)
+    finally:
+        ranks.has_memory = True
+    assert (num_messages, num_exchanges) == (41, 0)
+    rounding = 2**-7 if dtype == "bfloat16" else 1e-5
+    for a, b in zip(by_gloo, results[0][2], strict=True):
+        torch.testing.assert_close(a, b, rtol=rounding, atol=rounding * b.abs().max().item())
+
+
+# -- where there is none -----------------------------------------------------------------------------------------------
+
+
+def refused_memory(refusing_rank: int) -> tuple[bool, str, float]:
+    """What rank 0 says, and a sum, when one rank gets no memory."""
+    collectives._exchange = None
+    name = "make" if refusing_rank == 0 else "open"
+
+    def refuse(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    text: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == refusing_rank:
+            patch.setattr(Segment, name, refuse)
+        patch.setattr(sys.stderr, "write", text.append)
+        collectives.connect(TIMEOUT)
+    total = torch.ones(3)
+    add_up(total)
+    return collectives.shares_memory(), "".join(text), total[0].item()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("refusing_rank", [0, 1])
+def test_ranks_without_memory_all_talk_by_sockets_and_one_of_them_says_why(ranks: Ranks, refusing_rank: int) -> None:
+    line = (
+        "lockstep: workers of a machine talk by sockets, because they cannot share memory: "
+        "[Errno 28] No space left on device\n"
+    )
+    assert ranks.run(2, refused_memory, refusing_rank) == [(False, line, 2.0), (False, "", 2.0)]
+
+
+def test_memory_is_taken_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a full memory would end a process by SIGBUS in the middle of a run."""
+
+    def refuse(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space"):
+        Segment.make(2)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_memory_of_another_process_with_the_same_number_is_refused(tmp_path: Path) -> None:
+    segment, address = Segment.make(2)
+    other = Segment.open(address, 1, 2)
+    segment.memory[-1] = 7
+    assert other.memory[-1] == 7
+    with pytest.raises(OSError, match="is another file"):
+        Segment.open(address._replace(token="0" * shared_memory.LINE), 1, 2)
+    os.close(address.descriptor)
+    with pytest.raises(OSError, match="/proc"):
+        Segment.open(address, 1, 2)
+
+
+# -- a rank that does not come -----------------------------------------------------------------------------------------
+
+
+def pair(pid: int, timeout: timedelta) -> tuple[Neighbours, Segment]:
+    """Rank 0 of two, whose other one has the process `pid`."""
+    segment, address = Segment.make(2)
+    other = Segment.open(address, 1, 2)
+    os.close(address.descriptor)
+    return Neighbours(segment, (4, 7), (os.getpid(), pid), timeout), other
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", str(PATIENCE_S)]) as process:
+        yield process
+        process.kill()
+
+
+def lost(neighbours: Neighbours) -> str:
+    with pytest.raises(RankLost) as caught:
+        neighbours.add_up(torch.ones(1))
+    assert is_lost_rank(caught.value)
+    return str(caught.value)
+
+
+def test_a_rank_that_died_is_noticed_long_before_the_timeout(other: subprocess.Popen[bytes]) -> None:
+    neighbours, _ = pair(other.pid, timedelta(seconds=10 * PATIENCE_S))
+    other.send_signal(signal.SIGKILL)  # and nobody waits for it: a zombie is dead, too
+    assert lost(neighbours) == f"the process of rank 7 (pid {other.pid}) has ended"
+
+
+def test_a_rank_that_left_is_noticed_long_before_the_timeout(other: subprocess.Popen[bytes]) -> None:
+    neighbours, segment = pair(other.pid, timedelta(seconds=10 * PATIENCE_S))
+    segment.leave()
+    assert lost(neighbours) == "rank 7 has left"
+
+
+def test_a_frozen_rank_is_waited_for_no_longer_than_the_timeout(other: subprocess.Popen[bytes]) -> None:
+    neighbours, _ = pair(other.pid, SHORT)
+    other.send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    assert lost(neighbours) == "rank 7 did not come within 2 s (strategy.timeout_s)"
+    assert time.monotonic() - started >= SHORT.total_seconds()
+
+
+def test_what_a_rank_said_before_it_died_still_counts(other: subprocess.Popen[bytes]) -> None:
+    neighbours, segment = pair(other.pid, timedelta(seconds=10 * PATIENCE_S))
+    theirs = Neighbours(segment, (4, 7), (os.getpid(), os.getpid()), SHORT)
+    rows = theirs._tensors.rows(1, torch.float32)
+    rows.mine.fill_(3.0)
+    theirs._tensors.post()
+    other.kill()
+    other.wait()
+    total = torch.ones(1)
+    neighbours.add_up(total)
+    assert total.item() == 4.0
+
+
+def what_a_backward_pass_raises() -> str:
+    """On rank 0, while rank 1 has left: once out of the hook of DDP, once out of a batch norm."""
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    gradients.choose(model, is_bfloat16=False)
+    norm = ExactBatchNorm().apply(nn.BatchNorm1d(3))
+    normalized = norm(torch.randn(4, 3, requires_grad=True))
+    exchange = collectives._exchange
+    assert exchange is not None
+    assert exchange.here is not None
+    if dist.get_rank() == 1:
+        exchange.here.leave()
+        return ""
+    texts = []
+    for output in (model(torch.ones(2, 3)), normalized):
+        with pytest.raises(RankLost) as caught:
+            output.sum().backward()
+        assert is_lost_rank(caught.value)
+        texts.append(str(caught.value))
+    return "; ".join(texts)
+
+
+@pytest.mark.processes
+def test_a_lost_rank_is_known_as_such_also_out_of_a_backward_pass(ranks: Ranks) -> None:
+    assert ranks.run(2, what_a_backward_pass_raises) == ["rank 1 has left; rank 1 has left", ""]
+
+
+def connected_where_one_cannot() -> bool:
+    collectives._exchange = None
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(sys, "platform", "darwin")
+        collectives.connect(TIMEOUT)
+    total = torch.ones(2)
+    add_up(total)
+    assert total[0] == 2
+    return collectives.shares_memory()
+
+
+@pytest.mark.processes
+def test_where_one_rank_knows_no_such_memory_all_talk_by_sockets(ranks: Ranks) -> None:
+    assert ranks.run(2, connected_where_one_cannot) == [False, False]
+
+
+KEPT = """
+import os, sys, time
+from lockstep.distributed import collectives
+from torch import distributed as dist
+from datetime import timedelta
+rank, path = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=rank, world_size=2)
+collectives.connect(timedelta(seconds=600))
+assert collectives.shares_memory()
+open(f"{path}/{rank}", "w").close()
+time.sleep(600)
+"""
+
+
+def traces() -> tuple[set[str], set[str]]:
+    """Files in /dev/shm, and who on this machine has our memory mapped."""
+    holders = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = maps.read_text()
+        except OSError:
+            continue
+        holders |= {maps.parent.name} if "/memfd:lockstep" in text else set()
+    return set(os.listdir("/dev/shm")), holders
+
+
+@pytest.mark.processes
+def test_ranks_that_are_killed_leave_nothing_in_memory(tmp_path: Path) -> None:
+    before, _ = traces()
+    workers = [
+        subprocess.Popen([sys.executable, "-c", KEPT, str(rank), str(tmp_path)], env=environ(), cwd=ROOT)
+        for rank in range(2)
+    ]
+    pids = {str(worker.pid) for worker in workers}
+    try:
+        wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), "both ranks share memory")
+        names, holders = traces()
+        assert holders & pids == pids
+        assert names - before == set()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    names, holders = traces()
+    assert (names - before, holders & pids) == (set(), set())
+
+
+# -- broken on purpose -------------------------------------------------------------------------------------------------
+
+
+def broken(kind: str, check: Callable[..., Any], *args: Any) -> Any:
+    """What a check of above says where one mechanism is broken on all ranks."""
+    rank = dist.get_rank()
+    plain_sum, plain_wait, plain_turn = shared_memory._sum, Channel.wait, Channel.turn
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "order":
+
+            def own_first(rows: Any, *, out: Tensor) -> None:
+                mine = rank % len(rows)
+                plain_sum([rows[mine], *(row for number, row in enumerate(rows) if number != mine)], out=out)
+
+            patch.setattr(shared_memory, "_sum", own_first)
+        elif kind == "impatient":
+            patch.setattr(Channel, "wait", lambda self: None)
+        else:  # one place only, which a fast rank overwrites
+
+            def stay(self: Channel) -> None:
+                plain_turn(self)
+                self._number = 0
+
+            patch.setattr(Channel, "turn", stay)
+        result = check(*args)
+        patch.setattr(Channel, "wait", plain_wait)
+        gather_objects(None)
+        return result
+
+
+@pytest.mark.processes
+def test_a_sum_out_of_rank_order_would_be_seen(ranks: Ranks) -> None:
+    expected = in_rank_order(3, 129, torch.float32)
+    found = [values[0] for _, values in ranks.run(3, broken, "order", sums, (129,), torch.float32)]
+    assert not all(torch.equal(value, expected) for value in found)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["impatient", "one place"])
+def test_a_reader_that_does_not_wait_and_a_writer_that_overwrites_would_be_seen(ranks: Ranks, kind: str) -> None:
+    assert False in ranks.run(2, broken, kind, slow_readers)
+
+
+def slow_readers() -> bool:
+    """Rank 1 looks at what it was given only after a while, in which rank 0 goes on as far as it may."""
+    rank = dist.get_rank()
+    is_right = True
+    for step in range(50):
+        if rank == 0 and step % 2:
+            time.sleep(0.002)
+        rows = all_gather(torch.full((3,), float(step * 10 + rank)))
+        if rank == 1:
+            time.sleep(0.002)
+        is_right &= torch.equal(rows, torch.tensor([[step * 10.0] * 3, [step * 10.0 + 1] * 3]))
+    return is_right
+
+
+@pytest.mark.processes
+def test_slow_readers_read_what_was_written_for_them(ranks: Ranks) -> None:
+    assert ranks.run(2, slow_readers) == [True, True]

@@ -1,0 +1,417 @@
+"""Loss, gradient and metrics of any split against torch and scikit-learn on the whole."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers.logger import Logger
+from sklearn.metrics import accuracy_score, log_loss
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LRScheduler
+
+from lockstep.data.loader import Batch, ShareLoader, TensorImages
+from lockstep.data.sampler import GlobalBatches
+from lockstep.models.classifier import Classifier, ImageBatch, ImageFormat, Scores
+from lockstep.models.optimizers import constant
+from tests.support import modules
+from tests.support.processes import Ranks, started
+
+IMAGE_FORMAT = ImageFormat(("ape", "bee", "cat", "dog"), (2, 3, 3), (0.25, 0.5), (0.125, 0.75))
+SMOOTHING = 0.1
+NUM_TRAIN, NUM_VAL = 50, 23
+SPLITS = [[1], [1, 1], [3, 1], [1, 0], [1, 1, 1], [2, 0, 1]]
+
+# Lightning 2.6 wants worker processes for every loader, and uses what torch 2.15 has renamed, 2026-11-21
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated")
+
+
+def classifier(
+    *, smoothing: float = SMOOTHING, scheduler: Callable[..., LRScheduler] = constant, uses_bfloat16: bool = False
+) -> Classifier:
+    """A small network with a norm and a bias, that a learning rate of 0 keeps as it is."""
+    torch.manual_seed(0)
+    return modules.classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(18, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 4)),
+        image_format=IMAGE_FORMAT,
+        optimizer=functools.partial(torch.optim.SGD, lr=0.0, weight_decay=0.01),
+        scheduler=scheduler,
+        total_steps=10,
+        micro_batches_per_step=2,
+        label_smoothing=smoothing,
+        uses_bfloat16=uses_bfloat16,
+        log_every_n_steps=3,
+    ).double()
+
+
+def images(num_samples: int) -> TensorImages:
+    source = torch.Generator().manual_seed(num_samples)
+    pixels = torch.randint(0, 256, (num_samples, 2, 3, 3), dtype=torch.uint8, generator=source)
+    return TensorImages(pixels, torch.randint(4, (num_samples,), generator=source))
+
+
+def loader(
+    num_samples: int, rank: int = 0, loads: list[int] | None = None, *, micro_batches_per_step: int = 1
+) -> ShareLoader:
+    batches = GlobalBatches(
+        num_samples,
+        micro_batch_size=4,
+        micro_batches_per_step=micro_batches_per_step,
+        shuffle_seed=None,
+        rank=rank,
+        loads=loads or [1],
+        num_batches=None,
+    )
+    return ShareLoader(images(num_samples), batches)
+
+
+def training_batches() -> GlobalBatches:
+    """Nine micro-batches of 4, so that every epoch sees other samples; five optimizer steps, the last is half full."""
+    return GlobalBatches(
+        NUM_TRAIN, micro_batch_size=4, micro_batches_per_step=2, shuffle_seed=3, rank=0, loads=[1], num_batches=9
+    )
+
+
+def trainer_of(world_size: int, rank: int = 0) -> L.Trainer:
+    """What a module asks of its trainer outside a fit."""
+    facts = {"world_size": world_size, "global_rank": rank}
+    return cast(L.Trainer, SimpleNamespace(**facts))
+
+
+def logits_of(module: Classifier, pixels: Tensor) -> Tensor:
+    """Normalised and computed by hand."""
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(2, 1, 1) for values in IMAGE_FORMAT[2:])
+    return module.net((pixels.double() / 255 - mean) / std)
+
+
+def expected_scores(module: Classifier, num_samples: int) -> tuple[float, float]:
+    """Mean loss and accuracy by scikit-learn."""
+    whole = images(num_samples)
+    with torch.no_grad():
+        probabilities = logits_of(module, whole.pixels[:]).softmax(1).numpy()
+    labels = whole.labels.numpy()
+    return log_loss(labels, probabilities, labels=range(4)), accuracy_score(labels, probabilities.argmax(1))
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loads", SPLITS)
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+@pytest.mark.parametrize("smoothing", [0.0, SMOOTHING])
+def test_losses_of_shares_have_the_gradient_of_the_mean_over_the_global_batch(
+    loads: list[int], num_micro_batches: int, smoothing: float
+) -> None:
+    """Also of the last group, which is incomplete, and whose last micro-batch leaves ranks without samples."""
+    module, world_size = classifier(smoothing=smoothing), len(loads)
+    module.trainer = trainer_of(world_size)
+    per_rank = [list(loader(26, rank, loads, micro_batches_per_step=num_micro_batches)) for rank in range(world_size)]
+    micro_steps = list(zip(*per_rank, strict=True))
+    num_groups = 0
+    for _, group in groupby(micro_steps, lambda shares: shares[0].share.micro_step // num_micro_batches):
+        module.zero_grad()
+        shares = [share for micro_step in group for share in micro_step]
+        for share in shares:
+            (module.scaled_loss(share) / world_size).backward()  # DDP takes the mean
+        found = [parameter.grad for parameter in module.parameters()]
+
+        module.zero_grad()
+        logits = logits_of(module, torch.cat([share.pixels for share in shares]))
+        labels = torch.cat([share.labels for share in shares])
+        nn.CrossEntropyLoss(label_smoothing=smoothing)(logits, labels).backward()
+        for gradient, parameter in zip(found, module.parameters(), strict=True):
+            torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-12)
+        num_groups += 1
+    assert num_groups == math.ceil(26 / 4 / num_micro_batches)
+
+
+def test_bfloat16_is_for_the_network_alone_and_logits_are_float32() -> None:
+    module = classifier(uses_bfloat16=True).float()
+    seen: list[torch.dtype] = []
+    module.net[1].register_forward_hook(lambda layer, inputs, output: seen.append(output.dtype))  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
+    assert module(images(3).pixels).dtype == torch.float32
+    assert seen == [torch.bfloat16]
+    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loads", [*SPLITS, [0, 0, 1], [1, 1, 1, 1, 1, 1, 1]])
+@pytest.mark.parametrize("num_samples", [1, 5, NUM_VAL])
+def test_scores_of_shares_are_those_of_scikit_learn(loads: list[int], num_samples: int) -> None:
+    module = classifier()
+    module.on_validation_epoch_start()
+    for rank in range(len(loads)):
+        for batch in loader(num_samples, rank, loads):
+            module.validation_step(batch, 0)
+    loss, accuracy = expected_scores(module, num_samples)
+    scores = cast(Scores, module.scores["val"]).compute("val", num_samples)
+    assert scores["val/loss"].item() == pytest.approx(loss, rel=1e-12)
+    assert scores["val/accuracy"].item() == pytest.approx(accuracy, rel=1e-6)  # torchmetrics divides in float32
+
+
+def test_flip_averaging_scores_the_mean_logits_of_an_image_and_its_mirror_image_apart() -> None:
+    module = modules.classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(18, 4)), image_format=IMAGE_FORMAT, has_flip_test=True
+    ).double()
+    module.on_test_epoch_start()
+    for batch in loader(NUM_VAL):
+        module.test_step(batch, 0)
+    pixels, labels = cast(Tensor, images(NUM_VAL).pixels), images(NUM_VAL).labels
+    plain, mirrored = (module(x).detach() for x in (pixels, pixels.flip(-1)))
+    for split, logits in (("test", plain), ("test_flip", (plain + mirrored) / 2)):
+        scores = cast(Scores, module.scores[split]).compute(split, NUM_VAL)
+        assert scores[f"{split}/loss"].item() == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-12)
+        expected = accuracy_score(labels, logits.argmax(1))
+        assert scores[f"{split}/accuracy"].item() == pytest.approx(expected, rel=1e-6)
+    assert not torch.equal(plain, mirrored)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with started(3) as ranks:
+        yield ranks
+
+
+def scores_of_shares(all_loads: list[list[int]]) -> list[dict[str, float]]:
+    module, found = classifier(), []
+    for loads in all_loads:
+        module.on_validation_epoch_start()
+        for batch in loader(NUM_VAL, dist.get_rank(), loads):
+            module.validation_step(batch, 0)
+        scores = cast(Scores, module.scores["val"]).compute("val", NUM_VAL)
+        found.append({name: value.item() for name, value in scores.items()})
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_rank_computes_the_scores_of_all_ranks(ranks: Ranks, world_size: int) -> None:
+    loss, accuracy = expected_scores(classifier(), NUM_VAL)
+    all_loads = [loads for loads in SPLITS if len(loads) == world_size]
+    for of_rank in ranks.run(world_size, scores_of_shares, all_loads):
+        for scores in of_rank:
+            assert scores["val/loss"] == pytest.approx(loss, rel=1e-12)
+            assert scores["val/accuracy"] == pytest.approx(accuracy, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_losses_are_summed_in_float64_whatever_the_precision_of_the_module(dtype: torch.dtype) -> None:
+    source = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(3000, 4, generator=source), torch.randint(4, (3000,), generator=source)
+    scores = Scores(4).to(dtype)
+    scores.start()
+    for part, part_labels in zip(logits.split(1), labels.split(1), strict=True):
+        scores.update(part, part_labels)
+    exact = F.cross_entropy(logits, labels, reduction="none").double().mean().item()
+    assert scores.compute("val", 3000)["val/loss"].item() == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_shows(bad: float) -> None:
+    scores = Scores(4)
+    scores.start()
+    scores.update(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
+    scores.update(torch.tensor([[bad, 0.0, 0.0, 0.0]]), torch.tensor([1]))
+    assert not math.isfinite(scores.compute("val", 4)["val/loss"].item())
+
+
+@pytest.mark.parametrize("num_seen", [3, 5])
+def test_a_sample_that_is_lost_or_counted_twice_is_an_error(num_seen: int) -> None:
+    scores = Scores(4)
+    scores.start()
+    scores.update(torch.zeros(num_seen, 4), torch.zeros(num_seen, dtype=torch.long))
+    with pytest.raises(RuntimeError, match=f"test split has 4 samples, but {num_seen} were evaluated"):
+        scores.compute("test", 4)
+
+
+# -- a fit -------------------------------------------------------------------------------------------------------------
+
+
+class Written(Logger):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    @property
+    def name(self) -> str:
+        return "written"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+
+def trainer(logger: Logger | bool = False, *, max_epochs: int = 2) -> L.Trainer:
+    return L.Trainer(
+        max_epochs=max_epochs,
+        accelerator="cpu",
+        precision="64-true",
+        logger=logger,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+
+
+class Fit(SimpleNamespace):
+    """Two epochs of five optimizer steps that change no weight."""
+
+    module: Classifier
+    trainer: L.Trainer
+    rows: list[tuple[int | None, dict[str, float]]]
+    checkpoint: dict[str, Any]
+    totals: list[int]
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    totals: list[int] = []
+
+    def scheduler(optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler:
+        totals.append(total_steps)
+        return constant(optimizer, total_steps)
+
+    module, logger = classifier(scheduler=scheduler), Written()
+    its_trainer = trainer(logger)
+    its_trainer.fit(module, ShareLoader(images(NUM_TRAIN), training_batches()), loader(NUM_VAL))
+    path: Path = tmp_path_factory.mktemp("fit") / "last.ckpt"
+    its_trainer.save_checkpoint(path)
+    checkpoint = torch.load(path, weights_only=True)
+    return Fit(module=module, trainer=its_trainer, rows=logger.rows, checkpoint=checkpoint, totals=totals)
+
+
+def order_of_epoch(epoch: int) -> list[int]:
+    batches = training_batches()
+    batches.set_epoch(epoch)
+    return [index for batch in batches for index in batch.indices.tolist()]
+
+
+def train_means(module: Classifier, indices: list[int]) -> dict[str, float]:
+    """Mean smoothed loss and accuracy of training samples."""
+    whole = images(NUM_TRAIN)
+    with torch.no_grad():
+        logits = logits_of(module, whole.pixels[indices])
+    labels = whole.labels[indices]
+    loss = F.cross_entropy(logits, labels, label_smoothing=SMOOTHING).item()
+    return {"loss": loss, "accuracy": accuracy_score(labels.numpy(), logits.argmax(1).numpy())}
+
+
+def test_logged_means_are_those_of_all_samples_since_the_last_logging_step(fit: Fit) -> None:
+    found = [(step, row) for step, row in fit.rows if "train_step/loss" in row]
+    assert [step for step, _ in found] == [3, 6, 9]
+    # 8 samples a step: steps 1 to 3 of the first epoch; the first step of the second, which counts anew; its next three
+    first, second = order_of_epoch(0), order_of_epoch(1)
+    for (_, row), indices in zip(found, [first[:24], second[:8], second[8:32]], strict=True):
+        expected = {f"train_step/{name}": value for name, value in train_means(fit.module, indices).items()}
+        assert row.keys() == {*expected, "learning_rate", "gradient_norm"}
+        assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+        assert row["learning_rate"] == 0
+
+
+def test_the_means_of_an_epoch_are_those_of_its_samples_and_count_anew(fit: Fit) -> None:
+    found = [(step, row) for step, row in fit.rows if "train/loss" in row]
+    assert [step for step, _ in found] == [5, 10]
+    for epoch, (_, row) in enumerate(found):
+        means = train_means(fit.module, order_of_epoch(epoch))
+        assert row == pytest.approx({f"train/{name}": value for name, value in means.items()}, rel=1e-12)
+
+
+def test_validation_has_the_plain_loss_once_an_epoch(fit: Fit) -> None:
+    loss, accuracy = expected_scores(fit.module, NUM_VAL)
+    found = [(step, row) for step, row in fit.rows if "val/loss" in row]
+    assert [step for step, _ in found] == [5, 10]
+    for _, row in found:
+        assert row["val/loss"] == pytest.approx(loss, rel=1e-12)
+        assert row["val/accuracy"] == pytest.approx(accuracy, rel=1e-6)
+
+
+def test_callbacks_can_watch_every_metric_of_an_epoch(fit: Fit) -> None:
+    names = {"train/loss", "train/accuracy", "val/loss", "val/accuracy"}
+    assert fit.module.metrics.keys() == names
+    watched = {name: value.item() for name, value in fit.trainer.callback_metrics.items()}
+    assert watched == pytest.approx(fit.module.metrics, rel=1e-6)
+
+
+def test_weight_decay_reaches_weights_and_not_norms_or_biases(fit: Fit) -> None:
+    decayed, others = fit.trainer.optimizers[0].param_groups
+    _, first, norm, _, second = cast(nn.Sequential, fit.module.net)
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.01, 0.0)
+    assert [id(p) for p in decayed["params"]] == [id(first.weight), id(second.weight)]
+    assert {id(p) for p in others["params"]} == {id(p) for p in (first.bias, norm.weight, norm.bias, second.bias)}
+
+
+def test_the_schedule_is_told_its_length_and_moves_with_every_optimizer_step(fit: Fit) -> None:
+    assert fit.totals == [10]
+    assert fit.checkpoint["lr_schedulers"][0]["last_epoch"] == fit.trainer.global_step == 10
+
+
+def test_a_checkpoint_holds_plain_types_and_what_prediction_needs(fit: Fit) -> None:
+    assert ImageFormat(**fit.checkpoint["image_format"]) == IMAGE_FORMAT
+    assert fit.checkpoint["state_dict"].keys() == fit.module.state_dict().keys()
+    assert "hyper_parameters" not in fit.checkpoint
+
+
+def test_a_fit_with_lost_samples_ends_with_an_error() -> None:
+    with pytest.raises(RuntimeError, match=f"val split has {NUM_VAL} samples, but 12 were evaluated"):
+        trainer().validate(classifier(), loader(NUM_VAL, 0, [1, 1]), verbose=False)
+
+
+def test_weights_that_are_no_numbers_show_in_the_loss() -> None:
+    module = classifier()
+    with torch.no_grad():
+        next(module.net.parameters()).fill_(math.nan)
+    trainer().validate(module, loader(NUM_VAL), verbose=False)
+    assert math.isnan(module.metrics["val/loss"])
+
+
+def test_counts_of_half_an_epoch_go_on_with_another_number_of_ranks() -> None:
+    """Rank 0 takes over what all ranks had; a rank that took them too would count them twice."""
+    half = classifier()
+    half.trainer = trainer_of(1)
+    batches = list(loader(NUM_TRAIN))
+    for batch in batches[:6]:
+        half.scaled_loss(batch)
+    checkpoint: dict[str, Any] = {}
+    half.on_save_checkpoint(checkpoint)
+
+    total = torch.zeros(3, dtype=torch.float64)
+    for rank in range(3):
+        module = classifier()
+        module.trainer = trainer_of(3, rank)
+        module.on_load_checkpoint(checkpoint)
+        for batch in list(loader(NUM_TRAIN, rank, [1, 1, 1]))[6:]:
+            module.scaled_loss(batch)
+        total += module._counts
+    expected = train_means(half, list(range(NUM_TRAIN)))
+    assert (total[:2] / total[2]).tolist() == pytest.approx([expected["loss"], expected["accuracy"]], rel=1e-12)
+    assert total[2] == NUM_TRAIN
+
+
+def test_a_share_of_a_batch_type_of_its_own_is_enough() -> None:
+    """The module reads pixels, labels and share, and knows no loader."""
+    batch: Batch = next(iter(loader(5)))
+    module = classifier()
+    module.trainer = trainer_of(1)
+    own = SimpleNamespace(pixels=batch.pixels, labels=batch.labels, share=batch.share, mix=None)
+    assert module.scaled_loss(cast(ImageBatch, own)).isfinite()

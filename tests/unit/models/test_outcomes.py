@@ -1,0 +1,108 @@
+"""What is drawn of an evaluation, against scikit-learn, and the same from any split over ranks."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+from torch import Tensor
+
+from lockstep.models.outcomes import NUM_THRESHOLDS, Findings, Outcomes
+from lockstep.system.plots import average_precision, curve
+from tests.support.processes import Ranks, started
+
+NUM_CLASSES = 5
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with started(3) as found:
+        yield found
+
+
+def made_up(count: int = 400) -> tuple[Tensor, Tensor]:
+    """Logits (N, C) that are right more often than not, and labels (N,)."""
+    made = torch.Generator().manual_seed(3)
+    labels = torch.randint(NUM_CLASSES, (count,), generator=made)
+    logits = 1.5 * torch.randn(count, NUM_CLASSES, generator=made, dtype=torch.float64)
+    logits[torch.arange(count), labels] += 1.2
+    return logits, labels
+
+
+def findings_of(logits: Tensor, labels: Tensor, parts: list[Tensor]) -> Findings:
+    outcomes = Outcomes(NUM_CLASSES, torch.device("cpu"))
+    for positions in parts:
+        if len(positions):
+            outcomes.update(logits[positions], labels[positions], positions)
+    return outcomes.findings()
+
+
+def of_rank(cuts: list[int]) -> Findings:
+    """The findings of all ranks, each with its part of every batch."""
+    logits, labels = made_up()
+    rank = torch.distributed.get_rank()
+    batches = torch.arange(len(labels)).split(128)
+    return findings_of(logits, labels, [batch[cuts[rank] : cuts[rank + 1]] for batch in batches])
+
+
+def test_counts_are_those_of_scikit_learn() -> None:
+    logits, labels = made_up()
+    found = findings_of(logits, labels, list(torch.arange(400).split(150)))
+    assert (found.confusion == metrics.confusion_matrix(labels, logits.argmax(1))).all()
+    assert found.confusion.sum() == 400
+    shares = logits.softmax(1)
+    for number in range(NUM_CLASSES):
+        truth = (labels == number).numpy()
+        places = (shares[:, number] * (NUM_THRESHOLDS - 1)).long().numpy()
+        exact = metrics.average_precision_score(truth, places)
+        assert average_precision(found.positives[number], found.negatives[number]) == pytest.approx(exact, abs=1e-12)
+        precision, recall, _ = metrics.precision_recall_curve(truth, places)
+        own_precision, own_recall = curve(found.positives[number], found.negatives[number])
+        # scikit-learn stops at full recall, adds the point (0, 1), and goes the other way
+        assert own_precision[: len(precision) - 1] == pytest.approx(precision[-2::-1])
+        assert own_recall[: len(recall) - 1] == pytest.approx(recall[-2::-1])
+
+
+def test_samples_come_in_the_order_of_the_split() -> None:
+    logits, labels = made_up()
+    found = findings_of(logits, labels, [torch.arange(399, -1, -1)])
+    assert (found.indices == np.arange(400)).all()
+    assert (found.labels == labels.numpy()).all()
+    assert (found.predictions == logits.argmax(1).numpy()).all()
+
+
+def test_the_worst_mistake_is_the_most_confident_one() -> None:
+    logits, labels = made_up()
+    found = findings_of(logits, labels, [torch.arange(400)])
+    rows = found.worst(7)
+    wrong = (logits.argmax(1) != labels).numpy()
+    assert wrong[rows].all()
+    assert sorted(found.probabilities[wrong], reverse=True)[:7] == list(found.probabilities[rows])
+    assert len(found.worst(1000)) == wrong.sum()
+
+
+def test_a_certain_network_is_counted_in_the_last_place() -> None:
+    outcomes = Outcomes(2, torch.device("cpu"))
+    outcomes.update(torch.tensor([[100.0, -100.0]]), torch.tensor([0]), torch.tensor([0]))
+    found = outcomes.findings()
+    assert found.positives[0, -1] == 1
+    assert found.negatives[1, 0] == 1
+    assert found.positives.sum() + found.negatives.sum() == 2
+
+
+def test_a_network_that_computes_no_numbers_is_counted_too() -> None:
+    outcomes = Outcomes(3, torch.device("cpu"))
+    outcomes.update(torch.tensor([[float("nan")] * 3, [1.0, 5.0, 2.0]]), torch.tensor([1, 1]), torch.tensor([0, 1]))
+    found = outcomes.findings()
+    assert found.confusion.sum() == 2
+    assert found.positives.sum() + found.negatives.sum() == 2 * 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("cuts", [[0, 64, 128], [0, 0, 128], [0, 100, 100, 128]])
+def test_any_split_over_ranks_finds_the_same(ranks: Ranks, cuts: list[int]) -> None:
+    logits, labels = made_up()
+    alone = findings_of(logits, labels, [torch.arange(400)])
+    for found in ranks.run(len(cuts) - 1, of_rank, cuts):
+        assert all((one == other).all() for one, other in zip(alone, found, strict=True))

@@ -1,0 +1,374 @@
+"""All runs below a folder, whatever stands in it: found, looked at, watched."""
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.runs import discovery
+from lockstep.runs.discovery import Found, Watched, differing_overrides, look, look_at, read_rows, read_tests, scan
+from lockstep.runs.folder import RunFolder
+from tests.support.harness import PATIENCE_S
+
+FULL = {
+    "state": "finished",
+    "reason": "",
+    "name": "digits_resnet18",
+    "host": "another machine",
+    "pid": 7,
+    "workers": 2,
+    "device": "CPU, 1 thread each",
+    "precision": "bfloat16",
+    "started": 1e9,
+    "epoch": 3,
+    "max_epochs": 10,
+    "best": 0.5,
+    "monitor": "val/accuracy",
+    "metrics": {"val/loss": 0.25, "val/accuracy": 0.5},
+}
+
+
+def run(path: Path, *overrides: str, **status: Any) -> RunFolder:
+    """A run folder with these typed overrides and this status; none without any."""
+    path.mkdir(parents=True)
+    folder = RunFolder(path)
+    folder.config.write_text("seed: 0\n")
+    folder.overrides.write_text("".join(f"{text}\n" for text in overrides))
+    if status:
+        # not synced to the disk, which takes time
+        (path / "status.json").write_text(json.dumps({**status, "updated": time.time()}))
+    return folder
+
+
+def found(folder: RunFolder) -> Found:
+    return Found("id", "name", folder)
+
+
+# -- searching ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_run_is_found_by_its_name_below_the_root_the_root_included(tmp_path: Path) -> None:
+    for name in ("2026-11-20/a", "2026-11-21/sweep/0", "2026-11-21/sweep/1", "2026-11-21/sweep/1/inner"):
+        run(tmp_path / name)
+    (tmp_path / "config.yaml").touch()
+    assert {each.name for each in scan(tmp_path).values()} == {
+        ".", "2026-11-20/a", "2026-11-21/sweep/0", "2026-11-21/sweep/1", "2026-11-21/sweep/1/inner",
+    }  # fmt: skip
+
+
+def test_an_id_stays_and_tells_nothing_of_the_path(tmp_path: Path) -> None:
+    run(tmp_path / "one" / "secret")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    ((key, one),) = scan(tmp_path / "one").items()
+    assert key == one.id
+    assert key in scan(tmp_path / "two")
+    assert "secret" not in key
+
+
+def test_links_hidden_folders_and_folders_named_like_the_file_are_no_runs(tmp_path: Path) -> None:
+    outside = run(tmp_path / "outside")
+    root = tmp_path / "root"
+    run(root / "real")
+    run(root / ".hidden")
+    (root / "latest").symlink_to("real")
+    (root / "link").symlink_to(outside.path)
+    (root / "linked_file").mkdir()
+    (root / "linked_file" / "config.yaml").symlink_to(outside.config)
+    (root / "folder" / "config.yaml").mkdir(parents=True)
+    os.mkfifo(root / "folder" / "pipe")
+    (root / "loop").symlink_to(root)
+    assert [each.name for each in scan(root).values()] == ["real"]
+
+
+def test_the_search_ends_at_its_depth_and_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path.joinpath(*"abcdef"))
+    run(tmp_path.joinpath(*"uvwxyz", "deeper"))
+    assert [each.name for each in scan(tmp_path).values()] == ["a/b/c/d/e/f"]
+    for number in range(5):
+        run(tmp_path / str(number))
+    monkeypatch.setattr(discovery, "MOST", 3)
+    assert len(scan(tmp_path)) == 3
+
+
+def test_a_folder_that_vanishes_or_is_locked_away_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        run(tmp_path / name)
+    scandir = os.scandir
+
+    def vanishing(path: Path) -> Any:
+        if Path(path).name == "b":
+            path.rename(tmp_path / ".elsewhere")
+        if Path(path).name == "c":
+            raise PermissionError(path)
+        return scandir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", vanishing)
+        assert [each.name for each in scan(tmp_path).values()] == ["a"]
+    assert scan(tmp_path / "nowhere") == {}
+
+
+def test_names_of_any_bytes_are_found(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9\nnew line")
+    run(tmp_path / name)
+    ((_, one),) = scan(tmp_path).items()
+    assert one.name == name
+    assert look(one)["run"] == name
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_run_says_comes_through_and_nothing_else(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", "optimizer.lr=0.2", **FULL, secret="x", updated_by={"a": 1})
+    facts = look(found(folder))
+    updated = facts.pop("updated")
+    assert abs(updated - time.time()) < PATIENCE_S
+    assert facts == {**FULL, "id": "id", "run": "name", "overrides": ["optimizer.lr=0.2"]}
+
+
+def test_a_run_is_looked_at_by_its_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    facts = look_at(run(tmp_path / "outputs" / "x", **FULL))
+    assert (facts["run"], facts["state"]) == ("outputs/x", "finished")
+
+
+WRONG: dict[str, Any] = {
+    "reason": 3, "name": None, "host": ["x"], "pid": "7", "workers": True, "device": {}, "precision": 1.5,
+    "started": "now", "epoch": float("nan"), "max_epochs": float("inf"), "best": 10**400, "step": -1e300,
+    "percent": [1], "monitor": False, "images_per_s": {"a": 1}, "metrics": [1, 2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_field_of_the_wrong_type_is_left_out_alone(tmp_path: Path, name: str) -> None:
+    folder = run(tmp_path / "run")
+    (folder.path / "status.json").write_text(json.dumps({**FULL, name: WRONG[name]}))
+    facts = look(found(folder))
+    expected = {**FULL, "id": "id", "run": "name", "overrides": []}
+    expected.pop(name, None)
+    assert facts == (expected | {"metrics": {}} if name == "metrics" else expected)
+
+
+def test_texts_and_metrics_are_cut(tmp_path: Path) -> None:
+    metrics = {f"{'m' * 100}{number}": 0.5 for number in range(3)} | {f"metric {number}": 1 for number in range(200)}
+    folder = run(tmp_path / "run", *(["x" * 5000] * 500), state="failed", reason="r" * 10_000, metrics=metrics)
+    facts = look(found(folder))
+    assert len(facts["reason"]) == 500
+    assert len(facts["metrics"]) <= 50
+    assert max(map(len, facts["metrics"])) == 80
+    assert (len(facts["overrides"]), len(facts["overrides"][0])) == (100, 300)
+
+
+def test_only_finite_numbers_are_metrics(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    metrics = {"good": 0.5, "nan": float("nan"), "inf": float("-inf"), "true": True, "text": "1", "huge": 10**400}
+    (folder.path / "status.json").write_text(json.dumps({"state": "finished", "metrics": metrics}))
+    assert look(found(folder))["metrics"] == {"good": 0.5}
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _speaking_pipe(path: Path) -> None:
+    os.mkfifo(path)
+    os.write(os.open(path, os.O_RDWR), json.dumps(FULL).encode())  # stays open, so that the text stays there
+
+
+def _link(path: Path) -> None:
+    other = path.with_name("other.json")
+    other.write_text(json.dumps(FULL))
+    path.symlink_to(other)
+
+
+HOSTILE: dict[str, Callable[[Path], Any]] = {
+    "a pipe": _pipe,
+    "a pipe that speaks": _speaking_pipe,
+    "a link": _link,
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a folder": Path.mkdir,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "no JSON": lambda path: path.write_text("{"),
+    "another type": lambda path: path.write_text('["finished"]'),
+    "no UTF-8": lambda path: path.write_bytes(b'{"state": "\xff"}'),
+    "deep": lambda path: path.write_text("[" * 200_000),
+    "deep objects": lambda path: path.write_text('{"metrics":' * 100_000),
+    "a number of 5,000 digits": lambda path: path.write_text('{"state": "finished", "pid": ' + "9" * 5000 + "}"),
+    "long": lambda path: path.write_text(json.dumps(FULL) + " " * 2**24),
+    "an unknown state": lambda path: path.write_text('{"state": "winning"}'),
+    "a state of another type": lambda path: path.write_text('{"state": {"a": 1}}'),
+    "no state": lambda path: path.write_text('{"epoch": 3}'),
+}
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_status_that_is_none_makes_a_broken_run(tmp_path: Path, what: str) -> None:
+    folder = run(tmp_path / "run", "seed=1")
+    HOSTILE[what](folder.path / "status.json")
+    facts = look(found(folder))
+    assert facts["state"] == "broken"
+    assert facts["reason"].startswith("status.json ")
+    assert facts["overrides"] == ["seed=1"]
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("name", ["overrides.txt", "metrics.csv", "summary.json", ".lock", "status.json"])
+@pytest.mark.parametrize("what", HOSTILE)
+def test_no_file_of_a_run_stops_the_look_at_it_or_leaves_a_file_open(tmp_path: Path, what: str, name: str) -> None:
+    folder = run(tmp_path / "run", state="training", host=socket.gethostname())
+    (folder.path / name).unlink(missing_ok=True)
+    HOSTILE[what](folder.path / name)
+    before = len(os.listdir("/proc/self/fd"))
+    assert look(found(folder))["state"] in discovery.STATES
+    for row in read_rows(found(folder)):
+        assert all(isinstance(value, int | float) for value in row.values())
+    assert read_tests(folder) == {}
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_any_time_a_status_was_written_at_can_be_compared(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    texts = {"0": "no signal", "NaN": "no signal", "true": "no signal", "null": "no signal", "9" * 400: "training"}
+    for text, state in texts.items():
+        status = f'{{"state": "training", "host": "another machine", "updated": {text}}}'
+        (folder.path / "status.json").write_text(status)
+        assert look(found(folder))["state"] == state, text
+
+
+def test_before_the_first_status_the_lock_and_the_failure_tell_the_state(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    assert look(found(folder))["state"] == "not started"
+    with folder.lock():
+        assert look(found(folder))["state"] == "starting"
+    folder.record_failure("x")
+    assert look(found(folder))["state"] == "failed"
+
+
+def test_a_lock_that_is_a_pipe_or_a_link_is_refused_at_once(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    os.mkfifo(folder.lock_file)
+    with pytest.raises(OSError, match=r"\.lock"), folder.lock():
+        pytest.fail("held")
+    folder.lock_file.unlink()
+    folder.lock_file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=r"\.lock"), folder.lock():
+        pytest.fail("held")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+# -- watching ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the runs that were read, in order."""
+    names: list[str] = []
+
+    def counting(found: Found) -> dict[str, Any]:
+        names.append(found.name)
+        return look(found)
+
+    monkeypatch.setattr(discovery, "look", counting)
+    return names
+
+
+def test_the_newest_run_comes_first(tmp_path: Path) -> None:
+    for number, name in enumerate(("old", "new", "middle")):
+        run(tmp_path / name, state="finished", started=[1e9, 3e9, 2e9][number])
+    run(tmp_path / "without")
+    names = [facts["run"] for facts in Watched(tmp_path, scan_every_s=0).look()]
+    assert names == ["new", "middle", "old", "without"]
+
+
+def test_what_has_ended_is_read_once_until_its_file_changes(tmp_path: Path, counted: list[str]) -> None:
+    ended, live = run(tmp_path / "ended", **FULL), run(tmp_path / "live", state="training", host="another machine")
+    watched = Watched(tmp_path, scan_every_s=0)
+    for _ in range(3):
+        watched.look()
+    assert (counted.count("ended"), counted.count("live")) == (1, 3)
+    ended.write_status(state="training", host="another machine")
+    live.write_status(state="finished")
+    assert {facts["run"]: facts["state"] for facts in watched.look()} == {"ended": "training", "live": "finished"}
+
+
+def test_new_runs_are_seen_after_a_while_or_when_asked_for(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, scan_every_s=1000)
+    assert watched.look() == []
+    first = run(tmp_path / "a", **FULL)
+    assert watched.look() == []
+    watched.found(is_fresh=True)
+    assert [facts["run"] for facts in watched.look()] == ["a"]
+    shutil.rmtree(first.path)
+    assert [facts["state"] for facts in watched.look()] == ["not started"]  # until it is searched for again
+    watched.found(is_fresh=True)
+    assert watched.look() == []
+
+
+def test_a_thousand_runs_are_looked_at(tmp_path: Path, figure: Any) -> None:
+    for number in range(1000):
+        run(tmp_path / str(number % 10) / str(number), "optimizer.lr=0.1", f"seed={number}", **FULL)
+    watched = Watched(tmp_path, scan_every_s=0)
+    times = []
+    for _ in range(2):
+        started = time.perf_counter()
+        assert len(watched.look()) == 1000
+        times.append(time.perf_counter() - started)
+    figure(f"1,000 runs read in {times[0]:.2f} s, again in {times[1]:.2f} s")
+
+
+# -- more of a run -----------------------------------------------------------------------------------------------------
+
+
+def test_overrides_begin_with_the_keys_that_tell_the_most_runs_apart() -> None:
+    typed = {str(number): ["data=x", "data.size=9", f"lr={number % 2}", f"seed={number // 2}"] for number in range(4)}
+    listed = [{"id": key, "overrides": overrides} for key, overrides in (typed | {"other": ["data=y"]}).items()]
+    found = differing_overrides(listed)
+    assert (found["0"], found["3"]) == ("lr=0 seed=0 data=x data.size=9", "lr=1 seed=1 data=x data.size=9")
+    assert found["other"] == "data=y"
+
+
+def test_overrides_that_all_runs_have_are_left_out() -> None:
+    typed = {"a": ["w=16", "lr=0.1"], "b": ["w=16", "lr=0.2", "seed=1"], "c": ["lr=0.1", "w=16"]}
+    listed = [{"id": key, "overrides": overrides} for key, overrides in typed.items()]
+    assert differing_overrides(listed) == {"a": "lr=0.1", "b": "seed=1 lr=0.2", "c": "lr=0.1"}
+    assert differing_overrides(listed[:1]) == {"a": "w=16 lr=0.1"}
+    assert differing_overrides([]) == {}
+
+
+def test_rows_hold_the_numbers_of_every_epoch(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    assert read_rows(found(folder)) == []
+    folder.write_metrics([{"epoch": 1, "val/loss": 0.5, "note": "x"}, {"epoch": 2, "val/loss": float("nan")}])
+    assert read_rows(found(folder)) == [{"epoch": 1, "val/loss": 0.5}, {"epoch": 2}]
+
+
+def test_cells_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    cells = ["1", '"x"', "[1]", "true", "1e999", "9" * 400, "[" * 100_000, "", "\x00", "-0.5"]
+    lines = [
+        ",".join(f"c{i}" for i in range(len(cells))),
+        ",".join(f'"{c.replace(chr(34), chr(34) * 2)}"' for c in cells),
+    ]
+    (folder.path / "metrics.csv").write_text("\n".join([*lines, lines[1] + ",too,many", "1"]) + "\n")
+    assert read_rows(found(folder)) == [{"c0": 1, "c9": -0.5}, {"c0": 1, "c9": -0.5}, {"c0": 1}]
+
+
+def test_a_field_too_long_for_csv_makes_no_rows(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    (folder.path / "metrics.csv").write_text("epoch\n" + "1" * 200_000)
+    assert read_rows(found(folder)) == []
+
+
+def test_the_test_of_a_finished_run_is_read_from_its_summary(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    assert read_tests(folder) == {}
+    folder.write_summary({"test_accuracy": 0.5, "test_loss": float("nan"), "test_flip_accuracy": None, "epochs": 3})
+    assert read_tests(folder) == {"test_accuracy": 0.5}

@@ -1,0 +1,413 @@
+import errno
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from lockstep.runs import naming
+from lockstep.runs.files import MAX_BYTES, atomic_file, write_atomically, write_json
+from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
+from lockstep.runs.naming import create, find
+from tests.support.holding import HOLD, WRITE, begun_by_another_process
+
+NOW = datetime(2026, 11, 20, 19, 5, 7)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def names(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
+
+
+def test_a_run_is_found_by_its_day_time_and_name(tmp_path: Path) -> None:
+    assert create(tmp_path, "digits", NOW).path == tmp_path / "2026-11-20" / "19-05-07_digits"
+
+
+def test_two_runs_of_the_same_second_get_two_folders(tmp_path: Path) -> None:
+    paths = [create(tmp_path, "digits", NOW).path for _ in range(3)]
+    assert [path.name for path in paths] == ["19-05-07_digits", "19-05-07_digits-2", "19-05-07_digits-3"]
+
+
+def test_eight_runs_started_at_once_get_eight_folders_and_one_is_the_latest(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: create(tmp_path, "digits", NOW).path, range(40)))
+    assert len(set(paths)) == 40
+    assert all(path.is_dir() for path in paths)
+    assert (tmp_path / "latest").resolve() in paths
+    assert names(tmp_path) == {"2026-11-20", "latest"}
+
+
+def test_latest_is_the_newest_run_wherever_the_folders_are_moved(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    for name in ("first", "second"):
+        path = create(tmp_path / "outputs", name, NOW).path
+        assert (tmp_path / "outputs" / "latest").resolve() == path
+    (tmp_path / "outputs").rename(tmp_path / "moved")
+    assert (tmp_path / "moved" / "latest").resolve() == tmp_path / "moved" / "2026-11-20" / "19-05-07_second"
+
+
+def test_find_takes_a_path_a_name_below_outputs_or_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = create(Path("outputs"), "digits", NOW)
+    made.config.touch()
+    expected = tmp_path / "outputs" / "2026-11-20" / "19-05-07_digits"
+    for name in (str(expected), "outputs/2026-11-20/19-05-07_digits", "2026-11-20/19-05-07_digits", "latest"):
+        assert find(name).path == expected
+
+
+def test_a_wrong_name_is_answered_with_the_three_newest_runs_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("newest", "second", "third", "oldest")):
+        made = create(Path("outputs"), name, NOW)
+        made.config.touch()
+        os.utime(made.config, (1e9 - age, 1e9 - age))
+    with pytest.raises(FileNotFoundError, match=r"typo is no run folder: it has no config\.yaml") as caught:
+        find("typo")
+    day = "outputs/2026-11-20/19-05-07_"
+    assert str(caught.value).endswith(f"Newest runs: {day}newest, {day}second, {day}third.")
+
+
+def test_without_any_run_a_wrong_name_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="none below outputs/"):
+        find("latest")
+
+
+def test_a_block_that_fails_leaves_the_old_content_and_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with atomic_file(path) as file:
+            file.write(b"half of the new")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_half()
+    assert path.read_text() == "old"
+    assert names(tmp_path) == {"file"}
+
+
+def test_a_reader_sees_the_old_content_until_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with atomic_file(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert names(tmp_path) == {"file"}
+
+
+def test_writers_at_the_same_time_leave_one_whole_text(tmp_path: Path) -> None:
+    texts = [letter * 10_000 for letter in "abcdefgh"]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda text: write_atomically(tmp_path / "file", text), texts * 5))
+    assert (tmp_path / "file").read_text() in texts
+    assert names(tmp_path) == {"file"}
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(folder: RunFolder) -> None:
+    for path in (folder.last_checkpoint, folder.pictures / "test_mistakes.png", folder.status_file):
+        path.parent.mkdir(exist_ok=True)
+        with begun_by_another_process(WRITE, path) as process:
+            process.kill()
+            process.wait()
+    others = {".lock", ".job", ".notes.12", ".last.ckpt.1.0a1b2c3d.txt", "last.ckpt.1.0a1b2c3d"}
+    for name in others:
+        (folder.path / name).touch()
+    left = [path for path in folder.path.rglob(".*") if path.name not in others]
+    assert len(left) == 3
+    folder.remove_leftovers()
+    assert names(folder.path) == {*others, "checkpoints", "pictures"}
+    assert names(folder.checkpoints) == names(folder.pictures) == set()
+
+
+def test_what_a_live_process_writes_is_no_leftover(folder: RunFolder) -> None:
+    folder.checkpoints.mkdir()
+    with begun_by_another_process(WRITE, folder.last_checkpoint) as process:
+        folder.remove_leftovers()
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait() == 0
+    assert folder.last_checkpoint.read_bytes() == b"half"
+
+
+# the kernel refuses the system call, as file systems without locks do; nothing in this process is replaced
+WITHOUT_LOCKS = """
+import ctypes, fcntl, os, platform, struct, sys
+from pathlib import Path
+from lockstep.runs.folder import RunFolder; from lockstep.runs.files import write_atomically
+
+call = {"x86_64": 73, "aarch64": 32}[platform.machine()]
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (0x06, 0, 0, 0x00050000 | int(sys.argv[2])), (0x06, 0, 0, 0x7FFF0000)]
+program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+class Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("rules", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Filter(len(rules), ctypes.addressof(program)))) == 0, ctypes.get_errno()
+
+folder = RunFolder(Path(sys.argv[1]))
+before = len(os.listdir("/proc/self/fd"))
+write_atomically(folder.path / "file", "whole")
+folder.remove_leftovers()
+folder.lock_file.touch()
+assert not folder.is_locked()
+folder.lock_file.unlink()
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is of Linux")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_where_there_are_no_locks_files_are_written_and_what_others_write_stays(folder: RunFolder, number: int) -> None:
+    others = folder.path / ".status.json.1.0a1b2c3d"
+    others.write_text("half")
+    words = [sys.executable, "-c", WITHOUT_LOCKS, str(folder.path), str(number)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert names(folder.path) == {"file", others.name}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is of Linux")
+def test_a_lock_that_fails_leaves_no_open_file(folder: RunFolder) -> None:
+    words = [sys.executable, "-W", "always", "-c", WITHOUT_LOCKS, str(folder.path), str(errno.EIO)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith(f"OSError: [Errno {errno.EIO}]")
+    assert "ResourceWarning" not in done.stderr
+    assert names(folder.path) == set()
+
+
+def test_files_that_are_written_while_leftovers_are_removed_all_arrive(folder: RunFolder) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(lambda: [write_atomically(folder.path / str(i), "") for i in range(2000)])
+        while not written.done():
+            folder.remove_leftovers()
+        written.result()
+    assert names(folder.path) == {str(i) for i in range(2000)}
+
+
+@pytest.mark.parametrize("state", LIVE_STATES)
+def test_the_status_of_a_dead_process_is_no_signal(folder: RunFolder, state: str) -> None:
+    folder.write_status(state=state, host=socket.gethostname())
+    assert folder.read_status()["state"] == "no signal"
+    with folder.lock():
+        pass
+    assert folder.read_status()["state"] == "no signal"
+
+
+@pytest.mark.parametrize("state", LIVE_STATES)
+def test_the_status_of_a_process_that_holds_the_lock_is_its_own(folder: RunFolder, state: str) -> None:
+    folder.write_status(state=state, host=socket.gethostname(), step=3)
+    with folder.lock():
+        status = folder.read_status()
+    assert (status["state"], status["step"]) == (state, 3)
+
+
+def test_the_status_of_another_machine_is_taken_at_its_word(folder: RunFolder) -> None:
+    folder.write_status(state="training", host="another machine")
+    assert folder.read_status()["state"] == "training"
+
+
+@pytest.mark.parametrize("state", ENDED_STATES)
+def test_a_run_that_ended_keeps_its_state(folder: RunFolder, state: str) -> None:
+    folder.write_status(state=state, host=socket.gethostname())
+    assert folder.read_status()["state"] == state
+
+
+def test_a_run_that_ends_between_two_looks_is_not_taken_for_dead(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(folder: RunFolder) -> bool:
+        folder.write_status(state="finished", host=socket.gethostname())
+        return False
+
+    folder.write_status(state="testing", host=socket.gethostname())
+    monkeypatch.setattr(RunFolder, "is_locked", ended)
+    assert folder.read_status()["state"] == "finished"
+
+
+def test_an_update_changes_the_named_fields_only(folder: RunFolder) -> None:
+    folder.write_status(state="training", step=3)
+    folder.update_status(state="failed")
+    status = folder.read_status()
+    assert (status["state"], status["step"]) == ("failed", 3)
+
+
+def test_a_run_without_files_has_no_status_summary_or_metrics(tmp_path: Path) -> None:
+    for folder in (RunFolder(tmp_path), RunFolder(tmp_path / "missing")):
+        assert (folder.read_status(), folder.read_summary(), folder.read_metrics()) == ({}, {}, [])
+
+
+def test_a_status_that_is_no_object_is_named(folder: RunFolder) -> None:
+    (folder.path / "status.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"status\.json does not hold a JSON object"):
+        folder.read_status()
+
+
+@pytest.mark.parametrize("state", ["training", "validating"])
+def test_a_live_run_that_was_asked_to_stop_is_stopping(folder: RunFolder, state: str) -> None:
+    folder.write_status(state=state, host=socket.gethostname())
+    with begun_by_another_process(HOLD, folder.path):
+        folder.request_stop("enough")
+        assert folder.read_status()["state"] == "stopping"
+        folder.write_status(state="stopped", host=socket.gethostname())
+        assert folder.read_status()["state"] == "stopped"
+
+
+def test_a_run_of_another_machine_is_gone_when_it_is_silent_for_long(folder: RunFolder) -> None:
+    folder.write_status(state="training", host="another machine")
+    status = json.loads((folder.path / "status.json").read_text())
+    for age, state in ((SILENT_S - 5, "training"), (SILENT_S + 5, "no signal")):
+        write_json(folder.path / "status.json", {**status, "updated": time.time() - age})
+        assert folder.read_status()["state"] == state
+
+
+def test_a_pipe_or_a_link_in_the_place_of_a_file_is_refused_at_once(folder: RunFolder) -> None:
+    os.mkfifo(folder.path / "status.json")
+    with pytest.raises(ValueError, match="no plain file"):
+        folder.read_status()
+    (folder.path / "elsewhere").write_text("{}")
+    (folder.path / "summary.json").symlink_to(folder.path / "elsewhere")
+    with pytest.raises(OSError, match="summary"):
+        folder.read_summary()
+
+
+def test_a_longer_file_than_any_of_ours_is_not_read(folder: RunFolder) -> None:
+    (folder.path / "status.json").write_text(f'{{"state": "{"x" * MAX_BYTES}"}}')
+    with pytest.raises(ValueError, match="is longer than"):
+        folder.read_status()
+
+
+def test_metrics_come_back_as_they_were_written_to_the_last_digit(folder: RunFolder) -> None:
+    rows = [
+        {"epoch": 1, "val/loss": 0.1 + 0.2, "note": 'a "quoted", text'},
+        {"epoch": 2, "val/loss": float("nan"), "val/accuracy": 1 / 3},
+    ]
+    folder.write_metrics(rows)
+    read = folder.read_metrics()
+    assert float(read[0]["val/loss"]) == 0.1 + 0.2
+    assert float(read[1]["val/accuracy"]) == 1 / 3
+    assert read[1]["val/loss"] == "nan"
+    assert (read[0]["note"], read[0]["val/accuracy"], read[1]["note"]) == ('a "quoted", text', "", "")
+
+
+def test_no_metrics_yet_read_as_no_metrics(folder: RunFolder) -> None:
+    folder.write_metrics([])
+    assert folder.read_metrics() == []
+
+
+def test_a_summary_comes_back_as_it_was_written(folder: RunFolder) -> None:
+    summary = {"test_accuracy": 1 / 3, "best": None, "epochs": 3}
+    folder.write_summary(summary)
+    assert folder.read_summary() == summary
+
+
+def test_the_first_reason_to_stop_stays_until_it_is_cleared(folder: RunFolder) -> None:
+    folder.request_stop("first")
+    folder.request_stop("second")
+    assert folder.stop_flag.read_text() == "first\n"
+    folder.clear_stop()
+    folder.clear_stop()
+    assert not folder.stop_flag.exists()
+    folder.request_stop("second")
+    assert folder.stop_flag.read_text() == "second\n"
+
+
+def test_a_link_in_the_place_of_the_flag_leads_nowhere(folder: RunFolder, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    folder.stop_flag.symlink_to(victim)
+    folder.request_stop("first")
+    assert not victim.exists()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(OSError, match="link"):
+        RunFolder(link).request_stop("through a link")
+
+
+def test_the_first_failure_stays(folder: RunFolder) -> None:
+    folder.record_failure("cause")
+    folder.record_failure("consequence")
+    assert folder.failure.read_text() == "cause"
+
+
+def test_a_run_that_is_held_refuses_a_second_process(folder: RunFolder) -> None:
+    with begun_by_another_process(HOLD, folder.path):
+        assert folder.is_locked()
+        with pytest.raises(BlockingIOError), folder.lock():
+            pytest.fail("two trainers in one folder")
+
+
+def test_kill_9_frees_the_run(folder: RunFolder) -> None:
+    with begun_by_another_process(HOLD, folder.path) as process:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert not folder.is_locked()
+    with folder.lock():
+        assert folder.is_locked()
+
+
+def test_the_end_of_the_block_frees_the_run_also_after_an_error(folder: RunFolder) -> None:
+    assert not folder.is_locked()
+    with pytest.raises(ZeroDivisionError), folder.lock():
+        raise ZeroDivisionError
+    assert not folder.is_locked()
+
+
+def test_readers_of_the_lock_do_not_keep_a_trainer_out(folder: RunFolder) -> None:
+    with folder.lock():
+        pass
+    with ThreadPoolExecutor(1) as pool:
+        looks = pool.submit(lambda: [folder.is_locked() for _ in range(20_000)])
+        while not looks.done():
+            with folder.lock():
+                pass
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "two words",
+        "it's",
+        'say "no"',
+        "$HOME",
+        "a;b",
+        "-x",
+        "17",
+        "True",
+        "null",
+        "1e3",
+        "a=b,c",
+        "back\\",
+        "ü",
+    ],
+)
+def test_a_hint_names_the_same_folder_to_the_shell_and_to_hydra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name, tmp_path / "outputs" / name):
+        command, word = shlex.split(f"eval {naming.quoted(path)}")
+        assert (command, Path(word).absolute()) == ("eval", path)
+        assert not word.startswith("-")
+        python, script, resume = shlex.split(naming.resume_command(path))
+        assert (python, script) == ("python", "train.py")
+        override = OverridesParser.create().parse_override(resume)
+        assert Path(str(override.value())).absolute() == path

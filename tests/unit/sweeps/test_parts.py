@@ -1,0 +1,546 @@
+"""What sweeps are made of: who gets which device, what the ledger keeps, how trials are compared."""
+
+import csv
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.config import storage, validation
+from lockstep.config.compose import composed, plain
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.sweeps import command
+from lockstep.sweeps import ledger as ledgers
+from lockstep.sweeps.command import Grid, monitored, opened, prepared
+from lockstep.sweeps.course import Course
+from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
+from lockstep.sweeps.fork_server import ForkServer
+from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
+from lockstep.sweeps.pool import Pool, Running, environ_of
+from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
+from lockstep.sweeps.views import Silent, show
+from lockstep.system import hardware
+from lockstep.system.signals import STOP_SIGNALS
+from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
+
+CPU = Machine((), (0, 1, 2, 3))
+GPUS = Machine(("4", "5", "GPU-6", "7"), tuple(range(16)))
+ACCURACY = Objective("val/accuracy", True)
+
+
+def config_of(*overrides: str) -> Config:
+    return validation.check_tree(plain(composed(["strategy=cpu", *overrides]))[0])
+
+
+def on_gpus(devices: object, *overrides: str, strategy: str = "auto") -> Config:
+    """As it is where there are GPUs, which here there are not."""
+    tree = storage.to_tree(config_of(*overrides))
+    tree["trainer"]["devices"], tree["strategy"]["name"] = devices, strategy
+    return Config.model_validate(tree)
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_trials", "expected"),
+    [
+        ((), 8, 4),
+        ((), 3, 3),
+        (("trainer.devices=2",), 8, 2),
+        (("trainer.devices=9",), 8, 1),
+        (("launcher.parallel=2",), 8, 2),
+        (("launcher.mode=sequential",), 8, 1),
+    ],
+)
+def test_as_many_trials_run_as_have_a_core_for_each_worker(
+    overrides: Sequence[str], num_trials: int, expected: int
+) -> None:
+    config = config_of(*overrides)
+    assert num_at_once(config.launcher, CPU, num_trials, [config]) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "overrides", "words"),
+    [
+        (CPU, ["launcher.parallel=5"], "this machine has 4 cores: use at most 4"),
+        (Machine((), (3,)), ["launcher.parallel=2"], "this machine has 1 core: use at most 1"),
+        (CPU, ["launcher.parallel=2", "launcher.mode=sequential"], "leave one of them out"),
+    ],
+)
+def test_more_trials_at_once_than_devices_are_refused(machine: Machine, overrides: list[str], words: str) -> None:
+    config = config_of(*overrides)
+    with pytest.raises(ValueError, match=words):
+        num_at_once(config.launcher, machine, 8, [config])
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "at_once", "expected"),
+    [
+        ("auto", "auto", 4, Need(1, 1)),
+        ("auto", "auto", 1, Need(4, 4)),
+        ("auto", "single_device", 1, Need(1, 1)),
+        (2, "ddp", 4, Need(2, 2)),
+        ([0, 3], "ddp", 4, Need(2, (0, 3))),
+        (3, "cpu", 4, Need(3, ())),
+    ],
+)
+def test_a_trial_needs_the_devices_it_says(devices: object, strategy: str, at_once: int, expected: Need) -> None:
+    assert need(on_gpus(devices, strategy=strategy), GPUS, at_once) == expected
+
+
+@pytest.mark.parametrize(("devices", "words"), [(5, "use at most 4"), ([1, 4], "use smaller numbers")])
+def test_more_gpus_than_there_are_are_refused(devices: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        need(on_gpus(devices), GPUS, 4)
+
+
+def test_no_two_trials_ever_hold_the_same_gpu_or_core_and_all_of_them_are_used() -> None:
+    for machine, kind in ((GPUS, "gpus"), (CPU, "cores")):
+        draw = random.Random(0)
+        devices = Devices(machine, at_once=4)
+        running: list[Share] = []
+        used: set[object] = set()
+        for _ in range(500):
+            count = draw.choice([1, 1, 2, 4])
+            share = devices.take(Need(count, count if kind == "gpus" else ()))
+            if share is not None:
+                running.append(share)
+                assert len(getattr(share, kind)) == count
+                used |= set(getattr(share, kind))
+            held = [device for each in running for device in getattr(each, kind)]
+            assert len(held) == len(set(held))
+            if running and draw.random() < 0.6:
+                devices.give_back(running.pop(draw.randrange(len(running))))
+        assert used == set(getattr(machine, kind))
+
+
+def test_no_more_trials_run_than_were_allowed_though_devices_are_free() -> None:
+    devices = Devices(GPUS, at_once=2)
+    assert devices.take(Need(1, 1)) is not None
+    assert devices.take(Need(1, 1)) is not None
+    assert devices.take(Need(1, 1)) is None
+
+
+def test_gpus_named_by_number_are_waited_for_and_stay_visible_under_their_numbers() -> None:
+    devices = Devices(GPUS, at_once=4)
+    first = devices.take(Need(1, 1))
+    assert first is not None
+    assert first.gpus == ("4",)
+    assert devices.take(Need(2, (0, 2))) is None
+    devices.give_back(first)
+    named = devices.take(Need(2, (0, 2)))
+    assert named is not None
+    assert named.gpus == ("4", "GPU-6")
+    assert "CUDA_VISIBLE_DEVICES" not in environ_of(named, {})
+    other = devices.take(Need(2, 2))
+    assert other is not None
+    assert environ_of(other, {})["CUDA_VISIBLE_DEVICES"] == "5,7"
+
+
+def test_a_cpu_trial_sees_no_gpu_and_has_threads_for_its_cores() -> None:
+    share = Devices(CPU, at_once=2).take(Need(1, ()))
+    assert share is not None
+    assert (share.cores, share.label) == ((0, 1), "cores 0-1")
+    variables = environ_of(share, {"PYTHONPATH": "here"})
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["OMP_NUM_THREADS"]) == ("", "2")
+    assert variables["PYTHONPATH"] == "here"
+    assert environ_of(share, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted", "is_safe", "serves_gpus", "expected"),
+    [
+        (CPU, Need(1, ()), True, True, "forked"),
+        (CPU, Need(1, ()), True, False, "forked"),
+        (CPU, Need(1, ()), False, True, "fresh"),
+        (GPUS, Need(1, 1), True, True, "forked"),
+        (GPUS, Need(1, 1), True, False, "fresh"),
+        (GPUS, Need(1, 1), False, False, "fresh"),
+    ],
+)
+def test_trials_are_forked_where_that_is_safe(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: Machine,
+    wanted: Need,
+    is_safe: bool,
+    serves_gpus: bool,
+    expected: str,
+) -> None:
+    trials = book(tmp_path / "sweep", "lr=1", "lr=2").trials
+    begun: list[str] = []
+    said: list[str] = []
+    monkeypatch.setattr("lockstep.sweeps.pool.HAS_FORK", is_safe)
+    monkeypatch.setattr("lockstep.sweeps.pool._fresh", lambda *_: begun.append("fresh"))
+
+    def is_ready(server: ForkServer) -> bool:
+        server.serves_gpus = serves_gpus
+        return True
+
+    monkeypatch.setattr(ForkServer, "is_ready", is_ready)
+    monkeypatch.setattr(ForkServer, "start", lambda self, *_: begun.append("forked"))
+    pool = Pool(Devices(machine, at_once=2), say=said.append)
+    assert all(pool.start(trial, wanted, "train") for trial in trials)
+    assert begun == [expected] * 2
+    assert len(said) == (1 if wanted.gpus and is_safe and not serves_gpus else 0)
+
+
+IMPORTS = """
+import os, torch
+called = []
+for name in ("_cuda_getDeviceCount", "_cuda_init"):
+    def calls(*given, real=getattr(torch._C, name), name=name):
+        called.append(name)
+        return real(*given)
+    setattr(torch._C, name, calls)
+from lockstep.sweeps import fork_server, preloaded
+child = os.fork()
+if not child:
+    try:
+        fork_server._exit_by_cuda()
+    except SystemExit as ended:
+        os._exit(ended.code)
+print(called, torch.cuda.is_initialized(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("more", "seen"),
+    [("", "[] False 0\n"), ("torch._C._cuda_getDeviceCount()\n", "['_cuda_getDeviceCount'] False 1\n")],
+    ids=["as it is", "seen to fail"],
+)
+def test_what_is_imported_before_a_fork_leaves_cuda_alone(more: str, seen: str) -> None:
+    if torch.version.cuda is None:
+        pytest.skip("a build of torch without CUDA")
+    code = IMPORTS.replace("child =", f"{more}child =")
+    done = subprocess.run([sys.executable, "-c", code], env=environ(), capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == (seen, "")
+
+
+class Driver:
+    """CUDA's own, as far as it is asked: whether cuInit was called, it says by an error."""
+
+    def __init__(self, error: int) -> None:
+        self.cuDeviceGetCount = lambda count: error
+
+
+def test_a_driver_that_was_started_by_whatever_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert not hardware.has_started_cuda()
+    for error, has_started in ((3, False), (0, True), (100, True)):
+        monkeypatch.setattr("ctypes.CDLL", lambda name, error=error: Driver(error))
+        assert hardware.has_started_cuda() is has_started
+
+
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+
+def book(path: Path, *settings: str, name: str | None = None, command: Sequence[str] = ()) -> Ledger:
+    """A ledger with a trial for each of some settings, like "lr=1 seed=0"."""
+    path.mkdir(parents=True)
+    ledger = Ledger.opened(path, name, command)
+    for text in settings:
+        ledger.add(text.split(), str(ledger.next_number)).folder.path.mkdir()
+    ledger.write()
+    return ledger
+
+
+def finish(trial: Trial, best: float, **more: object) -> None:
+    trial.folder.write_summary({"best": best, "training_s": 75.0, **more})
+    trial.folder.write_status(state="finished", epoch=3, max_epochs=3, monitor="val/accuracy", host="elsewhere")
+
+
+def test_a_ledger_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=2 seed=0", name="rates", command=["lr=1,2"])
+    ledger.trials[1].device = "GPU 3"
+    ledger.write()
+    again = Ledger.opened(ledger.path, None, ())
+    assert (again.name, again.command, again.trials) == (ledger.name, ledger.command, ledger.trials)
+    assert (ledger.is_known, again.is_known) == (False, True)
+    assert again.find(["seed=0", "lr=2"]) is again.trials[1]
+    assert again.find(["lr=3", "seed=0"]) is None
+    assert again.next_number == 2
+    assert again.add(["lr=3", "seed=0"], "deep/er").number == 2
+    with pytest.raises(ValueError, match="deep/er is the folder of trial 2 already"):
+        again.add(["lr=4"], "deep/er")
+    again.write()
+    assert Ledger.opened(ledger.path, None, ()).trials[2].folder.path == ledger.path / "deep" / "er"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"command": null}', '{"command": [1, "a"], "trials": []}', '{"trials": 3}', "[1]", "{"]
+)
+def test_a_foreign_ledger_is_passed_over_and_refused(tmp_path: Path, text: str) -> None:
+    foreign = tmp_path / "day" / "sweep"
+    foreign.mkdir(parents=True)
+    (foreign / "sweep.json").write_text(text)
+    assert ledgers.find(tmp_path, None, ["lr=1,2"]) is None
+    with pytest.raises(ConfigError, match="cannot be read"), opened(foreign, None, []):
+        pass
+
+
+def test_a_trial_that_cannot_be_composed_is_no_trial(tmp_path: Path) -> None:
+    def compose(number: int) -> tuple[Config, str]:
+        raise ConfigError(["no"])
+
+    ledger = book(tmp_path / "sweep")
+    with pytest.raises(ConfigError):
+        prepared(ledger, ["lr=1"], compose)
+    assert ledger.trials == []
+
+
+def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1", "lr=2")
+    command._refuse_live(ledger)
+    ledger.trials[1].folder.write_status(state="training", host="elsewhere")
+    with pytest.raises(ConfigError, match="1 is being trained by another process"):
+        command._refuse_live(ledger)
+
+
+def test_a_run_that_waits_for_another_process_can_be_stopped(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", SMALL)
+    words = [sys.executable, "-m", "lockstep.launch.runner", str(folder.path), "--task", "train"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a sweep and a job start it
+    with folder.lock():
+        try:
+            process = subprocess.Popen(words, env=environ(), stdout=subprocess.PIPE, text=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert process.stdout is not None
+        assert "waiting for its end" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == EXIT_STOPPED
+        process.stdout.close()
+    assert not folder.last_checkpoint.exists()
+
+
+def test_a_trial_is_what_its_run_folder_says(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "a=0", "a=1", "a=2", "a=3", "a=4")
+    finish(ledger.trials[0], 0.5)
+    ledger.trials[1].folder.write_status(state="failed", host="elsewhere")
+    ledger.trials[2].folder.write_status(state="training", host="elsewhere")
+    status = ledger.trials[2].folder.path / "status.json"
+    status.write_text(json.dumps({**json.loads(status.read_text()), "updated": 0}))  # long ago
+    ledger.trials[3].folder.write_status(state="pruned", host="elsewhere")
+    states = [trial.state for trial in ledger.trials]
+    assert states == ["finished", "failed", "interrupted", "pruned", "queued"]
+
+
+def test_a_trial_that_an_earlier_version_pruned_is_not_trained_again(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "a=0", "a=1", "a=2")
+    for trial, state in zip(ledger.trials, ("stopped", "stopped", "failed"), strict=True):
+        trial.folder.write_status(state=state, host="elsewhere", reason="of that time")
+    file = ledger.path / "sweep.json"
+    kept = json.loads(file.read_text())
+    for entry in kept["trials"]:  # it was said here alone, and the run had stopped
+        entry["is_pruned"] = entry["number"] != 0
+    file.write_text(json.dumps(kept))
+    with opened(ledger.path, None, ()) as found:
+        assert [trial.state for trial in found.trials] == ["stopped", "pruned", "failed"]
+        assert found.trials[1].folder.read_status()["reason"] == "of that time"
+        found.write()
+    assert "is_pruned" not in file.read_text()
+    ledger.trials[1].folder.update_status(state="stopped")  # by a resume of its own: that counts from now on
+    with opened(ledger.path, None, ()) as found:
+        assert found.trials[1].state == "stopped"
+
+
+def test_what_a_killed_command_left_of_the_files_of_a_sweep_goes_when_it_goes_on(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "a=0")
+    left = [ledger.path / ".sweep.json.1.0a1b2c3d", ledger.path / ".table.md.1.0a1b2c3d"]
+    of_a_job = ledger.trials[0].folder.path / ".last.ckpt.1.0a1b2c3d"  # perhaps on another machine, where it is written
+    for path in (*left, of_a_job):
+        path.touch()
+    with opened(ledger.path, None, ()):
+        assert [path for path in (*left, of_a_job) if path.exists()] == [of_a_job]
+
+
+def test_a_sweep_whose_trials_had_no_time_to_end_goes_on_and_is_no_new_one(tmp_path: Path) -> None:
+    new = book(tmp_path / "sweep", "a=0", "a=1", "a=2")
+    assert command._begins(new, 0, 3, 2) == f"A sweep of 3 trials, 2 at once, in {new.path}"
+    known = Ledger.opened(new.path, None, ())
+    said = command._begins(known, 0, 3, 2)
+    assert said == f"Going on with {new.path}: 0 of 3 trials are done; the others 2 at once."
+
+
+@pytest.mark.parametrize(
+    ("title", "told"), [("lockstep: trial outputs/ä/3", "lockstep: trial outputs/ä/3"), ("x" * 10_000, "x" * 100)]
+)
+def test_a_process_is_called_by_its_title_and_cut_where_the_words_before_it_end(title: str, told: str) -> None:
+    code = """
+import sys
+from pathlib import Path
+from lockstep.system.title import set_title
+set_title(sys.argv[1])
+print(Path("/proc/self/cmdline").read_text().rstrip("\\0"))
+print(Path("/proc/self/comm").read_text().strip())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, title], capture_output=True, text=True, check=True, env=environ()
+    )
+    line, name = done.stdout.splitlines()
+    assert line.startswith(told)
+    assert (line == told, name) == (len(title) < 100, title[:15])
+
+
+def test_a_sweep_is_found_by_its_name_else_by_its_command_in_any_order(tmp_path: Path) -> None:
+    book(tmp_path / "d1" / "10_rates", name="rates", command=["lr=1,2"])
+    old = book(tmp_path / "d1" / "11_sweep", command=["lr=1,2", "seed=0,1"])
+    new = book(tmp_path / "d2" / "10_sweep", command=["lr=1,2", "seed=0,1"])
+    (tmp_path / "d2" / "11_broken").mkdir()
+    (tmp_path / "d2" / "11_broken" / "sweep.json").write_text("{")
+    assert ledgers.find(tmp_path, "rates", ["lr=9"]) == tmp_path / "d1" / "10_rates"
+    assert ledgers.find(tmp_path, None, ["seed=0,1", "lr=1,2"]) == new.path != old.path
+    assert ledgers.find(tmp_path, None, ["lr=1,2"]) is None
+    assert ledgers.find(tmp_path, "other", ["lr=1,2"]) is None
+
+
+def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:
+    typed = ["lr=1,2", "launcher.parallel=2", "sweep.max_failed=1", "search=tpe", "search.num_trials=9", "silent=true"]
+    typed += ["hydra.sweep.subdir=x", "hydra/launcher=workstation"]
+    assert command_of(typed) == ["lr=1,2", "search=tpe"]
+    assert trial_of(typed) == ["lr=1,2"]
+    assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
+
+
+def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1")
+    script = "import signal, sys; print('here', flush=True); signal.sigwait({signal.SIGTERM}); open(sys.argv[1], 'w')"
+    words = [sys.executable, "-c", script, str(tmp_path / "saved")]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    class Fails(Grid):
+        def proposed(self, num_free: int) -> Sequence[Trial]:
+            raise OSError("disk full")
+
+    pool = Pool(Devices(CPU, at_once=1), say=print)
+    pool.running.append(Running(ledger.trials[0], Share((), (0,), 1, False), process))
+    course = Course(ledger, Fails([]), pool, Silent(), lambda trial: Need(1, ()), 1, None, "train")
+    with pytest.raises(OSError, match="disk full"):
+        course.run()
+    process.stdout.close()
+    assert (tmp_path / "saved").exists()
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr=2", "w=8 lr=3", "w=8 lr=4", command=["w=8", "lr=1,2,3,4"])
+    finish(ledger.trials[0], 0.7)
+    finish(ledger.trials[1], 0.9, test_accuracy=0.8)
+    ledger.trials[2].folder.write_status(state="pruned", host="elsewhere")
+    ledger.trials[2].folder.write_metrics([{"epoch": 1, "val/accuracy": 0.95}])
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    assert found.keys == ("lr",)
+    assert [row.trial.number for row in found.rows] == [1, 0, 2, 3]  # a pruned trial's value is no result
+    assert found.best is not None
+    assert found.best.trial.number == 1
+    assert [
+        row.trial.number for row in table(ledger, [Objective("val/accuracy", False)], {}, monitored=ACCURACY).rows
+    ] == [0, 1, 2, 3]
+    write(ledger, found)
+    rows = list(csv.DictReader((ledger.path / "table.csv").read_text().splitlines()))
+    assert [(row["trial"], row["lr"], row["state"]) for row in rows[:2]] == [
+        ("1", "2", "finished"),
+        ("0", "1", "finished"),
+    ]
+    assert (rows[0]["val/accuracy"], rows[0]["test_accuracy"], rows[0]["training_s"]) == ("0.9", "0.8", "75.0")
+    kept = json.loads((ledger.path / "table.json").read_text())
+    assert (kept["best"], kept["objectives"], len(kept["trials"])) == (1, {"val/accuracy": "max"}, 4)
+    lines = (ledger.path / "table.md").read_text().splitlines()
+    assert lines[0] == "| trial | lr | state | val/accuracy | test accuracy | seconds |"
+    assert lines[2] == "| 1 | 2 | finished | 0.9000 | 0.8000 | 75.0 |"
+
+
+def test_seeds_become_a_mean_and_a_deviation(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=1 seed=1", "lr=2 seed=0", "lr=2 seed=1", "lr=3 seed=0")
+    for trial, best in zip(ledger.trials, (0.8, 0.9, 0.95, 0.97, 0.99), strict=True):
+        finish(trial, best)
+    groups = table(ledger, [ACCURACY], {}, monitored=ACCURACY).groups
+    assert [(group.settings, group.n) for group in groups] == [({"lr": "2"}, 2), ({"lr": "1"}, 2)]
+    assert deviating(groups[1]) == "0.8500 ± 0.0707"  # numpy.std([0.8, 0.9], ddof=1)
+    assert (
+        table(book(tmp_path / "other", "lr=1 seed=0", "lr=2 seed=0"), [ACCURACY], {}, monitored=ACCURACY).groups == []
+    )
+
+
+def test_several_objectives_have_a_pareto_front_and_no_best(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "w=1", "w=2", "w=3", "w=4")
+    for trial, best, seconds in zip(ledger.trials, (0.7, 0.9, 0.8, 0.9), (1.0, 9.0, 9.5, 9.0), strict=True):
+        finish(trial, best, training_s=seconds)
+    found = table(ledger, [ACCURACY, Objective("training_s", False)], {}, monitored=ACCURACY)
+    assert sorted(found.front) == [0, 1, 3]
+    assert found.best is None
+    write(ledger, found)
+    assert f"Pareto front: trials {', '.join(map(str, found.front))}" in (ledger.path / "table.md").read_text()
+
+
+def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1", "lr=2")
+    finish(ledger.trials[0], 0.5)
+    ledger.trials[1].folder.write_status(state="failed", reason="RuntimeError: out of luck", host="elsewhere")
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    show(found, None)
+    write(ledger, found)
+    for text in (capsys.readouterr().out, (ledger.path / "table.md").read_text()):
+        assert text.rstrip().endswith("Trial 1 failed: RuntimeError: out of luck")
+
+
+def test_a_metric_is_that_of_the_best_epoch(tmp_path: Path) -> None:
+    tmp_path.joinpath("run").mkdir()
+    folder = RunFolder(tmp_path / "run")
+    folder.write_metrics(
+        [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))]
+    )
+    loss = Objective("val/loss", False)
+    assert loss.of(folder, ACCURACY) == 2
+    assert loss.of(folder, loss) == 1
+    assert Objective("parameters", False).of(folder, ACCURACY) is None
+    folder.write_summary({"best": 0.8, "monitor": "val/accuracy"})
+    assert (loss.of(folder, ACCURACY), ACCURACY.of(folder, ACCURACY)) == (2, 0.8)
+
+
+def test_what_is_monitored_is_what_the_best_checkpoint_is_chosen_by() -> None:
+    assert monitored(config_of()) == ACCURACY
+    loss = config_of("callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min")
+    assert monitored(loss) == Objective("val/loss", False)
+    assert monitored(config_of("callbacks.checkpoint=null")) == ACCURACY
+
+
+def test_numbers_are_shown_as_short_as_they_can_be(tmp_path: Path) -> None:
+    assert [setting(text) for text in ("0.010716295704927558", "0.05", "adamw", "1e-05", "12345678901")] == [
+        "0.01072",
+        "0.05",
+        "adamw",
+        "1e-05",
+        "12345678901",
+    ]
+    assert [shown(value) for value in (0.91234, 12345.6, 1234567.0, 0.000012, 0.0, None)] == [
+        "0.9123",
+        "12345.6000",
+        "1.235e+06",
+        "1.2e-05",
+        "0.0000",
+        "-",
+    ]
+    trials = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr=2").trials
+    assert told(trials[1], trials) == "lr=2"
+    assert told(trials[1], trials[1:]) == "w=8 lr=2"

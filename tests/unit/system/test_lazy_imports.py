@@ -1,0 +1,202 @@
+"""What a training has no use for waits, works as ever when somebody uses it, and is still imported by upstream."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import PATIENCE_S, ROOT, command, environ
+
+pytestmark = pytest.mark.processes
+# of a library one module that it imports whenever it is used
+UNUSED = (
+    *("scipy.signal", "scipy", "sklearn", "torchvision", "matplotlib", "pandas", "sympy"),
+    *("torch._dynamo.eval_frame", "torch._inductor", "torch.distributed.tensor"),
+    *("torchmetrics.image", "torchmetrics.functional.audio"),
+)
+IMPORTED = """
+import sys
+from lockstep.system.lazy_imports import lazy
+before = list(sys.meta_path)
+with lazy():
+    import lockstep.training.train
+assert sys.meta_path == before
+assert "torchmetrics.image" not in sys.modules
+"""
+
+
+def python(code: str, **variables: str) -> str:
+    """What a program prints that runs in an interpreter of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**environ(), **variables},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_training_imports_nothing_until_its_first_step_that_it_has_no_use_for(
+    tmp_path: Path, num_workers: int
+) -> None:
+    notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesImports,path:'{tmp_path / 'modules.json'}'}}"
+    words = command("debug=fast", "model.width=4", "strategy=cpu", f"trainer.devices={num_workers}", notes)
+    variables = {**environ(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    imported = json.loads((tmp_path / "modules.json").read_text())
+    assert "lightning.pytorch" in imported
+    assert [name for name in UNUSED if name in imported] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "imported"),
+    [
+        ("import torchmetrics", ["scipy.signal", "torchvision", "matplotlib.pyplot", "torchmetrics.image"]),
+        ("import lightning.fabric.wrappers", ["torch._dynamo.eval_frame"]),
+        ("import torch; torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])", ["torch._dynamo.eval_frame"]),
+        ("import torch; torch.use_deterministic_algorithms(False)", ["torch._inductor"]),
+    ],
+    ids=["torchmetrics", "Lightning", "optimizers", "deterministic algorithms"],
+)
+def test_what_is_made_to_wait_is_still_imported_at_once_by_upstream(code: str, imported: list[str]) -> None:
+    found = json.loads(python(f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))").splitlines()[-1])
+    mended = [name for name in imported if name not in found]
+    assert mended == [], (
+        "upstream waits by itself: remove what makes this wait from lockstep.system.lazy_imports or session"
+    )
+
+
+LATER = {
+    "a metric of images": """
+from torchmetrics.image import PeakSignalNoiseRatio
+from torchmetrics.functional.image import structural_similarity_index_measure
+metric = PeakSignalNoiseRatio(data_range=1.0)
+images = torch.linspace(0, 1, 768).view(1, 3, 16, 16)
+assert metric(images, images * 0.5) > 0
+assert structural_similarity_index_measure(images, images) == 1
+import numpy, PIL
+assert PIL.PILLOW_VERSION  # what torchmetrics has always set
+""",
+    "any metric by its package": """
+import torchmetrics
+assert torchmetrics.MeanSquaredError()(torch.ones(3), torch.zeros(3)) == 1
+assert torchmetrics.functional.mean_absolute_error(torch.ones(3), torch.zeros(3)) == 1
+assert torchmetrics.wrappers.MinMaxMetric is not None
+assert torchmetrics.classification.MulticlassAccuracy is sys.modules["lockstep.models.classifier"].MulticlassAccuracy
+assert torchmetrics.Metric is torchmetrics.metric.Metric
+assert len(torchmetrics._logger.handlers) == 1
+""",
+    "a network of torchvision": """
+import torchvision
+assert torchvision.models.resnet18(num_classes=3).eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+assert torchvision.ops.nms(torch.tensor([[0.0, 0, 1, 1], [0, 0, 1, 1]]), torch.tensor([1.0, 0.5]), 0.5).tolist() == [0]
+""",
+    "scipy": """
+import scipy.signal
+assert scipy.signal.convolve([1, 1], [1, 1]).tolist() == [1, 2, 1]
+""",
+    "plots of metrics": """
+import matplotlib
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+metric = MulticlassAccuracy(3)
+metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
+plt.rcParams["lines.linewidth"] = 7  # that of a style counts while torchmetrics draws
+figure, axes = metric.plot()
+assert isinstance(figure, plt.Figure)
+assert axes.lines[0].get_linewidth() == matplotlib.rcParamsDefault["lines.linewidth"]
+_, ax = plt.subplots()
+assert metric.plot(ax=ax)[0] is None
+together = MetricCollection([metric]).plot(together=True, ax=plt.subplots()[1])
+from torchmetrics.utilities import plot
+assert plot._error_on_missing_matplotlib() is None
+assert isinstance(ax, plot._AX_TYPE) and not isinstance(3, plot._AX_TYPE)
+""",
+    "a plot as the first use of matplotlib": """
+import os
+os.environ["MPLBACKEND"] = "agg"
+from torchmetrics.classification import MulticlassAccuracy
+metric = MulticlassAccuracy(3)
+metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
+assert "matplotlib" not in sys.modules
+figure, axes = metric.plot()
+assert type(axes).__name__ == "Axes"
+""",
+    "torch.compile": """
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([parameter], lr=1.0)
+parameter.sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+assert "torch._dynamo.eval_frame" not in sys.modules
+left_alone = torch.compiler.disable(lambda x: x + 1)
+assert left_alone(1) == 2
+assert "torch._dynamo.eval_frame" not in sys.modules
+compiled = torch.compile(torch.nn.Linear(2, 2), backend="eager", fullgraph=True)
+assert compiled(torch.ones(1, 2)).shape == (1, 2)
+from lightning.pytorch.utilities.compile import to_uncompiled
+from lightning.fabric.wrappers import _unwrap_compiled
+assert type(_unwrap_compiled(compiled)[0]) is torch.nn.Linear
+try:
+    torch.compile(lambda x: left_alone(x) * 2, backend="eager", fullgraph=True)(torch.ones(2))
+except torch._dynamo.exc.Unsupported:
+    pass
+else:
+    raise AssertionError("the compiler was not told to leave a function alone")
+assert torch.compile(lambda x: left_alone(x) * 2, backend="eager")(torch.ones(2)).tolist() == [4, 4]
+parameter.sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+assert torch._dynamo.config.optimize_ddp
+torch.use_deterministic_algorithms(True)
+""",
+    "many threads at once": """
+from concurrent.futures import ThreadPoolExecutor
+import torchmetrics
+def use(number):
+    return torchmetrics.MeanSquaredError, torch._dynamo.explain, torchmetrics.functional.accuracy
+with ThreadPoolExecutor(8) as pool:
+    assert len(set(pool.map(use, range(32)))) == 1
+""",
+}
+
+
+@pytest.mark.parametrize("use", LATER)
+def test_what_waits_works_as_ever_when_it_is_used(use: str) -> None:
+    python(f"{IMPORTED}import torch\n{LATER[use]}")
+
+
+def test_packages_that_have_waited_end_as_those_that_have_not() -> None:
+    asked = "import torchmetrics, torch._dynamo, json\nprint(json.dumps([dir(torchmetrics), dir(torch._dynamo)]))"
+    waited, plain = (json.loads(python(f"{before}\n{asked}").splitlines()[-1]) for before in (IMPORTED, ""))
+    assert set(plain[0]) <= set(waited[0])
+    assert set(plain[1]) <= set(waited[1])
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"__init__.py": "here = 1\n"},
+        {"__init__.py": "import torchmetrics.parts\nhere = torchmetrics.parts.one", "parts.py": "one = 1\n"},
+        {"__init__.py": "from torchmetrics.parts import one as here", "parts/__init__.py": "one = 1\n"},
+    ],
+)
+def test_a_library_that_is_laid_out_in_another_way_is_imported_as_without_us(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        path = tmp_path / "torchmetrics" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    code = (
+        "from lockstep.system.lazy_imports import lazy\nwith lazy():\n    import torchmetrics\nprint(torchmetrics.here)"
+    )
+    assert python(code, PYTHONPATH=str(tmp_path)) == "1\n"

@@ -1,0 +1,231 @@
+"""Arrows point down: what may import what. Imports inside functions count too."""
+
+import ast
+import graphlib
+import importlib
+import itertools
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from tests.support.harness import ROOT
+
+PACKAGE = Path(lockstep.__file__).parent
+# lowest first; a module imports from its own package and from lower layers
+LAYERS = (
+    ("system",),
+    ("runs",),
+    ("distributed",),
+    ("data", "models"),
+    ("callbacks", "config", "monitoring", "board"),
+    ("training",),
+    ("launch",),
+    ("benchmark",),
+    ("cluster",),
+    ("sweeps",),
+    ("cli",),
+    ("__main__",),
+)
+KNOW_HYDRA = {
+    *("cli.train", "config.build", "config.compose", "config.options", "config.overrides", "config.resume"),
+    *("config.sweep_space", "config.validation", "cli.help", "launch.runner"),
+}
+PUBLIC = {
+    "callbacks": ["AveragedWeights", "Curves", "Pictures", "SplitTensorBoardLogger"],
+    "data": ["Images", "Splits", "cifar10", "digits", "fashion_mnist", "image_folder", "synthetic"],
+    "models": ["ResNet18", "constant", "cosine", "one_cycle_linear"],
+}
+STARTS_AT_ONCE = (
+    *("cli.main", "cli.train", "config.validation", "launch.notification", "system.terminal", "runs.folder"),
+    *("callbacks", "data", "models", "runs.discovery", "benchmark.command", "board.command"),
+    *("monitoring.status", "monitoring.table", "monitoring.comparison", "monitoring.pruning"),
+    *("cluster.commands", "cluster.submission"),
+)
+
+
+def sources() -> dict[str, Path]:
+    """Every module by its name below lockstep, e.g. `data.sampler`; the package itself has the empty name."""
+    names = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        names[".".join(part for part in parts if part != "__init__")] = path
+    return names
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of all modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import hides where it points"
+            assert node.module is not None
+            # `from lockstep import config` names a module, `from lockstep.config.validation import Config` does not
+            yield from (
+                (f"lockstep.{alias.name}" for alias in node.names) if node.module == "lockstep" else [node.module]
+            )
+
+
+def part_of(name: str) -> str:
+    return name.split(".")[0]
+
+
+def own_imports(path: Path) -> set[str]:
+    """The parts of lockstep, modules or packages, that a file imports."""
+    return {name.split(".")[1] for name in imports(path) if name.startswith("lockstep.")}
+
+
+def layer_of(part: str) -> int:
+    return next(number for number, parts in enumerate(LAYERS) if part in parts)
+
+
+MODULES = sources()
+
+
+def test_every_module_has_a_layer_and_every_layer_its_modules(record_property: Callable[[str, object], None]) -> None:
+    parts = {part_of(name) for name in MODULES if name}
+    assert parts == {part for layer in LAYERS for part in layer}
+    record_property("layers, from the top", " / ".join(" ".join(layer) for layer in reversed(LAYERS)))
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    arrows = {name: {other.removeprefix("lockstep.") for other in imports(path)} for name, path in MODULES.items()}
+    graphlib.TopologicalSorter({name: to & MODULES.keys() - {name} for name, to in arrows.items()}).prepare()
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name])
+def test_imports_point_down(name: str) -> None:
+    part = part_of(name)
+    upward = {other for other in own_imports(MODULES[name]) - {part} if layer_of(other) >= layer_of(part)}
+    assert not upward, f"lockstep.{name} imports {upward}"
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    assert list(imports(MODULES[""])) == []
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_public_names_stay_where_they_are(package: str) -> None:
+    face = importlib.import_module(f"lockstep.{package}")
+    assert sorted(face.__all__) == PUBLIC[package]
+    assert all(getattr(face, name).__name__ == name for name in face.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'digit'"):
+        _ = face.digit
+
+
+def test_the_configuration_uses_public_names_alone() -> None:
+    public = {f"lockstep.{package}.{name}" for package, names in PUBLIC.items() for name in names}
+    texts = [path.read_text() for path in (ROOT / "conf").rglob("*.yaml")]
+    used = {name for text in texts for name in re.findall(r"lockstep\.[\w.]+", text)}
+    assert used
+    assert used <= public
+
+
+def test_the_folder_of_a_run_needs_the_standard_library_only() -> None:
+    outside = {part_of(name) for name in MODULES if part_of(name) == "runs" for name in imports(MODULES[name])}
+    assert outside - {"lockstep"} <= sys.stdlib_module_names
+
+
+def test_the_partition_knows_no_torch() -> None:
+    assert {part_of(name) for name in imports(MODULES["distributed.partition"])} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(("one", "other"), [("data", "models"), ("models", "data")])
+def test_data_and_models_never_meet(one: str, other: str) -> None:
+    assert all(other not in own_imports(path) for name, path in MODULES.items() if part_of(name) == one)
+
+
+def test_hydra_stays_at_the_entry() -> None:
+    know = {
+        name
+        for name, path in MODULES.items()
+        if {"hydra", "omegaconf"} & {part_of(imported) for imported in imports(path)}
+    }
+    assert know == KNOW_HYDRA
+
+
+@pytest.mark.parametrize("name", STARTS_AT_ONCE)
+def test_what_must_start_at_once_imports_no_torch(name: str) -> None:
+    code = (
+        f"import sys, lockstep.{name}; print([m for m in ('torch', 'lightning', 'torchmetrics') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["runs.folder", "monitoring.status", "monitoring.table", "monitoring.pruning", "cluster.commands"]
+)
+def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str) -> None:
+    code = f"import sys, lockstep.{name}; print(sorted({{'hydra', 'pydantic', 'yaml', 'numpy'}} & sys.modules.keys()))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+HINT = re.compile(r"(lockstep (eval|predict|status|stop|board --logdir|jobs \w+)|resume)[ =]$")
+QUOTE = ("quoted", "naming.quoted")
+IDS = ("job.id", "live[0].id", "found[0].id")  # of jobs, as `record.ID` allows them
+
+
+def is_quote(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in QUOTE
+
+
+def assigned(function: ast.AST, name: str) -> list[ast.expr]:
+    """All that a function assigns to a name, also in `a, b = x, y`."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    for node in ast.walk(function):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            assert isinstance(node, ast.Assign)
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs += zip(target.elts, node.value.elts, strict=True)
+            else:
+                pairs.append((target, node.value))
+    return [value for target, value in pairs if ast.unparse(target) == name]
+
+
+def unquoted(text: str) -> list[str]:
+    """What stands behind the hint of a command and is neither quoted in the same function nor the id of a job."""
+    found = []
+    for function in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)):
+        ids = {*IDS, *(each.arg for each in function.args.args if each.arg == "job")}
+        for node in (node for node in ast.walk(function) if isinstance(node, ast.JoinedStr)):
+            for before, after in itertools.pairwise(node.values):
+                if not (isinstance(after, ast.FormattedValue) and isinstance(before, ast.Constant)):
+                    continue
+                is_setting = before is node.values[0] and before.value == "resume="  # names what was typed
+                if is_setting or not HINT.search(str(before.value)):
+                    continue
+                name = ast.unparse(after.value)
+                values = assigned(function, name)
+                if not (is_quote(after.value) or all(map(is_quote, values) if values else [name in ids])):
+                    found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name and name != "runs.naming"])
+def test_every_hint_of_a_command_has_its_folder_from_the_function_that_quotes(name: str) -> None:
+    assert unquoted(MODULES[name].read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("return f'lockstep eval {naming.shown(path)}'", "naming.shown(path)"),
+        ("return f'lockstep jobs show {job.folder.path}'", "job.folder.path"),
+        ("return f'lockstep stop {run}'", "run"),
+        ("run = shown(path); return f'lockstep stop {run}'", "run"),
+        ("run = quoted(path); run = path; return f'lockstep stop {run}'", "run"),
+        ("job, run = 1, shown(path); return f'lockstep jobs cancel {job}, lockstep stop {run}'", "job"),
+        ("where = quoted(path).strip(); return f'lockstep predict {where}'", "where"),
+    ],
+)
+def test_a_hint_that_does_not_quote_is_found(lines: str, name: str) -> None:
+    good = "x, run = 1, quoted(path)\n    return f'lockstep eval {run}; lockstep jobs show {job.id}, {naming.x}'"
+    assert unquoted(f"def hint(path, job):\n    {good}\n") == []
+    assert name in unquoted(f"def hint(path, job):\n    {lines}\n")
