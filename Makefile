@@ -1,9 +1,10 @@
-# make train: install, train the default.  make test: install, run the tests.  make check: lint, types and tests.
+# make train: install, train the default.  make test: install, run the tests.  make test-fast: units alone.
+# make check: lint, types and tests.
 # make board: watch the runs in outputs/ in a browser.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train board test check lint clean
+.PHONY: train board test test-fast check lint clean
 
 train: .venv/installed
 	$(BIN)/python train.py
@@ -13,6 +14,9 @@ board: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest
+
+test-fast: .venv/installed
+	$(BIN)/python -m pytest tests/unit
 
 check: lint test
 

@@ -47,11 +47,7 @@ def slurm() -> "Iterator[Slurm]":
 @pytest.fixture(scope="session")
 def gpus(request: pytest.FixtureRequest) -> "PretendedGpus":
     """Pretended GPUs, for processes that a test starts. They are built at the first time: 10 s of one core."""
-    from tests.support.gpus import (
-        PretendedGpus,
-        build,
-        reason_without,  # imports torch
-    )
+    from tests.support.gpus import PretendedGpus, build, reason_without  # imports torch
 
     reason = reason_without()
     if reason is not None:

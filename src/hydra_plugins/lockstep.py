@@ -13,12 +13,12 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from lockstep.system.launcher import outer_world
 from omegaconf import DictConfig, OmegaConf, open_dict
+
+from lockstep.system.launcher import outer_world
 
 if TYPE_CHECKING:
     from lockstep.config.schema import Config
-
     from lockstep.sweeps.ledger import Ledger, Trial
 
 
@@ -115,9 +115,8 @@ class Study(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the study. Leaves with the exit code of the sweep where that is not 0."""
-        from lockstep.config.sweep_space import Interval, searched
-
         from lockstep.config.faults import ConfigError, exit_with
+        from lockstep.config.sweep_space import Interval, searched
         from lockstep.sweeps import command, search
         from lockstep.sweeps.ledger import DONE
 

@@ -395,7 +395,7 @@ def test_the_code_is_what_git_knows_and_does_not_ignore(tmp_path: Path) -> None:
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (target / code.COMMIT).read_text() == f"{head}+changes\n"
     assert "+edited" in (target / code.CHANGES).read_text()
-    assert code.environment.commit(target) == f"{head}+changes"  # not that of a repository around it
+    assert code.provenance.commit(target) == f"{head}+changes"  # not that of a repository around it
 
 
 def test_code_in_an_old_encoding_is_frozen_with_its_changes(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_without_git_the_code_is_src_conf_train_and_the_modules_beside_it(
         *("conf/config.yaml", "my_package/inner/sizes.json", "my_package/networks.py", "own.py"),
         *("src/lockstep/a.py", "train.py"),
     ]
-    assert code.environment.commit(code.freeze(code.files(tmp_path), tmp_path / "code", tmp_path)) is None
+    assert code.provenance.commit(code.freeze(code.files(tmp_path), tmp_path / "code", tmp_path)) is None
 
 
 def test_code_that_is_too_large_is_a_fault_that_names_what_is(tmp_path: Path) -> None:
