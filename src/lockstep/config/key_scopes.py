@@ -1,47 +1,15 @@
-"""Which keys belong to whom: to a run that is resumed, to a sweep, to a benchmark, to the command."""
+"""Which keys may change when a run or a sweep goes on, and which belong to a whole command: all by their scope."""
 
-# what a resume may change, sections with all below them; everything else is the mathematics of the run, and frozen
-FREE_ON_RESUME = (
-    # where it is computed, and how fast
-    "compile",
-    "eval_batch_size",
-    "data.cache",
-    "data.copy_remove",
-    "data.copy_to",
-    "data.download",
-    "data.memory",
-    "data.num_workers",
-    "strategy.bucket_size_mib",
-    "strategy.interface",
-    "strategy.name",
-    "strategy.process_group_backend",
-    "strategy.timeout_s",
-    "strategy.variables",
-    "trainer.deterministic",
-    "trainer.devices",
-    "trainer.loads",
-    "trainer.memory_format",
-    "trainer.num_nodes",
-    "trainer.process_limit",
-    # how long
-    "trainer.max_epochs",
-    "trainer.max_time_s",
-    # what is watched and told
-    "flip_test",
-    "logger",
-    "name",
-    "notify",
-    "silent",
-    "trainer.log_every_n_steps",
-    "trainer.profiler",
-    # of the command
-    "cluster",
-    "dry_run",
-    "launcher",
-    "resume",
-    "search",
-    "sweep",
-)
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.config.schema import Config, Scope, SetBy, fields, scope_of, section
+
+FREE_ON_RESUME = frozenset(Scope) - {Scope.NUMBERS}
+FREE_IN_A_SWEEP_THAT_GOES_ON = FREE_ON_RESUME - {Scope.LENGTH}
+SAME_FOR_ALL_JOBS = frozenset({Scope.OUTPUT, Scope.SWEEP, Scope.SUBMISSION})
+NOT_OF_A_TRAINING = frozenset({Scope.SWEEP, Scope.SUBMISSION})  # what a run computes does not depend on these
+
 # callbacks that may come, go and change on a resume: they only look on, or end a training
 FREE_CALLBACKS = (
     "lightning.pytorch.callbacks.DeviceStatsMonitor",
@@ -51,25 +19,35 @@ FREE_CALLBACKS = (
     "lockstep.callbacks.Pictures",
 )
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"  # free where it does not choose the best weights
-# where a run is trained is a matter of the command, not of the run
-OF_THE_COMMAND = ("cluster", "dry_run")
-# each environment of a benchmark says these
-SET_BY_ENVIRONMENTS = (
-    "strategy",
-    "strategy.name",
-    "scale_with_workers",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.loads",
-    "trainer.max_time_s",
-)
 EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
-OF_THE_WHOLE = (
-    "launcher",
-    "sweep",
-    "search",
-    "notify",
-    "cluster",
-    "dry_run",
-    "silent",
-)  # sections that cannot differ between the jobs of a sweep
+
+
+def scope(key: str, tree: Mapping[str, Any] | None = None) -> Scope:
+    """What `key` decides, in the configuration `tree`, which says whose the targets of its sections are.
+
+    What the schema does not know decides the numbers: a parameter of somebody's own, whatever it is called.
+    """
+    path = key.split(".")
+    for depth, name in enumerate(path):
+        found = section(tree or {}, path[:depth])
+        field = fields(found).get(name) if found is not None else None
+        if found is None or field is None:
+            break
+        decided = scope_of(found, field)
+        is_whole = depth == len(path) - 1 or section(tree or {}, path[: depth + 1]) is None
+        if decided is not None and is_whole:
+            return decided
+    return Scope.NUMBERS
+
+
+def names(*scopes: Scope) -> list[str]:
+    """The keys and sections at the top of a configuration that decide this."""
+    return [name for name in Config.model_fields if scope(name) in scopes]
+
+
+def is_set_by_environments(key: str) -> bool:
+    """Whether each environment of a benchmark says this key, or the option of this group, itself."""
+    *parents, last = key.split(".")
+    found = section({}, parents)
+    field = fields(found).get(last) if found is not None else None
+    return key == "strategy" or (field is not None and SetBy.ENVIRONMENT in field.metadata)

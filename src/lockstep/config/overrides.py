@@ -14,9 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lockstep.config.compose import CONF, Source, composed, plain
 from lockstep.config.faults import ConfigError, near, one_line, question, shown
-from lockstep.config.key_scopes import EVERYWHERE, OF_THE_COMMAND, OF_THE_WHOLE, SET_BY_ENVIRONMENTS
+from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
 from lockstep.config.options import REFUSALS, groups, parsed
-from lockstep.config.schema import Config, Data
+from lockstep.config.schema import Config, Data, Scope
 from lockstep.config.sweep_space import combinations, is_drawn, values_of
 from lockstep.config.targets import Groups, leaves, legal_names, unknown_key
 from lockstep.config.validation import checked
@@ -63,7 +63,7 @@ def check(
             elif override.is_sweep_override() and not is_multirun:
                 cure = "give one" if is_benchmark else "add -m to sweep over them"
                 faults.append(f"{text} lists several values: {cure}, or quote a value with commas")
-            elif override.is_sweep_override() and override.key_or_group.partition(".")[0] in OF_THE_WHOLE:
+            elif override.is_sweep_override() and scope(override.key_or_group) in SAME_FOR_ALL_JOBS:
                 faults.append(f"{text} lists several values, but it is of the whole sweep: give one")
             else:
                 values.append(values_of(override, options, partial(is_drawn, overrides, options, source)))
@@ -109,7 +109,7 @@ def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
 
 
 def _sweep_faults(config: Config, first: Config, *, is_multirun: bool) -> list[str]:
-    apart = [name for name in OF_THE_WHOLE if getattr(config, name) != getattr(first, name)]
+    apart = [name for name in names(*SAME_FOR_ALL_JOBS) if getattr(config, name) != getattr(first, name)]
     if apart:
         return [f"{apart[0]} differs between the jobs, but it is of the whole sweep: choose one experiment"]
     if config.search is not None and not is_multirun:
@@ -133,9 +133,9 @@ def _elsewhere(override: Override, *, is_benchmark: bool) -> str | None:
         return f"{text}: only `lockstep benchmark` reads benchmark: leave it out" if is_foreign else None
     if key == "resume":
         return f"{text}: a benchmark starts anew: leave it out"
-    if key.partition(".")[0] in OF_THE_COMMAND:
+    if scope(key) is Scope.SUBMISSION:
         return f"{text}: a benchmark measures the machine it is started on: leave it out"
-    if key in SET_BY_ENVIRONMENTS:
+    if is_set_by_environments(key):
         return f"{text}: every environment of a benchmark says it itself: see benchmark.environments and budget_s"
     return None
 

@@ -8,9 +8,9 @@ from omegaconf import DictConfig
 
 from lockstep.config.compose import plain
 from lockstep.config.faults import ConfigError, shown
-from lockstep.config.key_scopes import CHECKPOINT, EVERYWHERE, FREE_CALLBACKS, FREE_ON_RESUME, OF_THE_COMMAND
+from lockstep.config.key_scopes import CHECKPOINT, EVERYWHERE, FREE_CALLBACKS, FREE_ON_RESUME, names, scope
 from lockstep.config.options import parsed
-from lockstep.config.schema import FALLBACK, Config, fields, section
+from lockstep.config.schema import Config, Scope
 from lockstep.config.storage import to_tree
 from lockstep.config.targets import at, leaves
 from lockstep.config.validation import check_tree
@@ -28,7 +28,7 @@ def resumed_config(saved: Config, cfg: DictConfig, overrides: Sequence[str]) -> 
             tree = copy.deepcopy(typed)
         elif not override.is_hydra_override():
             _copy(typed, tree, key.split("."))
-    tree |= {key: copy.deepcopy(typed[key]) for key in OF_THE_COMMAND if key in typed}
+    tree |= {key: copy.deepcopy(typed[key]) for key in names(Scope.SUBMISSION) if key in typed}
     faults = _changes(to_tree(saved), tree)
     try:
         config = check_tree({**tree, "resume": None})
@@ -85,6 +85,4 @@ def is_free_on_resume(key: str, tree: dict[str, Any]) -> bool:
         callback = at(tree, path[:2])
         target = callback.get("_target_") if isinstance(callback, dict) else None
         return target in (None, *FREE_CALLBACKS) or (target == CHECKPOINT and callback.get("monitor") is None)
-    if path[0] in FALLBACK and path[-1] not in fields(section(tree, path[:1]) or Config):
-        return False  # a key of the user's own that has the name of one of ours
-    return any(".".join(path[:depth]) in FREE_ON_RESUME for depth in range(1, len(path) + 1))
+    return scope(key, tree) in FREE_ON_RESUME

@@ -4,12 +4,14 @@ Light to import: no torch, so that a fault in the configuration answers at once.
 """
 
 from collections.abc import Sequence
+from enum import Enum
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic.fields import FieldInfo
+from typing_extensions import TypeIs
 
 LARGEST = 2**31 - 1  # what SLURM, process groups and kernels count to
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -34,17 +36,57 @@ Variables = Annotated[dict[Variable, str | int], "{NAME:value,...}, names in cap
 Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"]
 
 
-class Section(BaseModel):
-    """A group of keys; others are faults."""
+class Scope(Enum):
+    """What a key decides; who may change it, and when, follows from that (key_scopes.py)."""
 
+    NUMBERS = "the numbers a run computes"
+    LENGTH = "how long it is trained"
+    PLACE = "where it is computed, and how fast"
+    WATCHING = "what is watched and kept of it"
+    OUTPUT = "what the command says"
+    SWEEP = "how the trials of one command go together, and who hears of their end"
+    SUBMISSION = "where the command has its runs trained"
+    BENCHMARK = "what `lockstep benchmark` does"
+
+
+class SetBy(Enum):
+    """Who sets a key in place of the command line."""
+
+    ENVIRONMENT = "each environment of a benchmark"
+
+
+class Section(BaseModel):
+    """A group of keys; others are faults. A key has the scope in its annotation, else `scope`, that of the section."""
+
+    scope: ClassVar[Scope | None] = None
     # deferred: --help needs no validators
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        for name, field in cls.model_fields.items():
+            if scope_of(cls, field) is None and not _is_section(field.annotation):
+                raise TypeError(f"{cls.__name__}.{name} has no scope: its annotation is to say what the key decides")
+
+
+def scope_of(found: type[Section], field: FieldInfo) -> Scope | None:
+    """What a key of a section decides; None of a section whose keys decide several things."""
+    of_key = (item for item in field.metadata if isinstance(item, Scope))
+    of_section = field.annotation.scope if _is_section(field.annotation) else found.scope
+    return next(of_key, of_section)
+
+
+def _is_section(annotation: Any) -> TypeIs[type[Section]]:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
 
 class Augment(Section):
     """Random changes of training images, each drawn per sample, in the order of data/augment.py."""
+
+    scope = Scope.NUMBERS
 
     crop_padding: Count = Field(description="shift by up to this many pixels, zeros move in; 0 = off")
     flip: bool | Literal["alternating"] = Field(
@@ -60,52 +102,82 @@ class Augment(Section):
 class Strategy(Section):
     """How the devices work together."""
 
-    name: Literal["auto", "single_device", "cpu", "ddp"] = Field(description="set by strategy=...")
-    process_group_backend: Literal["auto", "nccl", "gloo"] = Field(description="auto: nccl on GPUs, gloo on CPUs")
-    timeout_s: int = Field(ge=5, le=LARGEST, description="a collective that takes more seconds than this ends the run")
-    bucket_size_mib: Positive = Field(description="gradients travel in buckets of so many MiB")
-    gradient_dtype: Literal["same", "bfloat16"] = Field(
+    name: Annotated[Literal["auto", "single_device", "cpu", "ddp"], Scope.PLACE, SetBy.ENVIRONMENT] = Field(
+        description="set by strategy=..."
+    )
+    process_group_backend: Annotated[Literal["auto", "nccl", "gloo"], Scope.PLACE] = Field(
+        description="auto: nccl on GPUs, gloo on CPUs"
+    )
+    timeout_s: Annotated[int, Scope.PLACE] = Field(
+        ge=5, le=LARGEST, description="a collective that takes more seconds than this ends the run"
+    )
+    bucket_size_mib: Annotated[Positive, Scope.PLACE] = Field(description="gradients travel in buckets of so many MiB")
+    gradient_dtype: Annotated[Literal["same", "bfloat16"], Scope.NUMBERS] = Field(
         description="what gradients travel as; bfloat16 halves the traffic and rounds"
     )
-    interface: Interface | None = Field(description="network that workers talk over, e.g. ib0; null = they choose")
-    variables: Variables = Field(description="set before workers talk: +strategy.variables.NCCL_DEBUG=INFO")
+    interface: Annotated[Interface | None, Scope.PLACE] = Field(
+        description="network that workers talk over, e.g. ib0; null = they choose"
+    )
+    variables: Annotated[Variables, Scope.PLACE] = Field(
+        description="set before workers talk: +strategy.variables.NCCL_DEBUG=INFO"
+    )
 
 
 class Trainer(Section):
     """How long, on what, and how exactly."""
 
-    max_epochs: Positive = Field(description="epochs to train")
-    devices: Literal["auto"] | Positive | list[Count] = Field(
+    max_epochs: Annotated[Positive, Scope.LENGTH] = Field(description="epochs to train")
+    devices: Annotated[Literal["auto"] | Positive | list[Count], Scope.PLACE, SetBy.ENVIRONMENT] = Field(
         description="workers on each node: auto, a number, or GPU numbers [0,2]"
     )
-    process_limit: Literal["auto"] | Positive = Field(
+    process_limit: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
         description="most processes on a machine without GPUs; auto: 16 for each core, 0.5 GiB for each worker"
     )
-    num_nodes: Positive = Field(description="machines, started by torchrun or srun")
-    loads: list[Count] | None = Field(description="relative share of each worker, e.g. [2,1,1,0]; null = even")
-    precision: Literal["auto", "bfloat16", "tf32", "float32", "float64"] = Field(
+    num_nodes: Annotated[Positive, Scope.PLACE, SetBy.ENVIRONMENT] = Field(
+        description="machines, started by torchrun or srun"
+    )
+    loads: Annotated[list[Count] | None, Scope.PLACE, SetBy.ENVIRONMENT] = Field(
+        description="relative share of each worker, e.g. [2,1,1,0]; null = even"
+    )
+    precision: Annotated[Literal["auto", "bfloat16", "tf32", "float32", "float64"], Scope.NUMBERS] = Field(
         description="bfloat16 = autocast; auto picks it where the hardware has it; tf32 = float32 multiplied in short"
     )
-    memory_format: Literal["auto", "channels_last", "contiguous"] = Field(
+    memory_format: Annotated[Literal["auto", "channels_last", "contiguous"], Scope.PLACE] = Field(
         description="auto: channels_last, or contiguous where a CPU without AVX512 cannot train the network in it"
     )
-    deterministic: bool = Field(description="only deterministic kernels: same bits on the same hardware")
-    accumulate_grad_batches: Positive = Field(description="micro-batches a global batch is cut into")
-    gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")
-    log_every_n_steps: Positive = Field(description="optimizer steps between two points of a curve")
-    check_val_every_n_epoch: Positive = Field(description="epochs between validations")
-    max_time_s: PositiveFloat | None = Field(
+    deterministic: Annotated[bool, Scope.PLACE] = Field(
+        description="only deterministic kernels: same bits on the same hardware"
+    )
+    accumulate_grad_batches: Annotated[Positive, Scope.NUMBERS] = Field(
+        description="micro-batches a global batch is cut into"
+    )
+    gradient_clip_norm: Annotated[PositiveFloat | None, Scope.NUMBERS] = Field(
+        description="largest L2 norm of the gradient; null = no limit"
+    )
+    log_every_n_steps: Annotated[Positive, Scope.WATCHING] = Field(
+        description="optimizer steps between two points of a curve"
+    )
+    check_val_every_n_epoch: Annotated[Positive, Scope.NUMBERS] = Field(description="epochs between validations")
+    max_time_s: Annotated[PositiveFloat | None, Scope.PLACE, SetBy.ENVIRONMENT] = Field(
         description="stop in good order after training so many seconds, anew on each resume"
     )
-    limit_train_batches: Positive | None = Field(description="only so many micro-batches an epoch")
-    limit_val_batches: Positive | None = Field(description="only so many validation batches")
-    limit_test_batches: Positive | None = Field(description="only so many test batches")
-    overfit_batches: Count = Field(description="train, validate and test on the first so many global batches; 0 = off")
-    profiler: Literal["simple", "advanced", "pytorch"] | None = Field(description="Lightning's profiler")
+    limit_train_batches: Annotated[Positive | None, Scope.NUMBERS] = Field(
+        description="only so many micro-batches an epoch"
+    )
+    limit_val_batches: Annotated[Positive | None, Scope.NUMBERS] = Field(description="only so many validation batches")
+    limit_test_batches: Annotated[Positive | None, Scope.NUMBERS] = Field(description="only so many test batches")
+    overfit_batches: Annotated[Count, Scope.NUMBERS] = Field(
+        description="train, validate and test on the first so many global batches; 0 = off"
+    )
+    profiler: Annotated[Literal["simple", "advanced", "pytorch"] | None, Scope.WATCHING] = Field(
+        description="Lightning's profiler"
+    )
 
 
 class Notify(Section):
     """What hears of the end of a run, with JSON on its standard input or as a POST."""
+
+    scope = Scope.SWEEP
 
     command: Command | None = Field(description="run without a shell; LOCKSTEP_RUN, _STATE and _REASON are set")
     url: Url | None = Field(description="gets a POST; whatever stands in it is kept in config.yaml")
@@ -114,6 +186,8 @@ class Notify(Section):
 
 class Cluster(Section):
     """Where the run is trained: a job has trainer.num_nodes nodes."""
+
+    scope = Scope.SUBMISSION
 
     name: Literal["none", "local", "slurm"] = Field(description="set by cluster=...")
     partition: Word | None = Field(description="SLURM's partition; null = its default, as in the next two")
@@ -141,6 +215,8 @@ class Cluster(Section):
 class Launcher(Section):
     """How the trials of a sweep (-m) share this machine."""
 
+    scope = Scope.SWEEP
+
     mode: Literal["parallel", "sequential"] = Field(
         description="parallel: trials side by side, each with devices of its own; sequential: one at a time, with all"
     )
@@ -152,6 +228,8 @@ class Launcher(Section):
 class Sweep(Section):
     """The trials of one command; the same command again goes on with them."""
 
+    scope = Scope.SWEEP
+
     name: Name | None = Field(description="end of the folder's name, and what finds it again; null = the same command")
     max_failed: Count | None = Field(description="more failed trials than this stop the others; null = no limit")
     test: Literal["best", "all", "none"] = Field(description="which trials are measured on the test set")
@@ -159,6 +237,8 @@ class Sweep(Section):
 
 class ExecutionEnvironment(Section):
     """Where one training of a benchmark runs."""
+
+    scope = Scope.BENCHMARK
 
     strategy: Literal["cpu", "single_device", "ddp"] = Field(
         description="cpu = processes on the CPU; single_device = one GPU; ddp = data-parallel GPUs"
@@ -172,6 +252,8 @@ class ExecutionEnvironment(Section):
 class Benchmark(Section):
     """Read by `lockstep benchmark` alone."""
 
+    scope = Scope.BENCHMARK
+
     budget_s: PositiveFloat = Field(description="seconds of training in each environment")
     probe_s: PositiveFloat = Field(description="seconds of measuring single steps, at most, after the training")
     probe_steps: Annotated[int, Field(ge=3, le=LARGEST)] = Field(
@@ -182,6 +264,8 @@ class Benchmark(Section):
 
 class Target(Section):
     """A section that names a Python callable and its keyword arguments."""
+
+    scope = Scope.NUMBERS
 
     target: Dotted = Field(alias="_target_", description="what is called")
 
@@ -200,6 +284,8 @@ class Open(Target):
 class Search(Section):
     """A search by Optuna over values of a sweep; search=... chooses a sampler."""
 
+    scope = Scope.SWEEP
+
     num_trials: Positive = Field(description="trials of the study that finish or are pruned")
     objectives: dict[str, Literal["min", "max"]] | None = Field(
         description="what is optimized: metrics of the best epoch or numbers of summary.json; null = what best.ckpt has"
@@ -211,7 +297,9 @@ class Search(Section):
 class Data(Target):
     """A source of images."""
 
-    memory: Literal["auto", "device", "host"] = Field(description="where pixels live; auto: on the GPU if they fit")
+    memory: Annotated[Literal["auto", "device", "host"], Scope.PLACE] = Field(
+        description="where pixels live; auto: on the GPU if they fit"
+    )
 
     def arguments(self) -> dict[str, Any]:
         """What the source gets; where its pixels live is not its business."""
@@ -248,10 +336,12 @@ class Files(Split):
     """A source that reads files."""
 
     root: Path = Field(description="folder of the files, or a URL as s3://bucket/flowers or zip://::https://...")
-    copy_to: Path | None = Field(
+    copy_to: Annotated[Path | None, Scope.PLACE] = Field(
         description="folder on a disk of the node that gets a copy, read instead; null = read the files where they are"
     )
-    copy_remove: bool = Field(description="remove that copy when the run ends, unless another one uses it")
+    copy_remove: Annotated[bool, Scope.PLACE] = Field(
+        description="remove that copy when the run ends, unless another one uses it"
+    )
 
     def arguments(self) -> dict[str, Any]:
         """What the source gets: the folder to read, copied or not."""
@@ -261,7 +351,7 @@ class Files(Split):
 class Downloaded(Files):
     """A data set of torchvision; what is downloaded lies in root, and is copied from there."""
 
-    download: bool = Field(description="fetch missing files")
+    download: Annotated[bool, Scope.PLACE] = Field(description="fetch missing files")
 
 
 class ImageFolder(Files):
@@ -273,11 +363,15 @@ class ImageFolder(Files):
         description="resize and crop to a square of so many pixels; null = all have one size"
     )
     channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
-    cache: Path | None = Field(description="folder that keeps the decoded images; null = decode in every run")
-    memory: Literal["auto", "device", "host", "stream"] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+    cache: Annotated[Path | None, Scope.PLACE] = Field(
+        description="folder that keeps the decoded images; null = decode in every run"
+    )
+    memory: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
+        Literal["auto", "device", "host", "stream"], Scope.PLACE
+    ] = Field(
         description="where pixels live; auto: on the GPU if they fit, else in memory, else stream: decoded when needed"
     )
-    num_workers: Literal["auto"] | Positive = Field(
+    num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
         description="processes of each worker that decode streamed images; auto: one per core"
     )
 
@@ -416,33 +510,43 @@ SchedulerSection = Annotated[
 class Config(Section):
     """One run."""
 
-    name: Name | None = Field(description="end of the run folder's name; null = data_model")
-    seed: Seed = Field(description="of initial weights, order, augmentation and dropout")
-    global_batch_size: Positive = Field(description="images of one optimizer step, over all workers")
-    eval_batch_size: Positive = Field(description="images of one evaluation step, over all workers")
-    scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
-    label_smoothing: Fraction = Field(description="of the training loss")
-    compile: bool | Literal["reduce-overhead"] = Field(
+    name: Annotated[Name | None, Scope.WATCHING] = Field(description="end of the run folder's name; null = data_model")
+    seed: Annotated[Seed, Scope.NUMBERS] = Field(description="of initial weights, order, augmentation and dropout")
+    global_batch_size: Annotated[Positive, Scope.NUMBERS] = Field(
+        description="images of one optimizer step, over all workers"
+    )
+    eval_batch_size: Annotated[Positive, Scope.PLACE] = Field(
+        description="images of one evaluation step, over all workers"
+    )
+    scale_with_workers: Annotated[bool, Scope.NUMBERS, SetBy.ENVIRONMENT] = Field(
+        description="multiply batch size and learning rate by the number of workers"
+    )
+    label_smoothing: Annotated[Fraction, Scope.NUMBERS] = Field(description="of the training loss")
+    compile: Annotated[bool | Literal["reduce-overhead"], Scope.PLACE] = Field(
         description="compile the network, up to minutes at the start; reduce-overhead: also as CUDA graphs, on one GPU"
     )
-    flip_test: bool = Field(description="also test with logits averaged over image and mirror image, reported apart")
+    flip_test: Annotated[bool, Scope.WATCHING] = Field(
+        description="also test with logits averaged over image and mirror image, reported apart"
+    )
     augment: Augment
-    silent: bool = Field(description="say nothing on the terminal but what went wrong")
+    silent: Annotated[bool, Scope.OUTPUT] = Field(description="say nothing on the terminal but what went wrong")
     notify: Notify
-    resume: Path | None = Field(description="run folder to go on with")
-    dry_run: bool = Field(description="with a cluster: print the script that would be submitted, and leave nothing")
+    resume: Annotated[Path | None, Scope.PLACE] = Field(description="run folder to go on with")
+    dry_run: Annotated[bool, Scope.SUBMISSION] = Field(
+        description="with a cluster: print the script that would be submitted, and leave nothing"
+    )
     launcher: Launcher
     sweep: Sweep
-    search: Search | None = Field(description="set by search=...")
-    data: DataSection
-    model: ModelSection
-    optimizer: OptimizerSection
-    scheduler: SchedulerSection
+    search: Annotated[Search | None, Scope.SWEEP] = Field(description="set by search=...")
+    data: Annotated[DataSection, Scope.NUMBERS]
+    model: Annotated[ModelSection, Scope.NUMBERS]
+    optimizer: Annotated[OptimizerSection, Scope.NUMBERS]
+    scheduler: Annotated[SchedulerSection, Scope.NUMBERS]
     strategy: Strategy
     trainer: Trainer
     cluster: Cluster
-    callbacks: dict[str, Open | None]
-    logger: dict[str, Open | None]
+    callbacks: Annotated[dict[str, Open | None], Scope.NUMBERS]
+    logger: Annotated[dict[str, Open | None], Scope.WATCHING]
 
     @property
     def run_name(self) -> str:
@@ -487,7 +591,7 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
     found = whole.model_fields[head].annotation if head in whole.model_fields else None
     if found == (Search | None):
         return Search
-    return found if isinstance(found, type) and issubclass(found, Section) else None
+    return found if _is_section(found) else None
 
 
 def fields(found: type[Section]) -> dict[str, FieldInfo]:
@@ -518,7 +622,7 @@ def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return f"[{_kind(arguments[0])}, ...]"
     if annotation is bool:
         return "true|false"
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    if _is_section(annotation):
         return "a section of keys"
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)

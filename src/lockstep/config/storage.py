@@ -9,14 +9,10 @@ import yaml
 from pydantic import ValidationError
 
 from lockstep.config.faults import ConfigError, one_line
-from lockstep.config.schema import (
-    Config,
-)
+from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
+from lockstep.config.schema import Config
 from lockstep.config.validation import schema_faults
 from lockstep.runs.files import write_atomically
-
-# how, where and for whom a run is trained
-NOT_OF_A_TRAINING = ("notify", "launcher", "sweep", "search", "cluster", "dry_run")
 
 
 def to_tree(config: Config) -> dict[str, Any]:
@@ -29,7 +25,7 @@ def fingerprint(config: Config) -> str:
 
     Who hears of the end is not part of it, nor how a machine reaches the others: their networks may differ in name.
     """
-    tree = {key: value for key, value in to_tree(config).items() if key not in NOT_OF_A_TRAINING}
+    tree = {key: value for key, value in to_tree(config).items() if scope(key) not in NOT_OF_A_TRAINING}
     tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from lockstep.cluster import jobs, submission
 from lockstep.config import build, project, rules, storage
 from lockstep.config.faults import ConfigError
+from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
 from lockstep.config.schema import Config
 from lockstep.config.targets import leaves
 from lockstep.runs.files import write_atomically
@@ -20,10 +21,6 @@ from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.table import Objective, Table, table, write
 from lockstep.system import hardware, provenance
-
-# what may change when a sweep goes on
-WHERE = ("trainer.devices", "trainer.num_nodes", "trainer.loads", "trainer.max_time_s", "silent")
-ELSEWHERE = (*storage.NOT_OF_A_TRAINING, "strategy")
 
 
 class Grid:
@@ -81,8 +78,9 @@ def prepared(
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
     """Raise ConfigError where a trial would compute something else; how many workers do so is another matter."""
-    before, after = (dict(leaves(storage.to_tree(each), "")) for each in (saved, config))
-    keys = [key for key in {**before, **after} if not (key in WHERE or key.partition(".")[0] in ELSEWHERE)]
+    tree = storage.to_tree(config)
+    before, after = (dict(leaves(each, "")) for each in (storage.to_tree(saved), tree))
+    keys = [key for key in {**before, **after} if scope(key, tree) not in FREE_IN_A_SWEEP_THAT_GOES_ON]
     changed = [key for key in keys if before.get(key) != after.get(key)]
     if changed:
         cure = "sweep.name=... starts another sweep"
