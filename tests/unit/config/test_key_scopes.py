@@ -1,0 +1,60 @@
+"""What a key decides, and who may change it for that."""
+
+import pytest
+
+from lockstep.config import key_scopes
+from lockstep.config.schema import Config, Scope, Section, fields
+
+
+@pytest.mark.parametrize(
+    ("key", "scope"),
+    [
+        ("seed", Scope.NUMBERS),
+        ("augment.mixup", Scope.NUMBERS),
+        ("strategy.gradient_dtype", Scope.NUMBERS),
+        ("trainer.max_epochs", Scope.LENGTH),
+        ("trainer.devices", Scope.PLACE),
+        ("strategy.variables.NCCL_DEBUG", Scope.PLACE),
+        ("data.memory", Scope.PLACE),
+        ("logger.tensorboard.name", Scope.WATCHING),
+        ("silent", Scope.OUTPUT),
+        ("notify.url", Scope.SWEEP),
+        ("cluster", Scope.SUBMISSION),
+        ("no.such.key", Scope.NUMBERS),
+    ],
+)
+def test_a_key_decides_what_its_annotation_or_its_section_says(key: str, scope: Scope) -> None:
+    assert key_scopes.scope(key) is scope
+
+
+def test_keys_of_a_target_count_for_that_target() -> None:
+    folder = {"data": {"_target_": "lockstep.data.image_folder"}}
+    assert key_scopes.scope("data.cache", folder) is Scope.PLACE
+    assert key_scopes.scope("data.root", folder) is Scope.NUMBERS
+    mine = {"data": {"_target_": "mine.images"}}
+    assert key_scopes.scope("data.cache", mine) is Scope.NUMBERS, "of the same name, and somebody's own"
+
+
+def test_a_sweep_that_goes_on_may_be_computed_elsewhere_but_not_otherwise_nor_longer() -> None:
+    free = key_scopes.FREE_IN_A_SWEEP_THAT_GOES_ON
+    assert {key_scopes.scope(key) for key in ("trainer.devices", "strategy.name", "compile", "silent")} <= free
+    assert not {key_scopes.scope(key) for key in ("strategy.gradient_dtype", "trainer.max_epochs", "seed")} & free
+
+
+def test_the_whole_command_has_its_keys_once() -> None:
+    whole = key_scopes.names(*key_scopes.SAME_FOR_ALL_JOBS)
+    assert whole == ["silent", "notify", "dry_run", "launcher", "sweep", "search", "cluster"]
+    assert set(whole) <= set(fields(Config))
+
+
+def test_environments_of_a_benchmark_say_where_they_run_and_how_long() -> None:
+    keys = ("strategy", "strategy.name", "trainer.devices", "trainer.loads", "trainer.max_time_s", "scale_with_workers")
+    assert all(map(key_scopes.is_set_by_environments, keys))
+    assert not any(map(key_scopes.is_set_by_environments, ("trainer.max_epochs", "seed", "no.such.key")))
+
+
+def test_a_key_cannot_be_added_without_saying_what_it_decides() -> None:
+    with pytest.raises(TypeError, match=r"^Wrong\.key has no scope: "):
+
+        class Wrong(Section):
+            key: int
