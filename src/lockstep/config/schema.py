@@ -75,7 +75,7 @@ class Section(BaseModel):
 def scope_of(found: type[Section], field: FieldInfo) -> Scope | None:
     """What a key of a section decides; None of a section whose keys decide several things."""
     of_key = (item for item in field.metadata if isinstance(item, Scope))
-    of_section = field.annotation.scope if _is_section(field.annotation) else found.scope
+    of_section = field.annotation.scope if found.scope is None and _is_section(field.annotation) else found.scope
     return next(of_key, of_section)
 
 
@@ -84,7 +84,7 @@ def _is_section(annotation: Any) -> TypeIs[type[Section]]:
 
 
 class Augment(Section):
-    """Random changes of training images, each drawn per sample, in the order of data/augment.py."""
+    """Random changes of training images, each drawn per sample, in the order of data/transforms/augment.py."""
 
     scope = Scope.NUMBERS
 

@@ -19,6 +19,7 @@ from lockstep.config.schema import Config, Scope, Section, fields
         ("logger.tensorboard.name", Scope.WATCHING),
         ("silent", Scope.OUTPUT),
         ("notify.url", Scope.SWEEP),
+        ("search.sampler.seed", Scope.SWEEP),
         ("cluster", Scope.SUBMISSION),
         ("no.such.key", Scope.NUMBERS),
     ],
