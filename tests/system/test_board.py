@@ -647,7 +647,7 @@ def test_the_plugin_brings_nothing_that_tensorboard_does_not_bring() -> None:
 def test_the_search_for_a_browser_says_why_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
     (tmp_path / "id").chmod(0o755)
-    script = [shutil.which("bash") or "bash", str(ROOT / "tests" / "chromium.sh")]
+    script = [shutil.which("bash") or "bash", str(ROOT / "tests" / "support" / "chromium.sh")]
     done = subprocess.run(script, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 3
     assert "no chromium, chromium-browser or google-chrome here" in done.stderr

@@ -20,7 +20,7 @@ from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, wri
 pytestmark = pytest.mark.processes
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 HOST = socket.gethostname()
-SOURCE = ROOT / "tests" / "callbacks.py"
+SOURCE = ROOT / "tests" / "support" / "callbacks.py"
 
 
 def dies(how: str, rank: int = 0, seed: str = "null") -> str:

@@ -365,8 +365,8 @@ def test_one_process_tells_once_after_the_run_is_free(
     monkeypatch.setattr(spawn, "run_workers", lambda job, count, flag, uses_gpus: code)
     monkeypatch.setattr("lockstep.system.launcher.outer_world", lambda environ: world)
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
-    session = SimpleNamespace(join=lambda *args: None, shared_folder=lambda make, config, place, known: make())
-    monkeypatch.setitem(sys.modules, "lockstep.training.session", session)  # which imports torch
+    group = SimpleNamespace(join=lambda *args: None, shared_folder=lambda make, config, place, known: make())
+    monkeypatch.setitem(sys.modules, "lockstep.training.process_group", group)  # which imports torch
     config = validation.checked(composed([f"trainer.devices={num_workers}", "strategy=ddp", "silent=true"]))
 
     def make(held: Any) -> RunFolder:

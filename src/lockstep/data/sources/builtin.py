@@ -43,7 +43,7 @@ def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed:
     """Fashion-MNIST (Xiao et al. 2017), 28x28 grey: val is cut off torchvision's training set, test is its test set."""
     with lazy():
         from torchvision.datasets import FashionMNIST
-    train, test = _from_torchvision(FashionMNIST, root, download, FOLDERS[f"{__name__}.fashion_mnist"])
+    train, test = _from_torchvision(FashionMNIST, root, download, FOLDERS["lockstep.data.fashion_mnist"])
     return _with_val(
         (train.data.unsqueeze(1), train.targets),
         (test.data.unsqueeze(1), test.targets),
@@ -57,7 +57,7 @@ def cifar10(*, root: str, download: bool, val_fraction: float, split_seed: int) 
     """CIFAR-10 (Krizhevsky 2009), 32x32 colour: val is cut off torchvision's training set, test is its test set."""
     with lazy():
         from torchvision.datasets import CIFAR10
-    train, test = _from_torchvision(CIFAR10, root, download, FOLDERS[f"{__name__}.cifar10"])
+    train, test = _from_torchvision(CIFAR10, root, download, FOLDERS["lockstep.data.cifar10"])
 
     def tensors(part: "CIFAR10") -> tuple[Tensor, Tensor]:
         return torch.from_numpy(part.data).permute(0, 3, 1, 2), torch.tensor(part.targets)
