@@ -26,12 +26,13 @@ STEP |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST
 MEET = """
 import os, sys
 from pathlib import Path
-from lockstep import config, session
+from lockstep.config import storage
+from lockstep.training import process_group
 from lockstep.system.launcher import World
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.folder import RunFolder
 rank, folder = int(sys.argv[1]), RunFolder(Path(sys.argv[2]))
-session.join(config.load(folder.config), World("srun", rank, rank, 0, 2, "7-0-2", ("nowhere", 1)), folder)
+process_group.join(storage.load(folder.config), World("srun", rank, rank, 0, 2, "7-0-2", ("nowhere", 1)), folder)
 print(gather_objects((rank, [os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "X")])))
 """
 

@@ -19,11 +19,12 @@ from lockstep.board.plugin import NAME
 from lockstep.runs.files import write_json
 from lockstep.runs.folder import EXIT_STOPPED, SWEEP, RunFolder
 from tests.support.boards import BASE, board, running, save_checkpoint, serving, write_rows, write_run
-from tests.support.browser import CHROMIUM, sync_api
+from tests.support.browser import CHROMIUM, chromium, page, sync_api
 from tests.support.harness import SMALL, difference, train_all, wait_until
 from tests.support.harness import write_run as write_training
 from tests.support.trainings import training
 
+__all__ = ["chromium", "page"]  # fixtures
 expect = sync_api.expect
 pytestmark = [
     pytest.mark.processes,

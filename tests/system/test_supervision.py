@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 # works until a stop signal other than Ctrl-C; says what it hears
 WORKS = """
 import os, signal, sys, time
-from lockstep import supervision
+from lockstep.launch import supervision
 supervision.begin()
 flag = supervision.flag()
 flag.install()
@@ -113,7 +113,7 @@ def test_sigquit_leaves_at_once_and_is_not_silent(is_to_both: bool) -> None:
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from lockstep import launch, supervision
+from lockstep.launch import spawn, supervision
 from lockstep.runs.folder import RunFolder
 
 def work(folder, place, flag):
@@ -123,8 +123,8 @@ def work(folder, place, flag):
     return 0
 
 supervision.begin()
-launch.task_function = lambda task: work
-supervision.run(launch.Job("train", sys.argv[1], {}), None, supervision.flag())
+spawn.task_function = lambda task: work
+supervision.run(spawn.Job("train", sys.argv[1], {}), None, supervision.flag())
 os.kill(os.getpid(), signal.SIGSEGV)
 """
 

@@ -65,10 +65,9 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import hides where it points"
             assert node.module is not None
-            # `from lockstep import config` names a module, `from lockstep.config.validation import Config` does not
-            yield from (
-                (f"lockstep.{alias.name}" for alias in node.names) if node.module == "lockstep" else [node.module]
-            )
+            # `from lockstep.config import rules` names a module, `from lockstep.config.rules import METRICS` does not
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from {name if name.removeprefix("lockstep.") in MODULES else node.module for name in inner}
 
 
 def part_of(name: str) -> str:

@@ -264,8 +264,7 @@ def test_a_run_that_does_not_ask_keeps_the_copy_also_from_one_that_asks(root: Pa
 READER = """
 import contextlib, sys, time
 from pathlib import Path
-from lockstep import config as configuration
-from lockstep import staging
+from lockstep.training import staging
 from tests.support.copies import section
 with contextlib.ExitStack() as held:
     asked = section(sys.argv[1], sys.argv[2], copy_remove=True)
