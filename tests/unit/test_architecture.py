@@ -33,7 +33,7 @@ LAYERS = (
 )
 KNOW_HYDRA = {
     *("cli.train", "config.build", "config.compose", "config.options", "config.overrides", "config.resume"),
-    *("config.sweep_space", "config.validation", "cli.help", "launch.runner"),
+    *("config.sweep_space", "config.validation", "cli.help", "cli.reference", "launch.runner"),
 }
 PUBLIC = {
     "callbacks": ["AveragedWeights", "Curves", "Pictures", "SplitTensorBoardLogger"],
