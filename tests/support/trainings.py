@@ -59,7 +59,9 @@ def training(cwd: Path, *overrides: str, hangup: signal.Handlers = signal.SIG_DF
 
 
 def is_alive(pid: int) -> bool:
+    """Whether a process has not ended, with all its threads: until the last one is gone it holds its files."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
         return False
+    return state != "Z" or int(fields[16]) > 1
