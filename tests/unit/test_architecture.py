@@ -166,6 +166,47 @@ def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str
     assert result.stdout == "[]\n"
 
 
+# private parts of others: those of Lightning and torch in one module, of the rest each where it is used
+REACHES_IN = {
+    "board.command": {"_DATA_SERVER_ADVISORY_MESSAGE"},  # tensorboard says it where it has no fast reader
+    "callbacks.average": {"_average_model"},  # of its own parent class; torch's update stays without it
+    "cluster.slurm": {"_make_submission_file_text", "_submitit_command_str"},  # submitit has no dry run
+    "data.transfer.remote": {"_find"},  # fsspec's, overridden by some of its file systems
+    "sweeps.fork_server": {"_clear"},  # of atexit: what the server registered is not a trial's
+    "sweeps.search": {"_trial_id"},  # Optuna's storage asks for it
+    "system.internals": None,
+    "system.lazy_imports": None,  # the names of packages, which are Python's
+    "system.process": {"_run_exitfuncs"},  # of atexit: nothing else is done at the exit
+}
+PUBLIC_IN_SPITE = {"_asdict", "_replace", "_fields", "_exit", "_target_", "_partial_", "_check_", "_args_"}
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """Names with an underscore that are asked of another object than `self`, also by getattr, or imported."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            found.add(node.attr)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
+            found |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
+        elif isinstance(node, ast.ImportFrom) and not str(node.module).startswith(("_typeshed", "hydra._internal")):
+            found |= {*str(node.module).split("."), *(alias.name for alias in node.names)}
+    return {name for name in found if name.startswith("_") and not name.endswith("__")} - PUBLIC_IN_SPITE
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name])
+def test_private_parts_of_others_are_reached_into_where_it_is_said_only(name: str) -> None:
+    text = MODULES[name].read_text()
+    allowed = REACHES_IN.get(name, set())
+    if allowed is not None:
+        assert private_names(ast.parse(text)) <= allowed
+
+
+def test_an_access_to_private_parts_is_found() -> None:
+    for line in ("x = trainer._loop", "getattr(x, '_loop')", "from torch._C import y", "from torch import _loop"):
+        assert private_names(ast.parse(line)), line
+
+
 HINT = re.compile(r"(lockstep (eval|predict|status|stop|board --logdir|jobs \w+)|resume)[ =]$")
 QUOTE = ("quoted", "naming.quoted")
 IDS = ("job.id", "live[0].id", "found[0].id")  # of jobs, as `record.ID` allows them

@@ -22,6 +22,7 @@ from lockstep.callbacks.stop import Stopped
 from lockstep.distributed.rng import ExactDropout
 from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import RunFolder
+from lockstep.system import internals
 
 # of every chart the names of its curves, as regular expressions; train and validation have the same names
 LAYOUT = {
@@ -71,7 +72,7 @@ class Curves(L.Callback):
         # Without its first part, "experiment", the page offers the settings of all runs, and first those that differ.
         # With it, those that the first run names, which cannot know the others.
         _, start, self._end = hparams(hyperparameters(folder), {})
-        writer._get_file_writer().add_summary(start)
+        internals.add_summary(writer, start)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draw the network, once. Not before the first step: tracing brings a part of torch's compiler, for seconds."""
@@ -97,7 +98,7 @@ class Curves(L.Callback):
             content = HParamsPluginData.FromString(data.content)
             content.session_end_info.status = status
             data.content = content.SerializeToString()
-            writer._get_file_writer().add_summary(self._end)  # Lightning closes the file between fit and test
+            internals.add_summary(writer, self._end)  # Lightning closes the file between fit and test
             writer.flush()
 
 

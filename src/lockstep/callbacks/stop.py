@@ -12,6 +12,7 @@ from lockstep.callbacks.record import Record
 from lockstep.distributed.collectives import FlagChannel
 from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import RunFolder
+from lockstep.system import internals
 from lockstep.system.signals import SignalFlag
 
 STOP_FILE = 1000  # above every signal number: the largest request of all ranks is the reason
@@ -53,19 +54,15 @@ class StopTogether(Checkpoint):
         self._seen = 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Keep the signals, also during the test.
-
-        Lightning 2.6 takes SIGTERM after this hook; its handler waits for a broadcast, and for ever on a rank that gets
-        the signal alone.
-        """
-        trainer._signal_connector.register_signal_handlers = _nothing
+        """Keep the signals, also during the test; Lightning takes them after this hook."""
+        internals.keep_signals(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the signals back from whoever took them."""
         self._started = time.monotonic()
         self._channel = FlagChannel(self._timeout)
         self._flag.install()
-        silence_broadcast(trainer)
+        internals.silence_broadcast(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -110,14 +107,3 @@ class StopTogether(Checkpoint):
             limit = "" if self._max_time_s is None else f", trainer.max_time_s={self._max_time_s:g}"  # of another rank
             return f"time limit{limit}"
         return f"signal {signal.Signals(request).name}"
-
-
-def silence_broadcast(trainer: L.Trainer) -> None:
-    """Lightning 2.6 broadcasts rank 0's SIGTERM before every batch and waits for it; a FlagChannel does that work."""
-    loop: Any = trainer.fit_loop.epoch_loop
-    if hasattr(loop, "_broadcast_sigterm_tensor"):
-        loop._broadcast_sigterm_tensor = _nothing
-
-
-def _nothing() -> None:
-    """Do nothing."""

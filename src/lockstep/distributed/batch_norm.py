@@ -13,9 +13,9 @@ import torch
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.distributed.collectives import add_up, all_gather, is_distributed
+from lockstep.system.internals import BatchNorm
 
 _BLOCK_ELEMENTS = 1 << 19  # of an input, widened at once: 2 MiB, which stays in the cache
 
@@ -128,7 +128,7 @@ def _move(running: Tensor, value: Tensor, factor: float | Tensor) -> None:
         running.add_((value - running) * factor)
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """Batch norm of any dimension whose training statistics are those of all ranks together.
 
     Input (B, C, ...) with B >= 0 on each rank. With one value per channel over all ranks all of them raise ValueError,
@@ -171,7 +171,7 @@ class ExactBatchNorm(LayerSync):
     def apply(self, model: nn.Module) -> nn.Module:
         """Swap in; Lightning calls it before the model is wrapped for several processes."""
         for module in model.modules():
-            if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+            if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):
                 self._original[module] = type(module)
                 module.__class__ = SyncBatchNorm
         return model
@@ -187,7 +187,7 @@ class ExactBatchNorm(LayerSync):
 def refuse_untracked(net: nn.Module) -> None:
     """Raise ValueError for a norm without running statistics: what it evaluates to depends on the rank's share."""
     for name, module in net.named_modules():
-        if isinstance(module, _BatchNorm) and not module.track_running_stats:
+        if isinstance(module, BatchNorm) and not module.track_running_stats:
             raise ValueError(
                 f"The layer {name!r} has track_running_stats=False, so that an evaluation depends on how it is split "
                 "over workers: use track_running_stats=True."

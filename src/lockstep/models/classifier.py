@@ -1,7 +1,6 @@
 """The training of a classification network: the loss and the metrics of the global batch, from any split of it."""
 
 import functools
-import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +11,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics.aggregation import MeanMetric, SumMetric
@@ -26,6 +24,7 @@ from lockstep.models.layout import Layout
 from lockstep.models.loss import Mixed, num_hits, summed_loss
 from lockstep.models.optimizers import parameter_groups
 from lockstep.models.step import LossGuard, OptimizerStep
+from lockstep.system import internals
 
 
 class ImageBatch(Protocol):
@@ -201,7 +200,7 @@ class Classifier(L.LightningModule):
                 single.append(layer)
 
         norms: dict[nn.Module, str] = {}
-        norms |= {layer: name for name, layer in self.net.named_modules() if isinstance(layer, _BatchNorm)}
+        norms |= {layer: name for name, layer in self.net.named_modules() if isinstance(layer, internals.BatchNorm)}
         hooks = [layer.register_forward_pre_hook(look_at) for layer in norms if modes[layer]]
         eager = torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
         self.net.eval()
@@ -398,8 +397,7 @@ class Classifier(L.LightningModule):
             logger.log_metrics(values, step=self.global_step)
 
 
-# read back by Lightning, which otherwise builds it anew in every step: 25 us (one CPU thread, 2026-11-21)
-Classifier.training_step.__signature__ = inspect.signature(Classifier.training_step)  # pyright: ignore[reportFunctionMemberAccess]
+internals.keep_signature(Classifier.training_step)
 
 
 class _BatchEnd(Callback):

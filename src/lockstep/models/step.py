@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from lockstep.distributed.collectives import is_distributed
 from lockstep.distributed.partition import Share
 from lockstep.runs.folder import FailedElsewhere
+from lockstep.system import internals
 
 AROUND_THE_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 MOST_PENDING = 8  # steps that the host may be ahead of the device
@@ -37,15 +38,15 @@ class OptimizerStep:
         self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         self._scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
         self._strategy: Any = trainer.strategy
-        # what counts trainer.global_step in Lightning's manual optimization
-        self._progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        self._update, tells_hooks = internals.update(trainer, self._optimizer)
+        told = [hook for hook in AROUND_THE_STEP if not (tells_hooks and hook == "on_before_optimizer_step")]
         self._listeners = {
             hook: [
                 callback
                 for callback in trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
                 if is_overridden(hook, callback, parent=L.Callback)
             ]
-            for hook in AROUND_THE_STEP
+            for hook in told
         }
 
     def backward(self, loss: Tensor, *, is_first: bool, is_last: bool) -> None:
@@ -71,13 +72,11 @@ class OptimizerStep:
         elif is_measured:
             self.gradient_norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         self._tell("on_before_optimizer_step", self._optimizer)
-        self._progress.increment_ready()
-        self._optimizer.step()
-        self._progress.increment_completed()
+        self._update()
         self._scheduler.step()
 
     def _tell(self, hook: str, *values: Any) -> None:
-        for callback in self._listeners[hook]:
+        for callback in self._listeners.get(hook, ()):
             getattr(callback, hook)(self._module.trainer, self._module, *values)
 
 
@@ -134,7 +133,7 @@ class LossGuard:
         cures: Sequence[str],
         is_deferred: bool | None = None,
     ) -> None:
-        can_skip = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        can_skip = internals.can_skip_update(optimizer)
         self._is_deferred = can_skip and device.type == "cuda" if is_deferred is None else is_deferred
         self._optimizer: Any = optimizer
         self._rank = rank

@@ -92,11 +92,10 @@ class ForkServer:
 
 def _exit_by_cuda() -> None:
     """What the first fork does, when the imports are done: its exit code is 0 where CUDA works in forks, else 1."""
-    import torch
-
     from lockstep.sweeps import preloaded
+    from lockstep.system import internals
 
-    sys.exit(int(preloaded.HAS_STARTED_CUDA or torch.cuda._is_in_bad_fork()))
+    sys.exit(int(preloaded.HAS_STARTED_CUDA or internals.is_in_bad_fork()))
 
 
 def _do(folder: Path, task: str, cores: tuple[int, ...], environ: dict[str, str], log: Path) -> None:

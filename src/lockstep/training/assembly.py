@@ -7,12 +7,8 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.callbacks import Callback
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from typing_extensions import override
 
 from lockstep.config import build, faults
 from lockstep.config.schema import Config, ImageFolder
@@ -26,6 +22,7 @@ from lockstep.distributed.rng import seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.layout import Layout
+from lockstep.system import internals
 from lockstep.system.hardware import num_cores
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
 from lockstep.training.precision import LIGHTNING_PRECISION
@@ -151,12 +148,12 @@ def image_format(data: ImageData) -> ImageFormat:
 def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), **settings: Any) -> L.Trainer:
     """A Trainer on the devices of the session, without anything Lightning would add by itself."""
     for callback in callbacks:
-        _skip_idle_hooks(callback)
+        internals.skip_idle_hooks(callback)
     config = session.config
     strategy: Any = "auto"
     if session.is_distributed:
-        strategy = _OneStream(
-            gradient_dtype=config.strategy.gradient_dtype,
+        strategy = internals.OneStream(
+            on_wrapped=partial(gradients.choose, is_bfloat16=config.strategy.gradient_dtype == "bfloat16"),
             # said here, because `devices` below refuses a GPU that two workers call by one number, each its own
             parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
             timeout=session.timeout,
@@ -187,35 +184,3 @@ def _deterministic(config: Config) -> bool | None:
     """What Lightning is to ask of torch: nothing (None) where it is so, for torch imports its compiler to be told."""
     is_wanted = config.trainer.deterministic
     return is_wanted if is_wanted or torch.are_deterministic_algorithms_enabled() else None
-
-
-class _OneStream(DDPStrategy):
-    """Wraps the model on the stream on which it is trained, and has its gradients averaged as gradients.py knows.
-
-    Lightning 2.6 does so on a stream of its own, for CUDA graphs. Then every gradient waits for an event of another
-    stream before it is added up, in each backward pass, and torch warns of it.
-    """
-
-    def __init__(self, *, gradient_dtype: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._gradient_dtype = gradient_dtype
-
-    @override
-    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        ids = self.determine_ddp_device_ids()
-        wrapped = DistributedDataParallel(module=model, device_ids=ids, **self._ddp_kwargs)
-        gradients.choose(wrapped, is_bfloat16=self._gradient_dtype == "bfloat16")
-        return wrapped
-
-
-def _skip_idle_hooks(callback: Callback) -> None:
-    """Have Lightning pass over the per-step hooks in which `callback` does nothing.
-
-    It skips what cannot be called. Calling nine callbacks twice a step, and naming each for the profiler, costs 80 us
-    (one CPU thread, 2026-11-21).
-    """
-    for hook in ("on_train_batch_start", "on_train_batch_end"):
-        if not is_overridden(hook, callback, parent=Callback):
-            setattr(callback, hook, None)
-    if isinstance(callback, ModelCheckpoint) and getattr(callback, "_every_n_train_steps", 1) < 1:
-        setattr(callback, "on_train_batch_end", None)  # noqa: B010

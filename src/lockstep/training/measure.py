@@ -9,18 +9,17 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from lockstep.callbacks.stop import STOP_FILE, TIME_LIMIT, Stopped, silence_broadcast
+from lockstep.callbacks.stop import STOP_FILE, TIME_LIMIT, Stopped
 from lockstep.config import storage as configuration
 from lockstep.distributed.batch_norm import SyncBatchNorm
 from lockstep.distributed.collectives import FlagChannel, add_up, gather_objects
 from lockstep.models.classifier import Classifier
 from lockstep.runs.files import write_json
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
-from lockstep.system import provenance
+from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.training import assembly, session
@@ -86,7 +85,7 @@ def measure(
             "gradient_bytes": gradient_bytes(module.net),
             "bucket_mib": config.strategy.bucket_size_mib,
             "backend": dist.get_backend() if here.is_distributed else None,
-            "num_batch_norms": sum(isinstance(layer, _BatchNorm) for layer in module.net.modules()),
+            "num_batch_norms": sum(isinstance(layer, internals.BatchNorm) for layer in module.net.modules()),
             "steps_s": slowest(steps.times_s),
             "all_reduce_s": _all_reduces(here.device, gradient_bytes(module.net)) if here.world_size > 1 else {},
             "peak_flops_per_s": _peaks(here),
@@ -116,13 +115,13 @@ class Steps(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Remember what the batch norms are before they are synchronized."""
-        self._plain = {layer: type(layer) for layer in pl_module.modules() if isinstance(layer, _BatchNorm)}
+        self._plain = {layer: type(layer) for layer in pl_module.modules() if isinstance(layer, internals.BatchNorm)}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """As in a training: signals become a flag that all ranks agree on."""
         self._channel = FlagChannel(self._here.timeout)
         self._flag.install()
-        silence_broadcast(trainer)
+        internals.silence_broadcast(trainer)
         self._started = self._ended = time.perf_counter()
 
     def on_train_batch_start(

@@ -21,7 +21,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import quoted, shown
-from lockstep.system import provenance
+from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import duration, show_table
@@ -118,8 +118,7 @@ def test(folder: RunFolder, place: World | None, flag: SignalFlag) -> int:
             logger=_loggers(here, steps + 1),
             enable_checkpointing=False,
         )
-        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress  # counts global_step
-        progress.total.completed = steps
+        internals.set_global_step(trainer, steps)
         trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
             folder.write_summary(folder.read_summary() | _tested(module))

@@ -1,0 +1,165 @@
+"""All that reaches into private parts of Lightning and torch, and nothing else does (tests/unit/test_architecture.py).
+
+Every function says why it is needed, what it gains, and what happens where a later version has moved the part: training
+goes on in the slower or plainer way. Times are of one CPU thread, 2026-11-21.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from typing_extensions import override
+
+BatchNorm = _BatchNorm  # the base of torch's batch norms, which has no public name
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+def keep_signals(trainer: L.Trainer) -> None:
+    """Lightning takes no signals: its SIGTERM handler waits for a broadcast, for ever on a rank that is told alone.
+
+    Otherwise they are Lightning's until the training starts, where the stop callback takes them back.
+    """
+    connector: Any = getattr(trainer, "_signal_connector", None)
+    if hasattr(connector, "register_signal_handlers"):
+        connector.register_signal_handlers = _do_nothing
+
+
+def silence_broadcast(trainer: L.Trainer) -> None:
+    """Lightning broadcasts no SIGTERM of rank 0 before every batch, for which all ranks would wait.
+
+    Otherwise it does so beside the stop callback, which asks all ranks without waiting: one collective more a step.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
+        loop._broadcast_sigterm_tensor = _do_nothing
+
+
+def _do_nothing() -> None:
+    return None
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def skip_idle_hooks(callback: Callback) -> None:
+    """Lightning passes over the hooks of every step in which `callback` does nothing, because they cannot be called.
+
+    Nine callbacks, called twice a step and named for the profiler, cost 80 us. A ModelCheckpoint whose steps are not
+    known to be off is called.
+    """
+    for hook in ("on_train_batch_start", "on_train_batch_end"):
+        if not is_overridden(hook, callback, parent=Callback):
+            setattr(callback, hook, None)
+    if isinstance(callback, ModelCheckpoint) and getattr(callback, "_every_n_train_steps", 1) < 1:
+        setattr(callback, "on_train_batch_end", None)  # noqa: B010
+
+
+def keep_signature(method: Callable[..., object]) -> None:
+    """Python reads the signature of a hook once; Lightning asks for it in every step, which costs 25 us."""
+    method.__signature__ = inspect.signature(method)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def update(trainer: L.Trainer, optimizer: Optimizer) -> tuple[Callable[[], object], bool]:
+    """What changes the weights and counts the step, and whether that calls the hooks before it, too.
+
+    The fused update and Lightning's own counter, because Lightning's wrapper around an optimizer costs more than the
+    step of a small network. Where the counter is not found it is that wrapper, which counts and calls the hooks.
+    """
+    progress = _progress(trainer)
+    if progress is None:
+        wrapped = trainer.lightning_module.optimizers()
+        return (wrapped[0] if isinstance(wrapped, list) else wrapped).step, True
+
+    def step() -> None:
+        progress.increment_ready()
+        optimizer.step()
+        progress.increment_completed()
+
+    return step, False
+
+
+def set_global_step(trainer: L.Trainer, step: int) -> None:
+    """A trainer that has trained nothing counts from `step`, for the curves; otherwise they show its points at 0."""
+    progress = _progress(trainer)
+    if progress is not None:
+        progress.total.completed = step
+
+
+def _progress(trainer: L.Trainer) -> Any:
+    loop = getattr(trainer.fit_loop.epoch_loop, "manual_optimization", None)
+    found = getattr(loop, "optim_step_progress", None)
+    parts = ("increment_ready", "increment_completed", "total")
+    return found if all(hasattr(found, part) for part in parts) else None
+
+
+def can_skip_update(optimizer: Optimizer) -> bool:
+    """Whether the fused update reads `found_inf` and leaves the weights alone, as for torch's GradScaler.
+
+    Otherwise the loss guard asks for every loss before the backward pass, and waits for the GPU.
+    """
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+# -- processes and curves ----------------------------------------------------------------------------------------------
+
+
+class OneStream(DDPStrategy):
+    """Wraps the model on the stream on which it is trained, then calls `on_wrapped` with it.
+
+    Lightning 2.6 does so on a stream of its own, for CUDA graphs. Then every gradient waits for an event of another
+    stream before it is added up, in each backward pass, and torch warns of it. Where a later Lightning wraps elsewhere,
+    `on_wrapped` is called before the first step all the same.
+    """
+
+    def __init__(self, *, on_wrapped: Callable[[DistributedDataParallel], None], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._on_wrapped = on_wrapped
+        self._wrapped: nn.Module | None = None
+
+    @override
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        ids, settings = self.determine_ddp_device_ids(), getattr(self, "_ddp_kwargs", None)
+        if settings is None:
+            wrapped = super()._setup_model(model)
+        else:
+            wrapped = DistributedDataParallel(module=model, device_ids=ids, **settings)
+        return self._told(wrapped)
+
+    @override
+    def setup(self, trainer: L.Trainer) -> None:
+        super().setup(trainer)
+        if isinstance(self.model, DistributedDataParallel):
+            self._told(self.model)
+
+    def _told(self, wrapped: DistributedDataParallel) -> DistributedDataParallel:
+        if wrapped is not self._wrapped:
+            self._on_wrapped(wrapped)
+        self._wrapped = wrapped
+        return wrapped
+
+
+def add_summary(writer: Any, summary: Any) -> None:
+    """Write a summary that torch's SummaryWriter has no method for, such as the start of a session of hyperparameters.
+
+    Otherwise it is left out, and the page of hyperparameters stays empty.
+    """
+    files = getattr(writer, "_get_file_writer", None)
+    if files is not None:
+        files().add_summary(summary)
+
+
+def is_in_bad_fork() -> bool:
+    """Whether CUDA had started before this process was forked, so that it works in neither; unknown counts as so."""
+    ask = getattr(torch.cuda, "_is_in_bad_fork", None)
+    return ask is None or bool(ask())

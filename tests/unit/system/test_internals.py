@@ -1,0 +1,84 @@
+"""Private parts of Lightning and torch: there today, and nothing breaks where a later version has moved them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.tensorboard import SummaryWriter
+
+from lockstep.system import internals
+
+
+@pytest.fixture
+def trainer() -> L.Trainer:
+    return L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+
+
+def test_the_parts_are_where_they_are_looked_for(trainer: L.Trainer) -> None:
+    """Where this fails Lightning or torch has moved one: what it gained is lost until it is found again."""
+    internals.keep_signals(trainer)
+    assert trainer._signal_connector.register_signal_handlers is internals._do_nothing
+    assert hasattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
+    assert internals._progress(trainer) is not None
+    assert hasattr(ModelCheckpoint(), "_every_n_train_steps")
+    fused = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, fused=True)
+    assert internals.can_skip_update(fused)
+    assert hasattr(SummaryWriter, "_get_file_writer")
+    assert hasattr(torch.cuda, "_is_in_bad_fork")
+    assert hasattr(internals.DDPStrategy(), "_ddp_kwargs")
+
+
+def test_what_has_moved_is_left_alone() -> None:
+    moved: Any = SimpleNamespace(fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace()))
+    internals.keep_signals(moved)
+    internals.silence_broadcast(moved)
+    internals.set_global_step(moved, 3)
+    internals.add_summary(SimpleNamespace(), None)
+    assert vars(moved.fit_loop.epoch_loop) == {}
+    assert not internals.can_skip_update(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+
+
+def test_a_fork_counts_as_bad_where_torch_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not internals.is_in_bad_fork()
+    monkeypatch.delattr(torch.cuda, "_is_in_bad_fork")
+    assert internals.is_in_bad_fork()
+
+
+def test_hooks_that_do_nothing_are_skipped_and_no_others() -> None:
+    class Ends(Callback):
+        def on_train_batch_end(self, *args: Any, **settings: Any) -> None: ...
+
+    callback = Ends()
+    internals.skip_idle_hooks(callback)
+    assert callback.on_train_batch_start is None
+    assert callback.on_train_batch_end is not None
+    by_step, by_epoch = ModelCheckpoint(every_n_train_steps=5), ModelCheckpoint()
+    for checkpoint in (by_step, by_epoch):
+        internals.skip_idle_hooks(checkpoint)
+    assert by_step.on_train_batch_end is not None
+    assert by_epoch.on_train_batch_end is None
+    unknown = ModelCheckpoint()
+    del unknown._every_n_train_steps
+    internals.skip_idle_hooks(unknown)
+    assert unknown.on_train_batch_end is not None, "it may save by steps"
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_wrapped_model_is_told_once_wherever_it_is_wrapped(monkeypatch: pytest.MonkeyPatch, is_moved: bool) -> None:
+    told: list[Any] = []
+    strategy = internals.OneStream(on_wrapped=told.append)
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+
+    def setup(self: Any, trainer: Any) -> None:
+        self._model = wrapped if is_moved else self._told(wrapped)
+
+    monkeypatch.setattr(internals.DDPStrategy, "setup", setup)
+    for _ in range(2):
+        strategy.setup(SimpleNamespace())  # pyright: ignore[reportArgumentType]
+    assert told == [wrapped]
