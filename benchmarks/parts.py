@@ -50,10 +50,7 @@ def _measured(folder: Path) -> dict[str, float]:
 
     with part("import Hydra, pydantic"):
         from lockstep.config import compose, storage, validation
-        from lockstep.launch import (
-            runner,  # noqa: F401
-            spawn,
-        )
+        from lockstep.launch import spawn
         from lockstep.runs.folder import RunFolder
         from lockstep.system.lazy_imports import lazy
         from lockstep.system.process import no_garbage_collection

@@ -18,8 +18,8 @@ from lockstep.config import build, compose, validation
 from lockstep.config.compose import CONF
 from lockstep.config.faults import ConfigError
 from lockstep.config.options import groups
-from lockstep.config.schema import Search
 from lockstep.config.sweep_space import Interval, searched
+from lockstep.config.target_sections import Search
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.search import MOST_REPEATS, Draws, distributions, study_in
 from lockstep.sweeps.table import Objective

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from lockstep.config import build, storage, validation
 from lockstep.config.faults import ConfigError
-from lockstep.config.schema import BenchmarkConfig, Config, ExecutionEnvironment
+from lockstep.config.schema import BenchmarkConfig, Config
+from lockstep.config.sections import ExecutionEnvironment
 from lockstep.system import launcher
 
 GPU_STRATEGIES = ("single_device", "ddp")

@@ -97,9 +97,7 @@ class Pictures(L.Callback):
                 warnings.warn(f"The pictures of the {split} split are not complete: {error!r}", stacklevel=1)
 
     def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: Findings) -> None:
-        from lockstep.system.plots import (
-            style,  # matplotlib takes 0.2 s to import, which the first step need not wait for
-        )
+        from lockstep.system.plots import style
 
         folder = RunFolder(Path(trainer.default_root_dir)).pictures
         folder.mkdir(exist_ok=True)

@@ -9,7 +9,9 @@ from lockstep.config.compose import CONF, composed
 from lockstep.config.faults import shown
 from lockstep.config.key_scopes import scope
 from lockstep.config.options import groups
-from lockstep.config.schema import FALLBACK, Scope, fields, kind_of, section
+from lockstep.config.schema import fields, kind_of, section
+from lockstep.config.sections import Scope
+from lockstep.config.target_sections import FALLBACK
 from lockstep.config.targets import at, leaves
 
 HEAD = """\

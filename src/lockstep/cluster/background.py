@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep.cluster.slurm import exports, interpreter
 from lockstep.config.faults import ConfigError
-from lockstep.config.schema import Cluster
+from lockstep.config.sections import Cluster
 from lockstep.runs.folder import RunFolder
 from lockstep.system import signals
 

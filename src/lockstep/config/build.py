@@ -3,8 +3,9 @@
 from typing import Any
 
 from lockstep.config import workers
-from lockstep.config.schema import Config, Open, Target
+from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
+from lockstep.config.target_sections import Open, Target
 
 
 def scaled(config: Config) -> Config:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.config.schema import Config, Scope, SetBy, fields, scope_of, section
+from lockstep.config.schema import Config, fields, section
+from lockstep.config.sections import Scope, SetBy, scope_of
 
 FREE_ON_RESUME = frozenset(Scope) - {Scope.NUMBERS}
 FREE_IN_A_SWEEP_THAT_GOES_ON = FREE_ON_RESUME - {Scope.LENGTH}

@@ -16,8 +16,10 @@ from lockstep.config.compose import CONF, Source, composed, plain
 from lockstep.config.faults import ConfigError, near, one_line, question, shown
 from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
 from lockstep.config.options import REFUSALS, groups, parsed
-from lockstep.config.schema import Config, Data, Scope
+from lockstep.config.schema import Config
+from lockstep.config.sections import Scope
 from lockstep.config.sweep_space import combinations, is_drawn, values_of
+from lockstep.config.target_sections import Data
 from lockstep.config.targets import Groups, leaves, legal_names, unknown_key
 from lockstep.config.validation import checked
 

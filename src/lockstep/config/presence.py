@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.config import signatures
 from lockstep.config.faults import ConfigError
-from lockstep.config.schema import Data, Downloaded, Files, ImageFolder, OpenData
+from lockstep.config.target_sections import Data, Downloaded, Files, ImageFolder, OpenData
 from lockstep.data.images.listing import FOLDERS, check_folders, existing
 from lockstep.data.transfer import remote
 

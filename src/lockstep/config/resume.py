@@ -10,7 +10,8 @@ from lockstep.config.compose import plain
 from lockstep.config.faults import ConfigError, shown
 from lockstep.config.key_scopes import CHECKPOINT, EVERYWHERE, FREE_CALLBACKS, FREE_ON_RESUME, names, scope
 from lockstep.config.options import parsed
-from lockstep.config.schema import Config, Scope
+from lockstep.config.schema import Config
+from lockstep.config.sections import Scope
 from lockstep.config.storage import to_tree
 from lockstep.config.targets import at, leaves
 from lockstep.config.validation import check_tree

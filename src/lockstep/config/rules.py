@@ -4,7 +4,8 @@ import shlex
 from collections.abc import Iterator
 
 from lockstep.config import slurm_rules, workers
-from lockstep.config.schema import Config, Files
+from lockstep.config.schema import Config
+from lockstep.config.target_sections import Files
 from lockstep.data.transfer import remote
 
 SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")

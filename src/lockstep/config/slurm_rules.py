@@ -5,7 +5,8 @@ import re
 import shutil
 from collections.abc import Iterator
 
-from lockstep.config.schema import Cluster, Config
+from lockstep.config.schema import Config
+from lockstep.config.sections import Cluster
 from lockstep.system import launcher
 
 OPTION = re.compile(r"--[a-z][a-z0-9-]*(=\S.*)?")

@@ -5,7 +5,8 @@ from typing import Any
 
 from lockstep.config import annotations, signatures
 from lockstep.config.faults import near, question, shown
-from lockstep.config.schema import NAMED, OpenData, fields, root, section
+from lockstep.config.schema import NAMED, fields, root, section
+from lockstep.config.target_sections import OpenData
 
 # what the training gives to the target of a section: the first parameter by position, others by keyword
 BY_POSITION = ("optimizer", "scheduler")

@@ -13,18 +13,9 @@ from pydantic import ValidationError
 from lockstep.config.compose import plain, right_part
 from lockstep.config.faults import ConfigError, question, shown
 from lockstep.config.rules import conflicts
-from lockstep.config.schema import (
-    ENVIRONMENTS,
-    FALLBACK,
-    LARGEST,
-    NAMED,
-    Config,
-    Target,
-    fields,
-    kind_of,
-    root,
-    section,
-)
+from lockstep.config.schema import ENVIRONMENTS, NAMED, Config, fields, kind_of, root, section
+from lockstep.config.sections import LARGEST
+from lockstep.config.target_sections import FALLBACK, Target
 from lockstep.config.targets import Groups, at, check_faults, meant_key, target_faults, unknown_key
 
 

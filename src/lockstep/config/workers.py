@@ -6,7 +6,8 @@ import socket
 from dataclasses import dataclass
 
 from lockstep.config import slurm_rules
-from lockstep.config.schema import Config, ImageFolder
+from lockstep.config.schema import Config
+from lockstep.config.target_sections import ImageFolder
 from lockstep.system import hardware, launcher
 
 # a worker holds less than that of its own (private pages of smaps_rollup, one thread, torch 2.15)

@@ -322,10 +322,7 @@ def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
     """The ranks that this one has waited for in vain, as a person needs it; empty where the error is another one."""
     if world_size == 1:
         return ""
-    from lockstep.distributed.collectives import (
-        is_lost_rank,
-        is_missing_rank,  # torch is there: it has raised
-    )
+    from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
 
     ranks = vitals.silent(folder) if is_lost_rank(error) else {}
     if not ranks and is_missing_rank(error) and not folder.failure.exists():

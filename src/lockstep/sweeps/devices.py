@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lockstep.config.schema import Config, Launcher
+from lockstep.config.schema import Config
+from lockstep.config.sections import Launcher
 
 
 class Machine(NamedTuple):

@@ -19,8 +19,8 @@ from optuna.trial import TrialState
 
 from lockstep.config import build as configuration
 from lockstep.config.faults import ConfigError
-from lockstep.config.schema import Search
 from lockstep.config.sweep_space import Interval, Space
+from lockstep.config.target_sections import Search
 from lockstep.runs.naming import shown
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
 from lockstep.sweeps.table import Objective, number

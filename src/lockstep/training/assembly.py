@@ -11,7 +11,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from lockstep.config import build, faults
-from lockstep.config.schema import Config, ImageFolder
+from lockstep.config.schema import Config
+from lockstep.config.target_sections import ImageFolder
 from lockstep.data.images.splits import Splits
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.transforms.augment import Augment

@@ -7,7 +7,8 @@ import pytest
 from lockstep.cli import help
 from lockstep.config import compose, faults, storage, targets, validation
 from lockstep.config.options import groups
-from lockstep.config.schema import KNOWN, Config, fields, kind_of
+from lockstep.config.schema import Config, fields, kind_of
+from lockstep.config.target_sections import KNOWN
 
 SECTIONS = {
     "augment",

@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 from lockstep.cli import reference
-from lockstep.config.schema import Config, Scope, fields
+from lockstep.config.schema import Config, fields
+from lockstep.config.sections import Scope
 from tests.support.harness import ROOT, environ
 
 PAGE = ROOT / "docs" / "configuration.md"

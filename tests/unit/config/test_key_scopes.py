@@ -3,7 +3,8 @@
 import pytest
 
 from lockstep.config import key_scopes
-from lockstep.config.schema import Config, Scope, Section, fields
+from lockstep.config.schema import Config, fields
+from lockstep.config.sections import Scope, Section
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from lockstep.config import build, compose, overrides, resume, rules, storage, t
 from lockstep.config.compose import DEFAULT, Source, composed
 from lockstep.config.faults import ConfigError
 from lockstep.config.options import groups
-from lockstep.config.schema import KNOWN, Config, OpenPartial, Strategy, Trainer, fields
+from lockstep.config.schema import Config, fields
+from lockstep.config.sections import Strategy, Trainer
+from lockstep.config.target_sections import KNOWN, OpenPartial
 from lockstep.config.validation import checked
 from lockstep.system import hardware
 from tests.support.harness import ROOT, command, environ

@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from lockstep.config import compose, faults, validation
-from lockstep.config.schema import Config, Trainer
+from lockstep.config.schema import Config
+from lockstep.config.sections import Trainer
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.training import assembly, measure, session

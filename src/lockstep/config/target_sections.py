@@ -1,0 +1,260 @@
+"""The sections that name a Python callable by `_target_`: known ones by their schema, others by their signature."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from lockstep.config.sections import (
+    LARGEST,
+    Dotted,
+    Fraction,
+    Path,
+    Positive,
+    PositiveFloat,
+    PositiveFraction,
+    Scope,
+    Section,
+    Seed,
+)
+
+
+class Target(Section):
+    """A section that names a Python callable and its keyword arguments."""
+
+    scope = Scope.NUMBERS
+
+    target: Dotted = Field(alias="_target_", description="what is called")
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the callable."""
+        return self.model_dump(exclude={"target", "partial"})
+
+
+class Open(Target):
+    """A callable Lockstep has no schema for: its signature says which keys there are."""
+
+    model_config = ConfigDict(extra="allow")
+    partial: bool = Field(default=False, alias="_partial_", description="the caller adds more arguments")
+
+
+class Search(Section):
+    """A search by Optuna over values of a sweep; search=... chooses a sampler."""
+
+    scope = Scope.SWEEP
+
+    num_trials: Positive = Field(description="trials of the study that finish or are pruned")
+    objectives: dict[str, Literal["min", "max"]] | None = Field(
+        description="what is optimized: metrics of the best epoch or numbers of summary.json; null = what best.ckpt has"
+    )
+    sampler: Open = Field(description="a sampler of optuna.samplers")
+    pruner: Open | None = Field(description="a pruner of optuna.pruners, asked after every epoch; null = no pruning")
+
+
+class Data(Target):
+    """A source of images."""
+
+    memory: Annotated[Literal["auto", "device", "host"], Scope.PLACE] = Field(
+        description="where pixels live; auto: on the GPU if they fit"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """What the source gets; where its pixels live is not its business."""
+        return {key: value for key, value in super().arguments().items() if key != "memory"}
+
+
+class OpenData(Data):
+    """A source of the user's own."""
+
+    model_config = ConfigDict(extra="allow")
+    check: Dotted | None = Field(
+        default=None, alias="_check_", description="called before torch is imported, raises where data is missing"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """What the source gets, and the function that checks for it."""
+        return {key: value for key, value in super().arguments().items() if key != "check"}
+
+
+class Split(Data):
+    """A source that is split by a fixed seed."""
+
+    val_fraction: PositiveFraction = Field(description="part of the training images kept for validation")
+    split_seed: Seed = Field(description="which images these are")
+
+
+class Digits(Split):
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels; nothing is downloaded."""
+
+    test_fraction: PositiveFraction = Field(description="part of all images kept for the test")
+
+
+class Files(Split):
+    """A source that reads files."""
+
+    root: Path = Field(description="folder of the files, or a URL as s3://bucket/flowers or zip://::https://...")
+    copy_to: Annotated[Path | None, Scope.PLACE] = Field(
+        description="folder on a disk of the node that gets a copy, read instead; null = read the files where they are"
+    )
+    copy_remove: Annotated[bool, Scope.PLACE] = Field(
+        description="remove that copy when the run ends, unless another one uses it"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """What the source gets: the folder to read, copied or not."""
+        return {key: value for key, value in super().arguments().items() if key not in ("copy_to", "copy_remove")}
+
+
+class Downloaded(Files):
+    """A data set of torchvision; what is downloaded lies in root, and is copied from there."""
+
+    download: Annotated[bool, Scope.PLACE] = Field(description="fetch missing files")
+
+
+class ImageFolder(Files):
+    """A folder per class."""
+
+    val_fraction: Fraction = Field(description="part of the training images kept for validation")
+    test_fraction: Fraction = Field(description="part of the training images kept for the test")
+    image_size: Annotated[int, Field(ge=8, le=LARGEST)] | None = Field(
+        description="resize and crop to a square of so many pixels; null = all have one size"
+    )
+    channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
+    cache: Annotated[Path | None, Scope.PLACE] = Field(
+        description="folder that keeps the decoded images; null = decode in every run"
+    )
+    memory: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
+        Literal["auto", "device", "host", "stream"], Scope.PLACE
+    ] = Field(
+        description="where pixels live; auto: on the GPU if they fit, else in memory, else stream: decoded when needed"
+    )
+    num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
+        description="processes of each worker that decode streamed images; auto: one per core"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """What the source gets: it decides whether images are streamed; by how many processes is not its business."""
+        arguments = {**super().arguments(), "memory": self.memory}
+        return {key: value for key, value in arguments.items() if key != "num_workers"}
+
+
+class Synthetic(Data):
+    """Made-up patterns, for tests and speed measurements."""
+
+    num_classes: int = Field(ge=2, le=LARGEST, description="classes")
+    channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
+    image_size: int = Field(ge=4, le=LARGEST, description="side of the square images in pixels")
+    train_size: Positive = Field(description="training images")
+    val_size: Positive = Field(description="validation images")
+    test_size: Positive = Field(description="test images")
+    seed: Seed = Field(description="which patterns")
+
+
+class ResNet18(Target):
+    """ResNet-18 (He et al. 2016), for small or large images."""
+
+    width: Positive = Field(description="channels of the first stage; the others have 2, 4, 8 times as many")
+    stem: Literal["small", "imagenet"] = Field(description="3x3 stride 1, or 7x7 stride 2 and max-pool")
+    shortcut_norm: bool = Field(description="batch norm after the 1x1 shortcuts")
+    bias: bool = Field(description="convolutions have a bias")
+    dropout: Fraction = Field(description="before the last layer")
+    init: Literal["kaiming", "normal"] = Field(description="kaiming with zeroed last norms, or N(0, 0.01)")
+
+
+class Partial(Target):
+    """A callable that gets its last arguments from the training."""
+
+    partial: Literal[True] = Field(alias="_partial_", description="always true")
+
+
+class OpenPartial(Partial):
+    """An optimizer or schedule of the user's own."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Sgd(OpenPartial):
+    """Stochastic gradient descent; + adds other parameters of torch's."""
+
+    lr: PositiveFloat = Field(description="peak learning rate")
+    momentum: Fraction = Field(description="part of the last update that is kept")
+    nesterov: bool = Field(description="look-ahead momentum")
+    weight_decay: float = Field(ge=0, description="on weights, not on norms and biases")
+    fused: bool = Field(description="one kernel for the whole update")
+
+
+class AdamW(OpenPartial):
+    """AdamW (Loshchilov & Hutter 2019); + adds other parameters of torch's."""
+
+    lr: PositiveFloat = Field(description="peak learning rate")
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2), "two numbers in [0, 1)"] = Field(
+        description="decay of the two moments"
+    )
+    eps: PositiveFloat = Field(description="added to the denominator")
+    weight_decay: float = Field(ge=0, description="on weights, not on norms and biases")
+    fused: bool = Field(description="one kernel for the whole update")
+
+
+class Constant(Partial):
+    """One learning rate throughout."""
+
+
+class OneCycleLinear(Partial):
+    """Linear up to the peak, linear down to zero."""
+
+    warmup_fraction: Fraction = Field(description="part of all steps that go up")
+
+
+class Cosine(Partial):
+    """Linear up to the peak, then half a cosine down."""
+
+    warmup_fraction: Fraction = Field(description="part of all steps that go up")
+    final_fraction: Fraction = Field(description="of the peak, at the end")
+
+
+KNOWN: dict[str, type[Target]] = {
+    "lockstep.data.digits": Digits,
+    "lockstep.data.fashion_mnist": Downloaded,
+    "lockstep.data.cifar10": Downloaded,
+    "lockstep.data.image_folder": ImageFolder,
+    "lockstep.data.synthetic": Synthetic,
+    "lockstep.models.ResNet18": ResNet18,
+    "torch.optim.SGD": Sgd,
+    "torch.optim.AdamW": AdamW,
+    "lockstep.models.constant": Constant,
+    "lockstep.models.one_cycle_linear": OneCycleLinear,
+    "lockstep.models.cosine": Cosine,
+}
+# what a section is when its target is the user's own
+FALLBACK: dict[str, type[Target]] = {
+    "data": OpenData,
+    "model": Open,
+    "optimizer": OpenPartial,
+    "scheduler": OpenPartial,
+}
+
+
+def _kind_of_section(section: Any) -> str:
+    target = section.get("_target_") if isinstance(section, dict) else getattr(section, "target", None)
+    return KNOWN[target].__name__ if target in KNOWN else "other"
+
+
+_BY_TARGET = Discriminator(_kind_of_section)
+DataSection = Annotated[
+    Annotated[Digits, Tag("Digits")]
+    | Annotated[Downloaded, Tag("Downloaded")]
+    | Annotated[ImageFolder, Tag("ImageFolder")]
+    | Annotated[Synthetic, Tag("Synthetic")]
+    | Annotated[OpenData, Tag("other")],
+    _BY_TARGET,
+]
+ModelSection = Annotated[Annotated[ResNet18, Tag("ResNet18")] | Annotated[Open, Tag("other")], _BY_TARGET]
+OptimizerSection = Annotated[
+    Annotated[Sgd, Tag("Sgd")] | Annotated[AdamW, Tag("AdamW")] | Annotated[OpenPartial, Tag("other")], _BY_TARGET
+]
+SchedulerSection = Annotated[
+    Annotated[Constant, Tag("Constant")]
+    | Annotated[OneCycleLinear, Tag("OneCycleLinear")]
+    | Annotated[Cosine, Tag("Cosine")]
+    | Annotated[OpenPartial, Tag("other")],
+    _BY_TARGET,
+]
