@@ -79,7 +79,7 @@ def is_section(annotation: Any) -> TypeIs[type[Section]]:
 
 
 class Augment(Section):
-    """Random changes of training images, each drawn per sample, in the order of data/transforms/augment.py."""
+    """Random changes of training images, each drawn per sample, in the order of docs/data.md."""
 
     scope = Scope.NUMBERS
 
