@@ -1,0 +1,45 @@
+"""What the documents point to is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)#:]+)(?:#([\w-]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that headings of a page have in links."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_has_its_file_and_its_heading(page: Path) -> None:
+    for name, anchor in LINK.findall(page.read_text()):
+        target = page.parent / name
+        assert target.is_file(), f"{page.name} points to {name}"
+        assert not anchor or anchor in anchors(target), f"{page.name} points to {name}#{anchor}"
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    seen, to_see = set(), [ROOT / "README.md"]
+    while to_see:
+        page = to_see.pop()
+        if page not in seen and page.suffix == ".md":
+            seen.add(page)
+            to_see += [(page.parent / name).resolve() for name, _ in LINK.findall(page.read_text())]
+    assert {page.name for page in PAGES} - {page.name for page in seen} == {"CHANGELOG.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_and_tests_that_a_page_names_are_there(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # it tells of what was
+        return
+    files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/**/*.py")}
+    for name in re.findall(r"[\w/]+\.py\b", page.read_text()):
+        known = any(file == name or file.endswith(f"/{name}") for file in files)
+        assert known or name in ("train.py", "gradient.py", "own.py"), f"{page.name} names {name}"
