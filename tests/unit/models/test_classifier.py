@@ -20,8 +20,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.data.loader import Batch, ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
-from lockstep.models.classifier import Classifier, ImageBatch, ImageFormat, Scores
+from lockstep.models.classifier import Classifier, ImageBatch, ImageFormat
 from lockstep.models.optimizers import constant
+from lockstep.models.scores import Scores
 from tests.support import modules
 from tests.support.processes import Ranks, started
 

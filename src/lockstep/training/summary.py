@@ -1,0 +1,142 @@
+"""What a training came to, and what a person sees of it: lines before the first step and after the last."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lockstep.callbacks.record import Record
+from lockstep.callbacks.stop import Stopped
+from lockstep.config import rules
+from lockstep.data.module import ImageData
+from lockstep.models.classifier import Classifier
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.naming import quoted, shown
+from lockstep.system.terminal import duration, show_table
+from lockstep.training.session import Session
+
+
+def facts(here: Session, data: ImageData) -> dict[str, Any]:
+    """What status.json says of a run from its start to its end."""
+    return {
+        "name": here.config.run_name,
+        "workers": here.world_size,
+        "device": device_name(here),
+        "precision": here.precision,
+        "train_images": data.train_dataloader().batch_sampler.num_epoch_samples,
+    }
+
+
+def summarize(
+    here: Session,
+    trainer: L.Trainer,
+    module: Classifier,
+    data: ImageData,
+    checkpoint: ModelCheckpoint | None,
+    record: Record,
+    used_s: float,
+) -> dict[str, Any]:
+    """What summary.json gets. `used_s` are the seconds of training, over all sessions of the run."""
+    monitor = checkpoint.monitor if checkpoint is not None else None
+    score = checkpoint.best_model_score if checkpoint is not None else None
+    value = score.item() if score is not None else module.metrics.get(rules.MONITOR)
+    times = sorted(record.epoch_times_s)
+    return {
+        **tested(module),
+        "monitor": monitor or rules.MONITOR,
+        "best": value,
+        "epochs": trainer.current_epoch,
+        "steps": trainer.global_step,
+        "training_s": round(used_s, 3),
+        "epoch_s_median": round(times[len(times) // 2], 4) if times else None,
+        "images_per_s": round(record.images_per_s, 1) if record.images_per_s else None,
+        "parameters": sum(p.numel() for p in module.net.parameters()),
+        "workers": here.world_size,
+        "device": device_name(here),
+        "precision": here.precision,
+        "train_images": len(data.splits.train.labels),
+        "val_images": len(data.splits.val.labels),
+        "test_images": len(data.splits.test.labels),
+        "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
+    }
+
+
+def tested(module: Classifier) -> dict[str, float | None]:
+    """What the test measured, None where there was none."""
+    names = ("test/accuracy", "test/loss", "test_flip/accuracy")
+    return {name.replace("/", "_"): module.metrics.get(name) for name in names}
+
+
+def device_name(here: Session) -> str:
+    """What this rank computes on, for people."""
+    if here.device.type == "cuda":
+        return torch.cuda.get_device_name(here.device)
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''} each"
+
+
+def show_header(here: Session, data: ImageData, module: Classifier, *, is_resumed: bool) -> None:
+    """Print what is trained, on what, in which parts, and where it is kept."""
+    config = here.config
+    channels, height, width = data.image_shape
+    num_parameters = sum(p.numel() for p in module.net.parameters())
+    count = here.world_size
+    micro = config.global_batch_size // config.trainer.accumulate_grad_batches
+    total = sum(here.loads)
+    shares = sorted({-(-micro * load // total) for load in here.loads}, reverse=True)
+    local = " or ".join(str(share) for share in shares)
+    batch = f"{config.global_batch_size} images a step"
+    if config.trainer.accumulate_grad_batches > 1:
+        batch += f" = {config.trainer.accumulate_grad_batches} micro-batches of {micro}"
+    if count > 1:
+        batch += f", up to {local} on each worker"
+    splits = data.splits
+    show_table(
+        f"Lockstep: {config.model.target.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
+        + (", going on" if is_resumed else ""),
+        [
+            (
+                "data",
+                f"{len(splits.train.labels):,} train, {len(splits.val.labels):,} val, {len(splits.test.labels):,} test "
+                f"images of {channels}x{height}x{width}, {len(data.class_names)} classes, {data.placement}",
+            ),
+            ("network", f"{num_parameters:,} parameters"),
+            ("workers", f"{count} x {device_name(here)}" if count > 1 else device_name(here)),
+            ("batch", batch),
+            ("precision", f"{here.precision} ({here.precision_reason})"),
+            ("layout", f"{module.layout.name} ({module.layout.reason})"),
+            ("run folder", shown(here.folder.path)),
+        ],
+    )
+
+
+def show_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
+    """Print the results of a finished run, and the commands that use it."""
+    run = quoted(folder.path)
+    rows: list[tuple[str, str]] = []
+    if summary["test_accuracy"] is not None:
+        rows.append(("test accuracy", f"{summary['test_accuracy']:.4f} on {summary['test_images']:,} images"))
+        rows.append(("test loss", f"{summary['test_loss']:.4f}"))
+    if summary["test_flip_accuracy"] is not None:
+        rows.append(("with mirror images", f"{summary['test_flip_accuracy']:.4f} test accuracy"))
+    if summary["best_checkpoint"]:
+        rows.append(("best", f"{summary['monitor']} {summary['best']:.4f}, {shown(folder.best_checkpoint)}"))
+    speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
+    epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
+    if folder.pictures.exists():
+        rows.append(("pictures", shown(folder.pictures)))
+    rows += [
+        ("training", f"{duration(summary['training_s'])}{epoch}{speed}"),
+        ("watch", f"lockstep board --logdir {run}"),
+        ("evaluate", f"lockstep eval {run}"),
+        ("predict", f"lockstep predict {run} FOLDER --output predictions.csv"),
+    ]
+    show_table(f"Finished {summary['epochs']} epochs", rows)
+
+
+def show_stopped(step: int, stopped: Stopped, command: str) -> None:
+    """Print why a run stopped after an optimizer step, and the command that goes on with it."""
+    print(f"Stopped after step {step} ({stopped.reason}), nothing is lost. Go on with:\n  {command}", flush=True)
+    if stopped.is_out_of_time:
+        print("which stops after as long again; add trainer.max_time_s=null for no limit", flush=True)
