@@ -1,7 +1,7 @@
 """From indices to batches: one gather per share, and a position that checkpoints carry."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,31 +12,11 @@ from lockstep.data.images.pixels import Pixels, taken
 from lockstep.data.prefetch import read_ahead
 from lockstep.data.sampler import GlobalBatches, ShareIndices
 from lockstep.data.stream import Fault, worker_settings
-from lockstep.distributed.partition import Share
+from lockstep.distributed.batch import Batch
 
 NUM_AHEAD = 2  # batches a thread reads ahead
 # no more of pageable memory is copied without waiting for the GPU (CUDA's "API synchronization behavior")
 STAGED_BYTES = 1 << 16
-
-
-class Mix(NamedTuple):
-    """What each image was mixed with: the partner's label int64 (B,), and the weight of the own label float32 (B,)."""
-
-    labels: Tensor
-    weights: Tensor
-
-
-class Batch(NamedTuple):
-    """A share of a micro-batch: pixels uint8 (B, C, H, W), labels int64 (B,), indices int64 (B,), B >= 0.
-
-    Before images are mixed, a share that is not empty holds one more: the partner of its last one.
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    indices: Tensor
-    share: Share
-    mix: Mix | None = None
 
 
 class TensorImages(Dataset[Batch]):

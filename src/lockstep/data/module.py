@@ -12,9 +12,10 @@ from torch import Tensor
 from lockstep.data.images.pixels import ImageFiles, Pixels, Rows, copied, head, num_bytes
 from lockstep.data.images.splits import Images, Splits
 from lockstep.data.images.statistics import channel_statistics, value_counts
-from lockstep.data.loader import Batch, ShareLoader, TensorImages, fits_on, pinned
+from lockstep.data.loader import ShareLoader, TensorImages, fits_on, pinned
 from lockstep.data.sampler import GlobalBatches
 from lockstep.data.transforms.augment import Augment
+from lockstep.distributed.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -13,45 +13,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import refuse_untracked
 from lockstep.distributed.collectives import sum_over_ranks
-from lockstep.distributed.partition import Share
 from lockstep.distributed.rng import replace_dropout
 from lockstep.models.layout import Layout
-from lockstep.models.loss import Mixed, num_hits, summed_loss
+from lockstep.models.loss import num_hits, summed_loss
 from lockstep.models.optimizers import parameter_groups
 from lockstep.models.scores import Scores
 from lockstep.models.step import LossGuard, OptimizerStep
 from lockstep.system import internals
-
-
-class ImageBatch(Protocol):
-    """What the module reads of a batch: uint8 pixels (B, C, H, W), labels and indices (B,), and the share they are."""
-
-    @property
-    def pixels(self) -> Tensor:
-        """Uint8 (B, C, H, W)."""
-        ...
-
-    @property
-    def labels(self) -> Tensor:
-        """Classes, int64 (B,)."""
-        ...
-
-    @property
-    def indices(self) -> Tensor:
-        """Positions in the data set, int64 (B,)."""
-        ...
-
-    @property
-    def share(self) -> Share:
-        """Which part of the micro-batch these are."""
-        ...
-
-    @property
-    def mix(self) -> Mixed | None:
-        """What the images were mixed with."""
-        ...
 
 
 class ImageFormat(NamedTuple):
@@ -192,7 +163,7 @@ class Classifier(L.LightningModule):
         )
         return [*cures, "trainer.precision=float32"] if self._uses_bfloat16 else cures
 
-    def training_step(self, batch: ImageBatch, batch_idx: int) -> None:
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Forward, backward and, after the last micro-batch of a global batch, the step of the optimizer."""
         assert self._step is not None
         assert self._guard is not None
@@ -206,7 +177,7 @@ class Classifier(L.LightningModule):
             self._guard.protect(step)
             self._step.step(is_measured=step % self._log_every_n_steps == 0)
 
-    def scaled_loss(self, batch: ImageBatch) -> Tensor:
+    def scaled_loss(self, batch: Batch) -> Tensor:
         """The loss of a share; takes it into the counts of the epoch.
 
         Its gradient, averaged over the ranks (by DDP) and summed over micro-batches, is that of the global mean.
@@ -260,11 +231,11 @@ class Classifier(L.LightningModule):
         """Show the means of the epoch, global already, to callbacks that watch a metric."""
         self.log_dict({name: value for name, value in self.metrics.items() if name.startswith("train/")}, logger=False)
 
-    def validation_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Count this rank's share. Its logits, for callbacks; None of an empty share."""
         return self._evaluate("val", batch)
 
-    def test_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
+    def test_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Count this rank's share; where asked for, also with logits averaged over the image and its mirror image.
 
         Its logits, for callbacks; None of an empty share.
@@ -331,7 +302,7 @@ class Classifier(L.LightningModule):
     def _test_scores(self) -> list[str]:
         return [split for split in self.scores if split != "val"]
 
-    def _evaluate(self, split: str, batch: ImageBatch) -> Tensor | None:
+    def _evaluate(self, split: str, batch: Batch) -> Tensor | None:
         if not len(batch.labels):
             return None
         logits = self(batch.pixels)

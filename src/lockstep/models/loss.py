@@ -1,26 +1,12 @@
 """Loss and hits of a share as sums over its samples, for plain labels and for mixed ones."""
 
-from typing import Protocol
-
 from torch import Tensor
 from torch.nn import functional as F
 
-
-class Mixed(Protocol):
-    """What each image was mixed with."""
-
-    @property
-    def labels(self) -> Tensor:
-        """The partner's class, int64 (B,)."""
-        ...
-
-    @property
-    def weights(self) -> Tensor:
-        """Weight of the own label in [0, 1], float32 (B,)."""
-        ...
+from lockstep.distributed.batch import Mix
 
 
-def summed_loss(logits: Tensor, labels: Tensor, mix: Mixed | None, label_smoothing: float) -> Tensor:
+def summed_loss(logits: Tensor, labels: Tensor, mix: Mix | None, label_smoothing: float) -> Tensor:
     """Sum over the samples of w CE(own label) + (1 - w) CE(partner's label); 0 with a gradient for an empty share."""
     if mix is None:
         return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
@@ -31,7 +17,7 @@ def summed_loss(logits: Tensor, labels: Tensor, mix: Mixed | None, label_smoothi
     return (mix.weights * own + (1 - mix.weights) * partner).sum()
 
 
-def num_hits(logits: Tensor, labels: Tensor, mix: Mixed | None) -> Tensor:
+def num_hits(logits: Tensor, labels: Tensor, mix: Mix | None) -> Tensor:
     """Samples whose largest logit is that of their label, float64; a mixed one counts by the weight of its labels."""
     predicted = logits.argmax(1)
     hits = (predicted == labels).double()

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import is_distributed
 from lockstep.distributed.partition import Share
 from lockstep.runs.folder import FailedElsewhere
@@ -84,20 +85,6 @@ class NonFiniteLoss(RuntimeError):
     """Names the step and the samples: what a person needs to look for the cause."""
 
 
-class Samples(Protocol):
-    """What the guard reads of a batch."""
-
-    @property
-    def indices(self) -> Tensor:
-        """Positions in the data set, int64 (B,)."""
-        ...
-
-    @property
-    def share(self) -> Share:
-        """Which part of the micro-batch these are."""
-        ...
-
-
 class _Seen(NamedTuple):
     indices: Tensor
     share: Share
@@ -142,7 +129,7 @@ class LossGuard:
         self._samples: list[_Seen] = []  # not batches: their pixels would stay on the device until an answer is read
         self._pending: deque[_Answer] = deque()
 
-    def look_at(self, loss: Tensor, batch: Samples, step: int) -> None:
+    def look_at(self, loss: Tensor, batch: Batch, step: int) -> None:
         """Look at the loss of a micro-batch of optimizer step `step`, counted from 1."""
         samples = _Seen(batch.indices, batch.share)
         if self._is_deferred:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.data.loader import Batch
 from lockstep.data.sampler import positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.data.transforms.boxes import erasing, inside
+from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Share, interval
 from lockstep.distributed.rng import generator
 

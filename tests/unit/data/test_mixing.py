@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.data.loader import Batch
 from lockstep.data.transforms import mixing
 from lockstep.data.transforms.mixing import ONE, MixDraws
+from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Share
 
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lockstep.data.loader import Batch, ShareLoader
+from lockstep.data.loader import ShareLoader
 from lockstep.data.sampler import GlobalBatches, ShareIndices
+from lockstep.distributed.batch import Batch
 from tests.support.plans import Plan
 
 repeatable = settings(deadline=None, derandomize=True)

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from lockstep.data.images.decode import ImageFault
-from lockstep.data.loader import Batch, ShareLoader, TensorImages
+from lockstep.data.loader import ShareLoader, TensorImages
 from lockstep.data.prefetch import read_ahead
 from lockstep.data.sampler import GlobalBatches
+from lockstep.distributed.batch import Batch
 from lockstep.system.signals import STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.support.image_files import read, write_folder, write_image

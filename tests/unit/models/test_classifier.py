@@ -18,9 +18,9 @@ from torch import distributed as dist
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 
-from lockstep.data.loader import Batch, ShareLoader, TensorImages
+from lockstep.data.loader import ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
-from lockstep.models.classifier import Classifier, ImageBatch, ImageFormat
+from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.optimizers import constant
 from lockstep.models.scores import Scores
 from tests.support import modules
@@ -407,12 +407,3 @@ def test_counts_of_half_an_epoch_go_on_with_another_number_of_ranks() -> None:
     expected = train_means(half, list(range(NUM_TRAIN)))
     assert (total[:2] / total[2]).tolist() == pytest.approx([expected["loss"], expected["accuracy"]], rel=1e-12)
     assert total[2] == NUM_TRAIN
-
-
-def test_a_share_of_a_batch_type_of_its_own_is_enough() -> None:
-    """The module reads pixels, labels and share, and knows no loader."""
-    batch: Batch = next(iter(loader(5)))
-    module = classifier()
-    module.trainer = trainer_of(1)
-    own = SimpleNamespace(pixels=batch.pixels, labels=batch.labels, share=batch.share, mix=None)
-    assert module.scaled_loss(cast(ImageBatch, own)).isfinite()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lockstep.data.loader import Mix
+from lockstep.distributed.batch import Mix
 from lockstep.models.loss import num_hits, summed_loss
 
 NUM_CLASSES = 5

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.autograd import grad
 
-from lockstep.data.loader import Batch, ShareLoader, TensorImages
+from lockstep.data.loader import ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
+from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Share
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss

@@ -8,11 +8,12 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.data.loader import Batch, sent
+from lockstep.data.loader import sent
 from lockstep.data.sampler import positions
 from lockstep.data.transforms import boxes, mixing, trivial
 from lockstep.data.transforms.mixing import MixDraws
 from lockstep.data.transforms.trivial import TrivialDraws
+from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Share
 from lockstep.distributed.rng import generator, seed_of
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.loader import Batch, Mix
 from lockstep.data.transforms import boxes
+from lockstep.distributed.batch import Batch, Mix
 from lockstep.distributed.partition import Share
 from lockstep.distributed.rng import seed_of
 
