@@ -166,6 +166,14 @@ def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str
     assert result.stdout == "[]\n"
 
 
+def test_no_file_of_tests_imports_another_one() -> None:
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name.startswith("test_")]
+    assert len(files) > 80
+    for path in files:
+        shared = {name for name in imports(path) if name.startswith("tests.")}
+        assert {".".join(name.split(".")[:2]) for name in shared} <= {"tests.support"}, path
+
+
 # private parts of others: those of Lightning and torch in one module, of the rest each where it is used
 REACHES_IN = {
     "board.command": {"_DATA_SERVER_ADVISORY_MESSAGE"},  # tensorboard says it where it has no fast reader
