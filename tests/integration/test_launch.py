@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from lockstep.launch import processes, spawn
+from lockstep.launch import forking, spawn
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import FailedElsewhere, RunFolder
 from lockstep.system.launcher import World
@@ -131,23 +131,23 @@ def test_forked_workers_share_the_cores_where_nobody_says_how_many_threads(tmp_p
 
 
 def test_a_process_with_threads_or_a_debugger_or_for_gpus_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "HAS_FORK", True)
-    monkeypatch.setattr(processes, "_num_threads", lambda: 1)
-    monkeypatch.setattr(processes, "has_started_cuda", lambda: False)
-    assert processes.can_fork(uses_gpus=False)
-    assert not processes.can_fork(uses_gpus=True)
+    monkeypatch.setattr(forking, "HAS_FORK", True)
+    monkeypatch.setattr(forking, "_num_threads", lambda: 1)
+    monkeypatch.setattr(forking, "has_started_cuda", lambda: False)
+    assert forking.can_fork(uses_gpus=False)
+    assert not forking.can_fork(uses_gpus=True)
     with monkeypatch.context() as one:
-        one.setattr(processes, "_num_threads", lambda: 2)
-        assert not processes.can_fork(uses_gpus=False)
+        one.setattr(forking, "_num_threads", lambda: 2)
+        assert not forking.can_fork(uses_gpus=False)
     with monkeypatch.context() as one:
-        one.setattr(processes, "has_started_cuda", lambda: True)
-        assert not processes.can_fork(uses_gpus=False)
+        one.setattr(forking, "has_started_cuda", lambda: True)
+        assert not forking.can_fork(uses_gpus=False)
     with monkeypatch.context() as one:
-        one.setattr(processes, "HAS_FORK", False)
-        assert not processes.can_fork(uses_gpus=False)
+        one.setattr(forking, "HAS_FORK", False)
+        assert not forking.can_fork(uses_gpus=False)
     with monkeypatch.context() as one:
         one.setattr(sys, "gettrace", lambda: print)
-        assert not processes.can_fork(uses_gpus=False)
+        assert not forking.can_fork(uses_gpus=False)
 
 
 def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:

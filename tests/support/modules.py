@@ -8,7 +8,7 @@ from torch import nn
 
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.optimizers import constant
+from lockstep.models.schedules import constant
 
 
 def classifier(net: nn.Module, **changes: Any) -> Classifier:

@@ -1,4 +1,4 @@
-"""The tab "Training" of TensorBoard: lists the runs, shows one, and asks it to stop.
+"""The tab "Training" of TensorBoard: lists the runs, shows one, and asks it to stop; guard.py says who may.
 
 Every `tensorboard` command imports this module, so it needs nothing that TensorBoard does not need itself. A page
 names a run by its id, never by a path; whatever else it sends is not looked at.

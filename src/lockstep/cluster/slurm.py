@@ -1,4 +1,4 @@
-"""A run, or an array of them, becomes a job of SLURM through submitit."""
+"""The script of a job of SLURM, or of an array of them: written and submitted through submitit."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The overrides of a command line: every fault of them at once, and what they may change on a resume."""
+"""The overrides of a command line: what they ask for, and every fault of them at once."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""What may change when a run goes on, and what the promise of the same mathematics keeps."""
+"""The saved configuration of a run with new overrides on top; key_scopes.py says which keys may change."""
 
 import copy
 from collections.abc import Iterator, Sequence

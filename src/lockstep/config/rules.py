@@ -1,4 +1,7 @@
-"""What several keys must be together."""
+"""What several keys must be together. A new rule is added to `conflicts`.
+
+Rules about the number of workers are in workers.py, those of a cluster in slurm_rules.py.
+"""
 
 import shlex
 from collections.abc import Iterator

@@ -66,6 +66,9 @@ class OpenData(Data):
     """A source of the user's own."""
 
     model_config = ConfigDict(extra="allow")
+    memory: Annotated[Literal["auto", "device", "host"], Scope.PLACE] = Field(
+        default="auto", description="where pixels live; auto: on the GPU if they fit"
+    )
     check: Dotted | None = Field(
         default=None, alias="_check_", description="called before torch is imported, raises where data is missing"
     )

@@ -1,7 +1,6 @@
-"""Composes a configuration and reports everything that is wrong with it, at once, before any work starts.
+"""Reports everything that is wrong with a composed configuration, at once, before any work starts.
 
-The only module beside the entry points that knows Hydra and OmegaConf. Imports torch only where the source
-text of a `_target_` does not tell its parameters.
+Imports torch only where the source text of a `_target_` does not tell its parameters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

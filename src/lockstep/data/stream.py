@@ -1,4 +1,4 @@
-"""Worker processes that decode images while others are trained on."""
+"""Decoding processes of a rank: they decode images while others are trained on."""
 
 import multiprocessing
 import os

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.config.faults import ConfigError
-from lockstep.launch.processes import Process, can_fork, fork
+from lockstep.launch.forking import Process, can_fork, fork
 from lockstep.runs import vitals
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, FailedElsewhere, RunFolder

@@ -1,7 +1,7 @@
 """A process that computes by itself has one that waits for it, and tells what it cannot tell itself: that it died.
 
 The command goes on in a fork, made before torch is imported; what stays behind passes signals on and costs nothing.
-Workers have their parent for that (launch.py), trials of a sweep have the sweep.
+Workers have their parent for that (spawn.py), trials of a sweep have the sweep.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def flag() -> SignalFlag:
 
 
 def run(job: Job, place: World | None, flag: SignalFlag) -> int:
-    """`launch.run_here`, known to the process that waits for this one. Returns the exit code."""
+    """`spawn.run_here`, known to the process that waits for this one. Returns the exit code."""
     if _known is None:
         return spawn.run_here(job, place, flag)
     rank, world_size = (place.rank, place.world_size) if place is not None else (0, 1)

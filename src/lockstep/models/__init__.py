@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from lockstep.system.faces import face
 
 if TYPE_CHECKING:
-    from lockstep.models.optimizers import constant, cosine, one_cycle_linear
     from lockstep.models.resnet import ResNet18
+    from lockstep.models.schedules import constant, cosine, one_cycle_linear
 
 __all__ = ["ResNet18", "constant", "cosine", "one_cycle_linear"]
 __getattr__ = face(
     __name__,
     {
         "ResNet18": "resnet",
-        "constant": "optimizers",
-        "cosine": "optimizers",
-        "one_cycle_linear": "optimizers",
+        "constant": "schedules",
+        "cosine": "schedules",
+        "one_cycle_linear": "schedules",
     },
 )

@@ -19,7 +19,7 @@ from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.distributed.rng import replace_dropout
 from lockstep.models.layout import Layout
 from lockstep.models.loss import num_hits, summed_loss
-from lockstep.models.optimizers import parameter_groups
+from lockstep.models.parameter_groups import parameter_groups
 from lockstep.models.scores import Scores
 from lockstep.models.step import LossGuard, OptimizerStep
 from lockstep.system import internals

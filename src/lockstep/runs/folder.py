@@ -182,7 +182,7 @@ class RunFolder:
         write_json(self.status_file, {**fields, "updated": time.time()})
 
     def update_status(self, **fields: Any) -> None:
-        """Change some fields of status.json. Only once the training processes are gone."""
+        """Change some fields of status.json. Only while no training writes it: before its start or after its end."""
         self.write_status(**{**self._read_json(self.status_file.name), **fields})
 
     def read_status(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from lockstep.launch import runner, spawn
-from lockstep.launch.processes import set_variables
+from lockstep.launch.forking import set_variables
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.runs.naming import shown
 from lockstep.system.process import leave

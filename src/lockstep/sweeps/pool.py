@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.launch.processes import HAS_FORK
+from lockstep.launch.forking import HAS_FORK
 from lockstep.runs import vitals
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.sweeps.devices import Devices, Need, Share

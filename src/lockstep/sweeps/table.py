@@ -1,4 +1,7 @@
-"""The table of a sweep: its trials, the best first, with the settings in which they differ; also as files."""
+"""The table of a sweep: its trials, the best first, with the settings in which they differ; also as files.
+
+views.py shows it.
+"""
 
 import csv
 import io

@@ -1,4 +1,6 @@
-"""All that reaches into private parts of Lightning and torch, and nothing else does (tests/unit/test_architecture.py).
+"""All that reaches into private parts of Lightning and torch; tests/unit/test_architecture.py finds any other access.
+
+Alone callbacks/average.py has one of its own, into the class that it extends.
 
 Every function says why it is needed, what it gains, and what happens where a later version has moved the part: training
 goes on in the slower or plainer way. Times are of one CPU thread, 2026-11-21.

@@ -1,4 +1,7 @@
-"""Signals as a flag: a handler that does anything more can deadlock a run of many processes."""
+"""Signals as a flag: a handler that does anything more can deadlock a run of many processes.
+
+`launch/spawn.py` and `launch/supervision.py` pass signals on; `callbacks/stop.py` makes them one decision of all ranks.
+"""
 
 import contextlib
 import os

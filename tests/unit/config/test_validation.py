@@ -21,7 +21,7 @@ from lockstep.config.options import groups
 from lockstep.config.schema import Config, fields
 from lockstep.config.sections import Strategy, Trainer
 from lockstep.config.target_sections import KNOWN, OpenPartial
-from lockstep.config.validation import checked
+from lockstep.config.validation import check_tree, checked
 from lockstep.system import hardware
 from tests.support.harness import ROOT, command, environ
 
@@ -104,6 +104,12 @@ def config_of(*texts: str) -> Config:
 
 
 # -- what passes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_data_source_of_ones_own_needs_its_own_parameters_alone() -> None:
+    tree = storage.to_tree(config_of())
+    mine = {"_target_": "lockstep.data.sources.builtin.digits", "val_fraction": 0.2, "test_fraction": 0.2}
+    assert check_tree({**tree, "data": {**mine, "split_seed": 0}}).data.memory == "auto"
 
 
 @pytest.mark.parametrize("choice", [f"{group}={option}" for group, options in GROUPS.items() for option in options])

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lockstep.data.loader import ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.optimizers import constant
+from lockstep.models.schedules import constant
 from lockstep.models.scores import Scores
 from tests.support import modules
 from tests.support.processes import Ranks, started

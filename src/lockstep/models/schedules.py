@@ -1,4 +1,4 @@
-"""Learning-rate schedules by optimizer step, and which parameters are decayed.
+"""Learning-rate schedules by optimizer step.
 
 With s = 0, 1, ... the number of steps done, T = total_steps and w = round(warmup_fraction * T), a schedule multiplies
 the optimizer's learning rate by (s + 1) / w for s < w, and by d(u) with u = (s - w) / (T - w) from there on: the peak,
@@ -7,9 +7,7 @@ the optimizer's learning rate by (s + 1) / w for s < w, and by d(u) with u = (s 
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -34,19 +32,6 @@ def cosine(optimizer: Optimizer, total_steps: int, *, warmup_fraction: float, fi
         warmup_fraction,
         lambda u: final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * u)) / 2,
     )
-
-
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two optimizer groups in definition order: weights (ndim > 1) decayed; norms and biases (ndim <= 1) not.
-
-    Frozen parameters are left out, and so is a group without parameters.
-    """
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
 
 
 def _warmed_up(

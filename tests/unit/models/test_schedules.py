@@ -9,7 +9,8 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
-from lockstep.models.optimizers import constant, cosine, one_cycle_linear, parameter_groups
+from lockstep.models.parameter_groups import parameter_groups
+from lockstep.models.schedules import constant, cosine, one_cycle_linear
 
 PEAK = 0.4
 SCHEDULES = [
