@@ -93,3 +93,35 @@ def test_two_workers_of_an_evaluation_end_by_one_signal(
     done, lines = signalled(tmp_path, words, number, "torch.distributed")  # the parent imports it beside its workers
     assert lines == [f"lockstep: ended by {number.name}"]
     assert done.returncode == 128 + number
+
+
+# a thread that hears of every signal half a second late, as on a busy machine
+LATE = """
+import os, signal, sys, time
+from lockstep.system import signals
+read = os.read
+def late(*args):
+    found = read(*args)
+    time.sleep(0.5)
+    return found
+os.read = late
+signals.end_at_once()
+flag = signals.SignalFlag()
+with flag.installed():
+    os.kill(os.getpid(), signal.SIGINT)
+    while not flag.received:
+        time.sleep(0.01)
+time.sleep(2)
+print("lives", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(600)
+"""
+
+
+def test_a_signal_that_was_taken_over_ends_nothing_afterwards_and_the_next_one_does() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.stdout == "lives\n"
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr == "lockstep: ended by SIGTERM, no run is under way\n"

@@ -77,7 +77,7 @@ def test_a_node_without_power_goes_down_and_comes_back(slurm: Slurm) -> None:
 
 OWNER = """
 import sys, time
-from tests import slurm
+from tests.support import slurm
 with slurm.started() as cluster:
     print(cluster.folder, cluster.run("srun", "--nodes=2", "printenv", "SLURMD_NODENAME").stdout.split(), flush=True)
     time.sleep(3600)

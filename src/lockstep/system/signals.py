@@ -17,6 +17,7 @@ from typing import ClassVar
 _HANGUP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
 LEAVE = signal.SIGQUIT  # Ctrl-\; also from the process that watches this one: a second Ctrl-C came
+PAUSE_ENDS = b"\0"  # among the numbers of signals that a thread hears
 TWICE_S = 0.5  # a stop signal that comes again sooner is the same one, from the terminal and from whoever watches
 
 
@@ -110,6 +111,7 @@ class Early:
 
     def __init__(self) -> None:
         self._heard: list[int] = []
+        self._num_pauses, self._num_ended = 0, 0  # counted by the main thread, and by the one that listens
 
     def begin(self) -> None:
         """Take the stop signals."""
@@ -138,6 +140,17 @@ class Early:
         """Keep it for whoever takes over; Python has told the thread already."""
         self._heard.append(number)
 
+    def pause(self) -> None:
+        """Somebody takes the signals over for a while, and is to keep them, however late the thread hears of them."""
+        self._num_pauses += 1
+
+    def go_on(self) -> None:
+        """What comes from now on is for the thread again. To be called while the signals are blocked."""
+        if Early.listening is self:
+            os.write(self._write, PAUSE_ENDS)
+        else:
+            self._num_ended += 1
+
     def hand_over(self) -> None:
         """Give the signals that the thread came too late for to who has taken over."""
         while self._heard:
@@ -147,7 +160,9 @@ class Early:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # what is held back from the main thread is not for this
         while numbers := os.read(self._read, 1):
             number = numbers[0]
-            if number in STOP_SIGNALS and signal.getsignal(number) == self.hear:
+            self._num_ended += numbers == PAUSE_ENDS
+            is_paused = self._num_pauses != self._num_ended
+            if not is_paused and number in STOP_SIGNALS and signal.getsignal(number) == self.hear:
                 say_ended(number, "no run is under way")
                 os._exit(128 + number)
 
@@ -202,11 +217,17 @@ def say_ended(number: int, what: str = "") -> None:
 def given_back() -> Iterator[None]:
     """Give the stop signals back, after the block, to whoever had them before."""
     before = [(number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE)]
+    listener = early()
+    if listener is not None:
+        listener.pause()
     try:
         yield
     finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+        with blocked():
+            for number, handler in before:
+                signal.signal(number, handler)
+            if listener is not None:
+                listener.go_on()
 
 
 @contextlib.contextmanager
