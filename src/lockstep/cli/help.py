@@ -12,7 +12,7 @@ from lockstep.config.compose import DEFAULT, Source, composed
 from lockstep.config.faults import shown
 from lockstep.config.options import groups
 from lockstep.config.schema import NAMED, fields, kind_of, section
-from lockstep.config.targets import at, leaves
+from lockstep.system.trees import at, leaves
 
 WIDTH = 100
 ELSEWHERE = ("benchmark",)  # groups that training does not read

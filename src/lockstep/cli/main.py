@@ -249,13 +249,13 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 def _prepare(arguments: argparse.Namespace) -> int:
     from lockstep.cli.prepare import prepare
-    from lockstep.config import faults as configuration
+    from lockstep.config import faults
 
     changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
     try:
         return prepare(arguments.root, changes)
-    except configuration.ConfigError as error:
-        configuration.exit_with(error)
+    except faults.ConfigError as error:
+        faults.exit_with(error)
 
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:

@@ -12,7 +12,7 @@ from lockstep.config.options import groups
 from lockstep.config.schema import fields, kind_of, section
 from lockstep.config.sections import Scope
 from lockstep.config.target_sections import FALLBACK
-from lockstep.config.targets import at, leaves
+from lockstep.system.trees import at, leaves
 
 HEAD = """\
 # Configuration

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lockstep.config.faults import one_line
 from lockstep.config.schema import Config, section
 
-if yaml.__with_libyaml__:  # reads four times as fast; OmegaConf and Hydra look the name up when they read
+if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms of it, 11 of Python; OmegaConf and Hydra, too, look the name up
     yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -20,8 +20,9 @@ from lockstep.config.schema import Config
 from lockstep.config.sections import Scope
 from lockstep.config.sweep_space import combinations, is_drawn, values_of
 from lockstep.config.target_sections import Data
-from lockstep.config.targets import Groups, leaves, legal_names, unknown_key
+from lockstep.config.targets import Groups, legal_names, unknown_key
 from lockstep.config.validation import checked
+from lockstep.system.trees import leaves
 
 Choice = tuple[DictConfig | None, list[str]]
 

@@ -13,8 +13,8 @@ from lockstep.config.options import parsed
 from lockstep.config.schema import Config
 from lockstep.config.sections import Scope
 from lockstep.config.storage import to_tree
-from lockstep.config.targets import at, leaves
 from lockstep.config.validation import check_tree
+from lockstep.system.trees import at, leaves
 
 
 def resumed_config(saved: Config, cfg: DictConfig, overrides: Sequence[str]) -> Config:

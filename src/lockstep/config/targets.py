@@ -1,12 +1,13 @@
 """Sections with a `_target_`: which keys it takes, and whether they fit."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.config import annotations, signatures
 from lockstep.config.faults import near, question, shown
 from lockstep.config.schema import NAMED, fields, root, section
 from lockstep.config.target_sections import OpenData
+from lockstep.system.trees import at, leaves
 
 # what the training gives to the target of a section: the first parameter by position, others by keyword
 BY_POSITION = ("optimizer", "scheduler")
@@ -64,22 +65,6 @@ def meant_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> list
     keys = {key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and not key.startswith(NAMED)}
     same = near(path[-1], set(keys.values()), cutoff=0.75)
     return [key for key, name in keys.items() if name in same and key != ".".join(path)][:2]
-
-
-def leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """(key, value) of everything that is no section, with a prefix and dots."""
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from leaves(value, f"{prefix}.{key}".lstrip("."))
-    else:
-        yield prefix, tree
-
-
-def at(tree: Any, path: Iterable[str]) -> Any:
-    """The value at a path, None where there is none."""
-    for part in path:
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
 
 
 def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:

@@ -15,7 +15,8 @@ from lockstep.config.rules import conflicts
 from lockstep.config.schema import ENVIRONMENTS, NAMED, Config, fields, kind_of, root, section
 from lockstep.config.sections import LARGEST
 from lockstep.config.target_sections import FALLBACK, Target
-from lockstep.config.targets import Groups, at, check_faults, meant_key, target_faults, unknown_key
+from lockstep.config.targets import Groups, check_faults, meant_key, target_faults, unknown_key
+from lockstep.system.trees import at
 
 
 def checked(cfg: DictConfig, groups: Groups | None = None) -> Config:

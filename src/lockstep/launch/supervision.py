@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-from lockstep.config import storage as configuration
+from lockstep.config import storage
 from lockstep.launch import notification, spawn
 from lockstep.launch.spawn import GRACE_S, Job
 from lockstep.runs import vitals
@@ -141,7 +141,7 @@ def _tell(known: Known | None, code: int, left_by: str) -> int:
         return 128 - code
     spawn.remove_copy(job)
     if known.rank == 0 and job.task == "train":
-        notification.send(configuration.load(folder.config), folder, 128 - code)
+        notification.send(storage.load(folder.config), folder, 128 - code)
     return 128 - code
 
 

@@ -14,6 +14,7 @@ from lockstep.runs.files import read_text, to_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.terminal import duration, printable, terminal
+from lockstep.system.trees import leaves
 
 WIDEST = 24  # letters of a value that are shown beside others on a terminal
 MOST_KEYS = 10_000
@@ -59,7 +60,7 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
         if not isinstance(tree, dict):
             raise ValueError("no configuration")
         found: dict[str, Any] = {}
-        for key, value in _leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, ""):
+        for key, value in leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, ""):
             if len(found) >= MOST_KEYS:
                 raise ValueError("too many keys")
             found[key] = json.loads(json.dumps(value, default=str))  # a date, which YAML knows, as text
@@ -67,14 +68,6 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
         what = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else type(error).__name__
         raise ValueError(f"{shown(path)} cannot be read: {what}.") from error
     return found
-
-
-def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from _leaves(value, f"{prefix}.{key}".lstrip("."))
-    else:
-        yield prefix, tree
 
 
 # -- results -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from lockstep.config import build, project, rules, storage
 from lockstep.config.faults import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
 from lockstep.config.schema import Config
-from lockstep.config.targets import leaves
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
@@ -21,6 +20,7 @@ from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.table import Objective, Table, table, write
 from lockstep.system import hardware, provenance
+from lockstep.system.trees import leaves
 
 
 class Grid:

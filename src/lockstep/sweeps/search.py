@@ -17,7 +17,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from lockstep.config import build as configuration
+from lockstep.config import build
 from lockstep.config.faults import ConfigError
 from lockstep.config.sweep_space import Interval, Space
 from lockstep.config.target_sections import Search
@@ -89,7 +89,7 @@ def study_in(folder: Path, search: Search, objectives: Sequence[Objective]) -> o
     if study.directions != directions:
         raise ConfigError([f"{shown(folder)} optimizes something else: choose another sweep.name"])
     study.sampler = _sampler(search, len(study.trials))
-    study.pruner = configuration.build(search.pruner) if search.pruner is not None else optuna.pruners.NopPruner()
+    study.pruner = build.build(search.pruner) if search.pruner is not None else optuna.pruners.NopPruner()
     return study
 
 
@@ -98,7 +98,7 @@ def _sampler(search: Search, num_known: int) -> optuna.samplers.BaseSampler:
     arguments = search.sampler.model_dump(by_alias=True)
     if isinstance(arguments.get("seed"), int):
         arguments["seed"] += num_known
-    return configuration.build(type(search.sampler).model_validate(arguments))
+    return build.build(type(search.sampler).model_validate(arguments))
 
 
 class Draws:

@@ -64,10 +64,10 @@ class Serial:
         views.show(self._table()[0], None)
 
     def _table(self) -> "tuple[Table, Config]":
-        from lockstep.config import storage as configuration
+        from lockstep.config import storage
         from lockstep.sweeps import command
         from lockstep.sweeps.table import table
 
-        config = configuration.load(self.trials[0].folder.config)
+        config = storage.load(self.trials[0].folder.config)
         objective = command.monitored(config)
         return table(Ledger(Path(), None, (), self.trials), [objective], {}, monitored=objective), config

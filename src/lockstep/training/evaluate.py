@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lockstep.config import validation as configuration
+from lockstep.config import validation
 from lockstep.runs.files import write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
@@ -15,7 +15,7 @@ def evaluate(
     folder: RunFolder, place: World | None, flag: SignalFlag, *, config: dict[str, Any], split: str, checkpoint: str
 ) -> int:
     """Evaluate `checkpoint` on `split` of the run's data; print the result, and write scores.json into `folder`."""
-    settings = configuration.check_tree(config)
+    settings = validation.check_tree(config)
     with session.opened(folder, settings, place) as here:
         data = assembly.image_data(here)
         module = assembly.classifier(here, assembly.image_format(data), total_steps=1)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.callbacks.stop import STOP_FILE, TIME_LIMIT, Stopped
-from lockstep.config import storage as configuration
+from lockstep.config import storage
 from lockstep.distributed.batch_norm import SyncBatchNorm
 from lockstep.distributed.collectives import FlagChannel, add_up, gather_objects
 from lockstep.models.classifier import Classifier
@@ -47,7 +47,7 @@ def measure(
 
     Nothing that is trained here is kept. `checkpoint` is what the accuracy on the validation split is taken of.
     """
-    config = configuration.load(folder.config)
+    config = storage.load(folder.config)
     with session.opened(folder, config, place) as here:
         data = assembly.image_data(here)
         total_steps = config.trainer.max_epochs * data.steps_per_epoch

@@ -2,7 +2,7 @@
 
 import torch
 
-from lockstep.config import faults as configuration
+from lockstep.config import faults
 from lockstep.config.schema import Config
 
 AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
@@ -19,7 +19,7 @@ def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
         if asked == "tf32" and capability < AMPERE:
             version, first = (".".join(map(str, numbers)) for numbers in (capability, AMPERE))
             what = f"{name} has no TF32 (compute capability {version}, it begins with {first})"
-            raise configuration.ConfigError([f"trainer.precision=tf32, but {what}: use float32"])
+            raise faults.ConfigError([f"trainer.precision=tf32, but {what}: use float32"])
     if asked == "tf32":
         return asked, f"as asked: float32, of which {name} multiplies 11 of 24 bits"
     if asked == "float32" and name:

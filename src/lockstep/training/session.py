@@ -15,8 +15,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed as dist
 
-from lockstep.config import faults as configuration
-from lockstep.config import workers
+from lockstep.config import faults, workers
 from lockstep.config.schema import Config
 from lockstep.data.images.decode import ImageFault
 from lockstep.distributed import collectives
@@ -100,7 +99,7 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
         try:
             yield session
         except ImageFault as error:  # met while streaming
-            raise configuration.ConfigError(error.faults) from error
+            raise faults.ConfigError(error.faults) from error
         except Exception as error:
             refusal = out_of_memory(error)
             if refusal is not None:

@@ -5,10 +5,11 @@ import re
 import pytest
 
 from lockstep.cli import help
-from lockstep.config import compose, faults, storage, targets, validation
+from lockstep.config import compose, faults, storage, validation
 from lockstep.config.options import groups
 from lockstep.config.schema import Config, fields, kind_of
 from lockstep.config.target_sections import KNOWN
+from lockstep.system import trees
 
 SECTIONS = {
     "augment",
@@ -42,7 +43,7 @@ def test_every_key_stands_with_its_value_in_conf(capsys: pytest.CaptureFixture[s
     text = text_of(capsys)
     shown = dict(re.findall(r"^  ([a-z][\w.]*)=(\S*)", text, re.MULTILINE))
     tree = storage.to_tree(validation.checked(compose.composed([])))
-    keys = {key: value for key, value in targets.leaves(tree, "") if not key.endswith("_partial_")}
+    keys = {key: value for key, value in trees.leaves(tree, "") if not key.endswith("_partial_")}
     assert set(shown) == set(keys)
     for key, value in keys.items():
         assert shown[key] == faults.shown(value)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig
 
-from lockstep.config import build, compose, overrides, resume, rules, storage, targets
+from lockstep.config import build, compose, overrides, resume, rules, storage
 from lockstep.config.compose import DEFAULT, Source, composed
 from lockstep.config.faults import ConfigError
 from lockstep.config.options import groups
@@ -22,7 +22,7 @@ from lockstep.config.schema import Config, fields
 from lockstep.config.sections import Strategy, Trainer
 from lockstep.config.target_sections import KNOWN, OpenPartial
 from lockstep.config.validation import check_tree, checked
-from lockstep.system import hardware
+from lockstep.system import hardware, trees
 from tests.support.harness import ROOT, command, environ
 
 GROUPS = groups(compose.CONF)
@@ -472,7 +472,7 @@ FREE_KEYS = {
 
 
 def keys_of(config: Config) -> dict[str, Any]:
-    return dict(targets.leaves(storage.to_tree(config), ""))
+    return dict(trees.leaves(storage.to_tree(config), ""))
 
 
 def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:

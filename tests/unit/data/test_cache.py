@@ -404,7 +404,7 @@ def test_prepare_says_what_is_wrong(root: Path, cache: str) -> None:
 
 @pytest.mark.parametrize("text", ["plain/path-1.2", "a b", "it's", "a,b=[c]{d}", "back\\", "q\\'", "$x", "null", "7"])
 def test_a_folder_of_any_name_reaches_hydra_as_it_is(text: str) -> None:
-    from lockstep.config import compose as configuration
+    from lockstep.config import compose
 
     override = f"data.root={_quoted(text)}"
-    assert configuration.composed(["data=image_folder", override]).data.root == text
+    assert compose.composed(["data=image_folder", override]).data.root == text

@@ -19,18 +19,11 @@ from lockstep.data.images.splits import Images, Splits
 from lockstep.data.sources import folders
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
+from tests.support.image_files import SETTINGS
 
 REPOSITORY = Path(__file__).parents[3]
 TEST_DATA = Path(os.environ.get("LOCKSTEP_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
-FOLDER: dict[str, Any] = {
-    "image_size": None,
-    "channels": 3,
-    "val_fraction": 0.25,
-    "test_fraction": 0.25,
-    "split_seed": 0,
-    "cache": None,
-    "memory": "host",
-}
+FOLDER = {**SETTINGS, "image_size": None}
 
 
 def pixels_of(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
