@@ -110,6 +110,26 @@ def test_sigquit_leaves_at_once_and_is_not_silent(is_to_both: bool) -> None:
     assert not is_alive(pid)
 
 
+# the process that waits comes late to its handlers, as on a busy machine
+LATE = """
+import time
+from lockstep.launch import supervision
+wait = supervision._wait
+def late(*args):
+    time.sleep(1)
+    wait(*args)
+supervision._wait = late
+"""
+
+
+def test_a_sigquit_before_the_waiting_process_has_its_handlers_is_not_silent() -> None:
+    watched = Watched(LATE + WORKS)
+    pid = int(watched.line())
+    watched.process.send_signal(signal.SIGQUIT)
+    assert watched.code() == 130
+    assert not is_alive(pid)
+
+
 # a run of a task that ends well, or by a signal; then the process itself ends by one
 DIES = """
 import os, signal, sys

@@ -49,7 +49,7 @@ def begin() -> None:
     global _known
     if _known is not None or sys.gettrace() is not None:
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, LEAVE))
     early = signals.early()
     if early is not None:
         early.end()  # a process with threads is not forked
@@ -103,7 +103,7 @@ def _wait(child: int, memory: mmap.mmap) -> NoReturn:
 
     for number in (*STOP_SIGNALS, LEAVE, signal.SIGALRM):
         signal.signal(number, pass_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOP_SIGNALS, LEAVE))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     signal.alarm(0)
     for number in (*STOP_SIGNALS, LEAVE):
