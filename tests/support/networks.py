@@ -28,6 +28,17 @@ class Slow(Plain):
         return super().forward(x)
 
 
+class HasADomain(Plain):
+    """Its outputs are not numbers any more once the last bias is longer than 0.1: by a high learning rate, that is."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.log(1 - 100 * self.fc.bias.square().sum())
+
+
 class Unnormalized(nn.Module):
     """A network without batch norm, with both kinds of dropout."""
 

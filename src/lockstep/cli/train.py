@@ -15,6 +15,7 @@ from lockstep.system.provenance import without_secrets
 
 if TYPE_CHECKING:
     from lockstep.config.compose import Source
+    from lockstep.config.schema import Config
 
 
 TRAIN = Path(__file__).parents[3] / "train.py"
@@ -78,20 +79,30 @@ def _num_jobs() -> int | None:
                 added=source.added,
                 is_multirun=arguments.multirun,
             )
+            first = plan.configs[0]
             if arguments.multirun:
-                if plan.config.cluster.name == "none":  # else the data may be where the jobs run alone
-                    from lockstep.config import presence  # it brings numpy, which neither help nor a fault needs
-
-                    for data in plan.data:
-                        presence.check(data)
-                sweep_folder = str(_sweep_folder(plan.config.sweep.name, arguments.overrides))
-            if plan.config.resume is None:
+                _check_inputs(plan.configs)
+                sweep_folder = str(_sweep_folder(first.sweep.name, arguments.overrides))
+            if first.resume is None:
                 key = "hydra.sweep.dir" if arguments.multirun else "hydra.run.dir"
                 _check_folder(key, sweep_folder, arguments.overrides, source)
             return plan.num_jobs
     except faults.ConfigError as error:
         faults.exit_with(error)
     return 1
+
+
+def _check_inputs(configs: Sequence["Config"]) -> None:
+    """Raise ConfigError where data or initial weights of the jobs of a sweep are missing."""
+    from lockstep.config import presence  # it brings numpy, which neither help nor a fault needs
+    from lockstep.training import checkpoints
+
+    if configs[0].cluster.name == "none":  # else the data may be where the jobs run alone
+        for index, config in enumerate(configs):
+            if all(config.data != other.data for other in configs[:index]):
+                presence.check(config.data)
+    for init_from in {config.init_from for config in configs}:
+        checkpoints.named(init_from)
 
 
 def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source") -> None:

@@ -19,7 +19,6 @@ from lockstep.config.options import REFUSALS, groups, parsed
 from lockstep.config.schema import Config
 from lockstep.config.sections import Scope
 from lockstep.config.sweep_space import combinations, is_drawn, values_of
-from lockstep.config.target_sections import Data
 from lockstep.config.targets import Groups, legal_names, unknown_key
 from lockstep.config.validation import checked
 from lockstep.system.trees import leaves
@@ -28,11 +27,10 @@ Choice = tuple[DictConfig | None, list[str]]
 
 
 class Plan(NamedTuple):
-    """What a command line asks for: how many jobs, the configuration of the first, and all data they read."""
+    """What a command line asks for: the number of jobs, and their configurations; of a large sweep those checked."""
 
     num_jobs: int
-    config: Config
-    data: list[Data]
+    configs: list[Config]
 
 
 def check(
@@ -87,11 +85,7 @@ def check(
             faults += _sweep_faults(config, configs[0], is_multirun=is_multirun)
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
-    data: list[Data] = []
-    for config in configs:
-        if config.data not in data:
-            data.append(config.data)
-    return Plan(math.prod(map(len, values)), configs[0], data)
+    return Plan(math.prod(map(len, values)), configs)
 
 
 def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
@@ -134,7 +128,7 @@ def _elsewhere(override: Override, *, is_benchmark: bool) -> str | None:
     if not is_benchmark:
         is_foreign = key.partition(".")[0] == "benchmark"
         return f"{text}: only `lockstep benchmark` reads benchmark: leave it out" if is_foreign else None
-    if key == "resume":
+    if key in ("resume", "init_from"):
         return f"{text}: a benchmark starts anew: leave it out"
     if scope(key) is Scope.SUBMISSION:
         return f"{text}: a benchmark measures the machine it is started on: leave it out"

@@ -73,6 +73,9 @@ class Config(Section):
     silent: Annotated[bool, Scope.OUTPUT] = Field(description="say nothing on the terminal but what went wrong")
     notify: Notify
     resume: Annotated[Path | None, Scope.PLACE] = Field(description="run folder to go on with")
+    init_from: Annotated[Path | None, Scope.NUMBERS] = Field(
+        description="run folder, or checkpoint file, whose weights a new run starts with; of a run its last checkpoint"
+    )
     dry_run: Annotated[bool, Scope.SUBMISSION] = Field(
         description="with a cluster: print the script that would be submitted, and leave nothing"
     )

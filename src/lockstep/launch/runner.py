@@ -47,6 +47,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test
 
     def make(held: contextlib.ExitStack) -> RunFolder:
         presence.check(config.data)
+        checkpoints.named(config.init_from)
         if chosen is None:
             folder = naming.create(Path("outputs").resolve(), config.run_name, datetime.now())
         else:
@@ -62,7 +63,10 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test
 
 
 def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
-    """Write what a run starts from: its configuration, where its modules are, and for people what was typed."""
+    """Write what a run starts from: its configuration, where its modules are, its first weights if they are another
+    run's, and for people what was typed. Raises ConfigError where those weights cannot be had.
+    """
+    checkpoints.keep_initial(folder, config.init_from)
     storage.save(config, folder.config)
     project.record(folder)
     text = "".join(f"{override}\n" for override in without_secrets(typed))

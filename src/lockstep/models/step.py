@@ -177,7 +177,8 @@ class LossGuard:
         indices = [index for seen in samples for index in seen.indices.tolist()]
         return NonFiniteLoss(
             f"The loss is not finite in optimizer step {step} (epoch {first.epoch + 1}, micro-batch{numbers}) on rank "
-            f"{self._rank}. In a new run {' or '.join(self._cures)} may help; nothing of this step was applied. "
+            f"{self._rank}. In a new run {' or '.join(self._cures)} may help; init_from=... lets it start with the "
+            "weights of this one's last checkpoint. Nothing of this step was applied. "
             f"Training samples of the share: {indices}"
         )
 

@@ -87,6 +87,11 @@ class RunFolder:
         """The state with the best monitored value."""
         return self.checkpoints / "best.ckpt"
 
+    @property
+    def initial_weights(self) -> Path:
+        """The checkpoint whose weights the run started with, where `init_from` names one: kept here for a new start."""
+        return self.path / "initial.ckpt"
+
     def curves(self, split: str) -> Path:
         """Event files of a split, of all sessions of the run; those of train hold also what belongs to no split."""
         return self.path / CURVES[split]

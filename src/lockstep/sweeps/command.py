@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lockstep.cluster import jobs, submission
-from lockstep.config import build, project, rules, storage
+from lockstep.config import build, rules, storage
 from lockstep.config.faults import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
 from lockstep.config.schema import Config
-from lockstep.runs.files import write_atomically
+from lockstep.launch import runner
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import devices, views
@@ -69,10 +69,7 @@ def prepared(
         _check_same(ledger, trial, storage.load(folder.config), saved)
     folder.path.mkdir(parents=True, exist_ok=True)
     if trial.state not in (*DONE, *LIVE_STATES):
-        storage.save(saved, folder.config)
-        project.record(folder)
-        text = "".join(f"{override}\n" for override in provenance.without_secrets(own))
-        write_atomically(folder.overrides, text)
+        runner.save(folder, saved, own)
     return trial, config
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -103,6 +104,22 @@ def classifier(
     )
     # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
     return module.double() if session.precision == "float64" else module
+
+
+def load_weights(module: Classifier, checkpoint: Path, init_from: str) -> None:
+    """Give a network the weights and statistics of a checkpoint, and nothing else of it: a new run starts with them.
+
+    Raises ConfigError where they are those of another network.
+    """
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+    own = module.state_dict()
+    wrong = [name for name in {**own, **saved} if name not in own or name not in saved]
+    wrong += [name for name in own if name in saved and own[name].shape != saved[name].shape]
+    if wrong:
+        shapes = [f"{list(state[wrong[0]].shape)}" if wrong[0] in state else "nothing" for state in (saved, own)]
+        fault = f"init_from={init_from} holds another network: {wrong[0]} is {shapes[0]} there, {shapes[1]} here"
+        raise faults.ConfigError([f"{fault}: choose model=... and data=... as there, or leave it out"])
+    module.load_state_dict(saved)
 
 
 def refuse_single_values(config: Config, data: ImageData, module: Classifier) -> None:

@@ -4,6 +4,7 @@ No torch: a damaged file is found before anything starts.
 """
 
 import os
+import shutil
 import struct
 import zipfile
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from lockstep.config.faults import ConfigError
+from lockstep.runs import naming
+from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 
@@ -44,6 +47,39 @@ def chosen(folder: RunFolder, asked: Path) -> Chosen:
     if not asked.exists() and not others:
         return Chosen(None, "")
     raise ConfigError([f"{'; '.join(faults)}: put a copy of one of them back, or start a new run"])
+
+
+def named(init_from: str | None) -> Path | None:
+    """The whole checkpoint file that `init_from` names: itself, or the last one of a run. Raises ConfigError."""
+    if init_from is None:
+        return None
+    path = Path(init_from)
+    if path.is_file():
+        fault = damage(path)
+        if fault is not None:
+            raise ConfigError([f"init_from={init_from} {fault}: name another file, or a run folder"])
+        return path
+    try:
+        folder = naming.find(init_from)
+    except FileNotFoundError as error:
+        raise ConfigError([f"init_from={error}"]) from error
+    last = chosen(folder, folder.last_checkpoint).path
+    if last is None:
+        raise ConfigError([f"init_from={init_from} has no checkpoint yet: name another run, or leave it out"])
+    return last
+
+
+def keep_initial(folder: RunFolder, init_from: str | None) -> None:
+    """Copy the checkpoint whose weights a run starts with into its folder: the other run may go on, or be removed.
+
+    What was copied before stays. Raises ConfigError where there is nothing to copy.
+    """
+    if folder.initial_weights.exists():
+        return
+    source = named(init_from)
+    if source is not None:
+        with open(source, "rb") as file, atomic_file(folder.initial_weights) as kept:
+            shutil.copyfileobj(file, kept)
 
 
 def damage(path: Path) -> str | None:

@@ -37,6 +37,8 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         module = assembly.classifier(here, assembly.image_format(data), total_steps=total_steps, is_trained=True)
         assembly.refuse_single_values(config, data, module)
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
+        if config.init_from is not None and resumed_from.path is None:
+            assembly.load_weights(module, folder.initial_weights, config.init_from)
         first_step = _next_step(resumed_from.path)
         if here.rank == 0:
             write_atomically(folder.environment, json.dumps(provenance.describe(), indent=1) + "\n")

@@ -1,0 +1,149 @@
+"""A new run that starts with the weights of another one: after a loss that was not a number, or to train further."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from lockstep.config.faults import ConfigError
+from lockstep.launch import runner, spawn
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
+from lockstep.training import checkpoints
+from tests.support.harness import (
+    PATIENCE_S,
+    ROOT,
+    SMALL,
+    command,
+    difference,
+    environ,
+    own_network,
+    train_all,
+    write_run,
+)
+
+RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=1")
+STILL = ("optimizer.lr=1e-300", "scheduler=constant")  # no weight moves by it, only statistics do
+
+
+def train(folder: RunFolder) -> int:
+    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
+
+
+def begun(path: Path, source: RunFolder | str, *overrides: str) -> RunFolder:
+    init_from = source if isinstance(source, str) else source.path
+    folder = write_run(path, [*RECIPE, f"init_from={init_from}", *overrides])
+    checkpoints.keep_initial(folder, str(init_from))
+    return folder
+
+
+def set_epochs(folder: RunFolder, max_epochs: int) -> None:
+    tree = yaml.safe_load(folder.config.read_text())
+    tree["trainer"]["max_epochs"] = max_epochs
+    folder.config.write_text(yaml.safe_dump(tree))
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    return {name: value for name, value in state.items() if "running" not in name and "num_batches" not in name}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = write_run(tmp_path_factory.mktemp("source") / "run", RECIPE)
+    assert train(folder) == 0
+    return folder
+
+
+def test_a_new_run_starts_with_the_weights_of_the_last_checkpoint(source: RunFolder, tmp_path: Path) -> None:
+    folder = begun(tmp_path / "new", source, *STILL)
+    assert train(folder) == 0
+    before, after = weights(source.last_checkpoint), weights(folder.last_checkpoint)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    fresh = write_run(tmp_path / "fresh", [*RECIPE, *STILL])
+    assert train(fresh) == 0
+    assert not torch.equal(before["net.conv1.weight"], weights(fresh.last_checkpoint)["net.conv1.weight"])
+
+
+def test_several_workers_compute_what_one_does_from_the_same_weights(source: RunFolder, tmp_path: Path) -> None:
+    alone, together = (begun(tmp_path / name, source, "seed=5") for name in ("alone", "together"))
+    train_all([alone], 1)
+    train_all([together], 3)
+    assert difference(alone, together) < 1e-12
+
+
+def test_the_weights_stay_when_the_other_run_is_gone(source: RunFolder, tmp_path: Path) -> None:
+    other = RunFolder(Path(shutil.copytree(source.path, tmp_path / "other")))
+    folders = [begun(tmp_path / name, other, "seed=5") for name in ("at_once", "later")]
+    assert train(folders[0]) == 0
+    shutil.rmtree(other.path)
+    checkpoints.keep_initial(folders[1], str(other.path))  # prepared once more, as a trial of a sweep that goes on
+    assert train(folders[1]) == 0
+    assert difference(*folders) == 0
+
+
+def test_a_run_that_goes_on_keeps_its_own_weights(source: RunFolder, tmp_path: Path) -> None:
+    uncut, cut = (begun(tmp_path / name, source, "scheduler=constant", "seed=5") for name in ("uncut", "cut"))
+    assert train(cut) == 0
+    for folder in (uncut, cut):
+        set_epochs(folder, 2)
+        assert train(folder) == 0
+    assert difference(uncut, cut) == 0
+
+
+def test_after_a_loss_that_was_no_number_a_lower_rate_goes_on_from_the_last_good_weights(tmp_path: Path) -> None:
+    """What the message of the failure advises, as it is typed."""
+    recipe = [*own_network("HasADomain"), "trainer.max_epochs=3", "scheduler=constant"]
+    typed = [*recipe, "optimizer.lr=0.05", f"hydra.run.dir={tmp_path}/bad"]
+    done = subprocess.run(
+        command(*typed), cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == EXIT_FAILED
+    assert "init_from=... lets it start with the weights of this one's last checkpoint" in done.stderr
+    assert "epoch 1" not in done.stderr, "there must be a checkpoint to start from"
+    cured = [*recipe, "optimizer.lr=1e-5", f"init_from={tmp_path}/bad", f"hydra.run.dir={tmp_path}/good"]
+    subprocess.run(command(*cured), cwd=ROOT, env=environ(), check=True, timeout=PATIENCE_S)
+    assert RunFolder(tmp_path / "good").read_summary()["epochs"] == 3
+
+
+def test_weights_of_another_network_are_refused_with_the_first_that_does_not_fit(
+    source: RunFolder, tmp_path: Path
+) -> None:
+    folder = begun(tmp_path / "wide", source, "model.width=4")
+    assert runner.do(folder.path, "train") == EXIT_CONFIG
+    assert "holds another network: net.conv1.weight is [2, 1, 3, 3] there, [4, 1, 3, 3] here" in (
+        folder.failure.read_text()
+    )
+
+
+def test_what_holds_no_weights_is_refused_before_there_is_a_folder(source: RunFolder, tmp_path: Path) -> None:
+    empty = write_run(tmp_path / "empty", RECIPE)
+    broken = tmp_path / "broken.ckpt"
+    broken.write_bytes(source.last_checkpoint.read_bytes()[:-100])
+    for name, reason in (
+        (str(tmp_path / "nowhere"), "nowhere is no run folder"),
+        (str(empty.path), "has no checkpoint yet"),
+        (str(broken), "is damaged"),
+    ):
+        with pytest.raises(ConfigError, match=f"init_from=.*{reason}"):
+            checkpoints.named(name)
+        for many in ([], ["-m", "seed=0,1"]):
+            typed = [*many, *RECIPE, f"init_from={name}"]
+            done = subprocess.run(
+                command(*typed), cwd=tmp_path, env=environ(), capture_output=True, text=True, check=False
+            )
+            assert done.returncode == EXIT_CONFIG, done.stderr
+            assert f"init_from={name}" in done.stderr
+            assert not (tmp_path / "outputs").exists()
+
+
+def test_the_trials_of_a_sweep_start_with_them(source: RunFolder, tmp_path: Path) -> None:
+    typed = ["-m", *RECIPE, *STILL, f"init_from={source.path}", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"]
+    subprocess.run(command(*typed), cwd=tmp_path, env=environ(), check=True, timeout=PATIENCE_S)
+    before = weights(source.last_checkpoint)["net.conv1.weight"]
+    for number in range(2):
+        assert torch.equal(weights(RunFolder(tmp_path / f"sweep/{number}").last_checkpoint)["net.conv1.weight"], before)
