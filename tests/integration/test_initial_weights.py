@@ -147,3 +147,12 @@ def test_the_trials_of_a_sweep_start_with_them(source: RunFolder, tmp_path: Path
     before = weights(source.last_checkpoint)["net.conv1.weight"]
     for number in range(2):
         assert torch.equal(weights(RunFolder(tmp_path / f"sweep/{number}").last_checkpoint)["net.conv1.weight"], before)
+
+
+def test_the_latest_run_is_the_one_before_this_one(tmp_path: Path) -> None:
+    for more in ([], [*STILL, "seed=5", "init_from=outputs/latest"]):
+        subprocess.run(command(*RECIPE, *more), cwd=tmp_path, env=environ(), check=True, timeout=PATIENCE_S)
+    first, second = sorted((tmp_path / "outputs").glob("20*/*"))
+    assert (tmp_path / "outputs/latest").resolve() == second
+    states = [weights(RunFolder(path).last_checkpoint)["net.conv1.weight"] for path in (first, second)]
+    assert torch.equal(*states)

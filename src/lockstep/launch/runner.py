@@ -45,11 +45,13 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test
             f"learning rate {rules.learning_rate(config):g} -> {rules.learning_rate(scaled):g}"
         )
 
+    outputs = Path("outputs").resolve()
+
     def make(held: contextlib.ExitStack) -> RunFolder:
         presence.check(config.data)
         checkpoints.named(config.init_from)
         if chosen is None:
-            folder = naming.create(Path("outputs").resolve(), config.run_name, datetime.now())
+            folder = RunFolder(naming.create_path(outputs, config.run_name, datetime.now()))
         else:
             chosen.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(chosen.resolve())
@@ -57,6 +59,8 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test
         if folder.config.exists():
             raise ConfigError([f"{chosen} holds a run already: go on with it by {resuming(folder.path)}"])
         save(folder, scaled, typed)
+        if chosen is None:  # not before: init_from=outputs/latest is the run before this one
+            naming.link_latest(outputs, folder.path)
         return folder
 
     return _train(make, scaled, note=note, has_test=has_test)

@@ -12,13 +12,6 @@ from lockstep.runs.files import NO_TEXTS
 from lockstep.runs.folder import CODE, RunFolder
 
 
-def create(root: Path, name: str, now: datetime) -> RunFolder:
-    """Make the folder of a run, which `latest` then names."""
-    path = create_path(root, name, now)
-    link_latest(root, path)
-    return RunFolder(path)
-
-
 def create_path(root: Path, name: str, now: datetime) -> Path:
     """Make `root/<date>/<time>_<name>`; a number is added while somebody else owns the name already."""
     (root / f"{now:%Y-%m-%d}").mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from lockstep.runs import naming
 from lockstep.runs.files import MAX_BYTES, atomic_file, write_atomically, write_json
 from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
-from lockstep.runs.naming import create, find
+from lockstep.runs.naming import create_path, find, link_latest
 from tests.support.holding import HOLD, WRITE, begun_by_another_process
 
 NOW = datetime(2026, 11, 20, 19, 5, 7)
@@ -26,6 +26,12 @@ NOW = datetime(2026, 11, 20, 19, 5, 7)
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
+
+
+def create(root: Path, name: str, now: datetime) -> RunFolder:
+    path = create_path(root, name, now)
+    link_latest(root, path)
+    return RunFolder(path)
 
 
 def names(path: Path) -> set[str]:
