@@ -22,6 +22,7 @@ from lockstep.config import compose, storage, validation
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.slurm_rules import KEYS
+from lockstep.config.workers import resolve_workers
 from lockstep.launch import runner, spawn
 from lockstep.runs import discovery
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
@@ -134,7 +135,7 @@ def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
     }
     for overrides, (num_workers, num_gpus) in asked.items():
         config = validation.checked(compose.composed([*SLURM, *overrides]))
-        found = submission.workers.found(config)
+        found = resolve_workers(config)
         assert (found.num_local, len(found.gpus)) == (num_workers, num_gpus), overrides
         there = submission.for_job(config)
         assert (there.cluster.name, there.trainer.devices) == ("none", num_workers)
@@ -148,7 +149,7 @@ def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Pa
         )
     )
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
-    script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places), 1)
+    script = slurm.script(slurm.executor(config.cluster, resolve_workers(config), name="x", **places), 1)
     options = [line.removeprefix("#SBATCH --").partition("=")[0] for line in script.splitlines() if "#SBATCH" in line]
     assert set(options) <= set(KEYS)
     assert len(options) == len(set(options))
@@ -170,7 +171,7 @@ def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> 
     overrides = [*SLURM, "cluster.container='apptainer exec --nv a.sif'"]
     config = validation.checked(compose.composed(overrides))
     places = {"files": tmp_path, "code": tmp_path, "cwd": tmp_path}
-    script = slurm.script(slurm.executor(config.cluster, submission.workers.found(config), name="x", **places), 1)
+    script = slurm.script(slurm.executor(config.cluster, resolve_workers(config), name="x", **places), 1)
     (line,) = [line for line in script.splitlines() if line.startswith("srun")]
     assert " apptainer exec --nv a.sif python -I -S -c " in line
     assert " python -u -m submitit.core._submit " in line

@@ -103,10 +103,11 @@ def test_a_network_that_is_not_there_is_told_with_those_that_are(slurm: Slurm, t
 # a node of this SLURM has two GPUs on paper; a task sees what it would see on a real one
 FINDS = """
 import os
-from lockstep.config import compose, validation, workers
+from lockstep.config import compose, validation
+from lockstep.config.workers import resolve_workers
 listed = os.listdir
 os.listdir = lambda path=".": ["nvidia0", "nvidia1"] if path == "/dev" else listed(path)
-found = workers.found(validation.checked(compose.composed(["trainer.num_nodes=2"])))
+found = resolve_workers(validation.checked(compose.composed(["trainer.num_nodes=2"])))
 print(os.environ["SLURM_PROCID"], os.environ["CUDA_VISIBLE_DEVICES"], found)
 """
 

@@ -260,7 +260,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
-    from lockstep.config import faults, presence, project, storage, validation, workers
+    from lockstep.config import faults, presence, project, storage, validation
+    from lockstep.config.workers import resolve_workers
     from lockstep.launch import spawn, supervision
     from lockstep.system import hardware
     from lockstep.training import checkpoints
@@ -292,7 +293,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     except faults.ConfigError as error:
         faults.exit_with(error)
     options |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint)}
-    asked = workers.found(config)
+    asked = resolve_workers(config)
     num_workers = asked.world_size
     if num_workers == 1:
         supervision.begin()

@@ -181,10 +181,10 @@ def train(cfg: Any) -> float:
 
 def _supervise(config: Any, *, is_submitted: bool) -> None:
     """Have a process wait for this one, where this one computes itself, and starts no workers."""
-    from lockstep.config import workers
+    from lockstep.config.workers import resolve_workers
     from lockstep.launch import supervision
 
-    is_alone = workers.found(config).world_size == 1 and config.strategy.name != "ddp"
+    is_alone = resolve_workers(config).world_size == 1 and config.strategy.name != "ddp"
     if not is_submitted and (is_alone or outer_world(os.environ) is not None):
         supervision.begin()
 

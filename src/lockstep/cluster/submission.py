@@ -13,10 +13,10 @@ from pathlib import Path
 from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.job import Settings
 from lockstep.cluster.record import Record
-from lockstep.config import build, project, slurm_rules, storage, workers
+from lockstep.config import build, project, slurm_rules, storage
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
-from lockstep.config.workers import Workers
+from lockstep.config.workers import Workers, resolve_workers
 from lockstep.launch import runner
 from lockstep.runs import naming
 from lockstep.runs.files import write_atomically
@@ -97,8 +97,8 @@ def submit_all(
     Jobs run in `cwd`, by default the current folder. Raises ConfigError where runs ask for different nodes, or the
     scheduler refuses, and Ended where `flag` has a signal before the scheduler is asked; then nothing is submitted.
     """
-    cluster, asked = configs[0].cluster, workers.found(configs[0])
-    if any((config.cluster, workers.found(config)) != (cluster, asked) for config in configs):
+    cluster, asked = configs[0].cluster, resolve_workers(configs[0])
+    if any((config.cluster, resolve_workers(config)) != (cluster, asked) for config in configs):
         raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
     cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
     with contextlib.ExitStack() as undone:
@@ -151,7 +151,10 @@ def again(folder: RunFolder, job: Record) -> Record:
         raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: use {resuming(folder.path)}"])
     tree = storage.to_tree(storage.load(folder.config)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(tree)
-    faults = [*workers.faults(config), *slurm_rules.faults(config)]  # the rest was checked, and is that code's business
+    faults = [
+        *resolve_workers(config).faults,
+        *slurm_rules.faults(config),
+    ]  # the rest was checked, and is that code's business
     if faults:
         raise ConfigError(faults)
     with in_one_piece() as flag:
@@ -188,7 +191,7 @@ def for_job(config: Config) -> Config:
         return config
     trainer = config.trainer
     if config.cluster.name == "slurm":
-        trainer = trainer.model_copy(update={"devices": workers.found(config).num_local})
+        trainer = trainer.model_copy(update={"devices": resolve_workers(config).num_local})
     return config.model_copy(update={"trainer": trainer, "cluster": slurm_rules.without_job(config.cluster)})
 
 
@@ -285,7 +288,7 @@ def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1) -> 
     if config.cluster.name == "local":
         return background.script(config.cluster, base, record.TASKS[0], code.next_folder(base.code)) + "\n"
     paths = {"files": base.job_files, "code": code.next_folder(base.code), "cwd": Path.cwd()}
-    return slurm.script(slurm.executor(config.cluster, workers.found(config), name=name, **paths), num_runs)
+    return slurm.script(slurm.executor(config.cluster, resolve_workers(config), name=name, **paths), num_runs)
 
 
 def _show(folder: RunFolder, job: Record, config: Config) -> None:
@@ -294,7 +297,7 @@ def _show(folder: RunFolder, job: Record, config: Config) -> None:
     run = quoted(folder.path)
     rows = [
         ("job", job.id),
-        ("workers", _described(workers.found(config))),
+        ("workers", _described(resolve_workers(config))),
         ("run folder", shown(folder.path)),
         ("follow", f"lockstep jobs follow {job.id}"),
         ("wait", f"lockstep jobs wait {job.id}"),

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from lockstep.config import workers
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.target_sections import Open, Target
+from lockstep.config.workers import resolve_workers
 
 
 def scaled(config: Config) -> Config:
     """The configuration with batch size and learning rate multiplied by the workers, if it asks for that."""
     if not config.scale_with_workers:
         return config
-    num_workers = workers.found(config).world_size
+    num_workers = resolve_workers(config).world_size
     tree = to_tree(config)
     tree["global_batch_size"] *= num_workers
     tree["optimizer"]["lr"] *= num_workers

@@ -4,11 +4,12 @@ Rules about the number of workers are in workers.py, those of a cluster in slurm
 """
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from lockstep.config import slurm_rules, workers
+from lockstep.config import slurm_rules
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Files
+from lockstep.config.workers import resolve_workers
 from lockstep.data.transfer import remote
 
 SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
@@ -20,13 +21,17 @@ def conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     found: list[str] = []
     rules = (_batch_rules, _data_rules, _file_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules)
-    for rule in (*rules, workers.faults, *slurm_rules.RULES):
+    for rule in (*rules, _worker_rules, *slurm_rules.RULES):
         try:
             found += rule(config)
         except AttributeError:
             if is_whole:
                 raise
     return found
+
+
+def _worker_rules(config: Config) -> Sequence[str]:
+    return resolve_workers(config).faults
 
 
 def _batch_rules(config: Config) -> Iterator[str]:

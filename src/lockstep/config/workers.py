@@ -3,7 +3,7 @@
 import os
 import shutil
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from lockstep.config import slurm_rules
 from lockstep.config.schema import Config
@@ -20,12 +20,14 @@ PROCESSES_PER_CORE = 16
 class Workers:
     """Where a run trains: `gpus` has the GPU of each worker of this node, as that worker counts; () for CPU processes.
 
-    They are all different where the workers see the same GPUs, and all 0 where each sees GPUs of its own.
+    They are all different where the workers see the same GPUs, and all 0 where each sees GPUs of its own. `faults` says
+    what the machine, or the launcher that started this process, cannot give of it.
     """
 
     num_local: int
     num_nodes: int
     gpus: tuple[int, ...]
+    faults: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def world_size(self) -> int:
@@ -33,24 +35,45 @@ class Workers:
         return self.num_local * self.num_nodes
 
 
-def found(config: Config) -> Workers:
-    """The workers of a configuration without `faults`."""
-    return _asked(config)[0]
+@dataclass(frozen=True)
+class Machine:
+    """What a machine offers, and the launcher that started this process, if one did."""
+
+    num_gpus: int
+    num_cores: int
+    memory_bytes: int
+    has_compiler: bool
+    world: launcher.World | None
 
 
-def faults(config: Config) -> list[str]:
-    """What this machine, or the launcher that started this process, cannot give.
+def this_machine(*, asks_for_gpus: bool = True) -> Machine:
+    """The machine of this process, without its GPUs where nobody asks for them: some tell only through torch."""
+    return Machine(
+        num_gpus=hardware.num_visible_gpus() if asks_for_gpus else 0,
+        num_cores=hardware.num_cores(),
+        memory_bytes=hardware.memory_bytes(),
+        has_compiler=any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))),
+        world=launcher.outer_world(os.environ),
+    )
 
-    The machine of a job is not this one: what it gives is looked at there.
+
+def resolve_workers(config: Config, machine: Machine | None = None) -> Workers:
+    """The workers of a configuration, with all that `machine` cannot give as their `faults`; by default this machine.
+
+    The machine of a SLURM job is not this one: what it gives is looked at there.
     """
-    asked, faults = _asked(config)
-    if config.cluster.name == "slurm":
-        return (faults or _load_faults(config, asked)) + _device_faults(config, asked)
-    world = launcher.outer_world(os.environ)
-    faults = faults + _world_faults(asked, world)
-    if world is None:
-        faults += _number_faults(config, asked)
-    return (faults or _load_faults(config, asked)) + _device_faults(config, asked) + _compiler_faults(config, asked)
+    is_job = config.cluster.name == "slurm"
+    machine = machine or this_machine(asks_for_gpus=config.strategy.name != "cpu" and not is_job)
+    workers = _allocated(config) if is_job else _asked(config, machine)
+    faults = list(workers.faults)
+    if not is_job:
+        faults += _world_faults(workers, machine.world)
+        if machine.world is None:
+            faults += _number_faults(config, workers, machine)
+    faults = (faults or _load_faults(config, workers)) + _device_faults(config, workers)
+    if not is_job:
+        faults += _compiler_faults(config, workers, machine)
+    return replace(workers, faults=tuple(faults))
 
 
 def interface_faults(config: Config) -> list[str]:
@@ -64,12 +87,11 @@ def interface_faults(config: Config) -> list[str]:
     ]
 
 
-def _asked(config: Config) -> tuple[Workers, list[str]]:
-    if config.cluster.name == "slurm":
-        return _allocated(config)
+def _asked(config: Config, machine: Machine) -> Workers:
+    """The workers that devices and strategy ask for, on this machine and its launcher."""
     devices, name = config.trainer.devices, config.strategy.name
-    world = launcher.outer_world(os.environ)
-    num_gpus = 0 if name == "cpu" else hardware.num_visible_gpus()
+    world = machine.world
+    num_gpus = 0 if name == "cpu" else machine.num_gpus
     asked = f"trainer.devices={devices}".replace(" ", "")
     faults = []
     gpus: tuple[int, ...] = ()
@@ -106,7 +128,7 @@ def _asked(config: Config) -> tuple[Workers, list[str]]:
                 f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
             )
     workers = Workers(num_local, config.trainer.num_nodes, gpus)
-    return workers, faults + _single_faults(config, workers)
+    return replace(workers, faults=(*faults, *_single_faults(config, workers)))
 
 
 def _one_each(world: launcher.World | None, num_gpus: int, num_local: int) -> tuple[int, ...]:
@@ -129,11 +151,11 @@ def _each_has_own(world: launcher.World | None, num_gpus: int, num_local: int) -
     return total is not None and num_local > 1 and 0 < num_gpus * num_local <= total
 
 
-def _allocated(config: Config) -> tuple[Workers, list[str]]:
+def _allocated(config: Config) -> Workers:
     """The workers of a job."""
     num_local, faults = slurm_rules.num_workers(config)
     workers = Workers(num_local, config.trainer.num_nodes, tuple(range(slurm_rules.num_gpus(config))))
-    return workers, faults or _single_faults(config, workers)
+    return replace(workers, faults=tuple(faults or _single_faults(config, workers)))
 
 
 def _single_faults(config: Config, workers: Workers) -> list[str]:
@@ -175,20 +197,20 @@ def _graph_faults(config: Config, asked: Workers) -> list[str]:
     return faults
 
 
-def _compiler_faults(config: Config, asked: Workers) -> list[str]:
-    if not config.compile or asked.gpus or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+def _compiler_faults(config: Config, asked: Workers, machine: Machine) -> list[str]:
+    if not config.compile or asked.gpus or machine.has_compiler:
         return []
     asked_for = f"compile={str(config.compile).lower()}"
     return [f"{asked_for} needs a C++ compiler on a CPU, and there is none: install g++, or use compile=false"]
 
 
-def _number_faults(config: Config, asked: Workers) -> list[str]:
+def _number_faults(config: Config, asked: Workers, machine: Machine) -> list[str]:
     """More processes than this machine can carry."""
     cure = "use fewer, or raise trainer.process_limit"
-    bound, num_cores = config.trainer.process_limit, hardware.num_cores()
+    bound, num_cores = config.trainer.process_limit, machine.num_cores
     by_cores = f"{PROCESSES_PER_CORE} for each of {num_cores} core{'s' if num_cores > 1 else ''}"
     most, reason = PROCESSES_PER_CORE * num_cores, f"worker processes, {by_cores}"
-    memory = hardware.memory_bytes()
+    memory = machine.memory_bytes
     if bound != "auto":
         most, reason = bound, ""
     elif memory // WORKER_BYTES < most:

@@ -21,6 +21,7 @@ from lockstep.config import build, presence, project, rules, storage, workers
 from lockstep.config.faults import ConfigError
 from lockstep.config.resume import resumed_config
 from lockstep.config.schema import Config
+from lockstep.config.workers import resolve_workers
 from lockstep.launch import notification, spawn, supervision
 from lockstep.runs import files, naming
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
@@ -115,8 +116,7 @@ def go_on(folder: RunFolder, *, has_test: bool) -> int:
     """
     config = storage.load(folder.config)
     project.use(folder, config)
-    faults = workers.faults(config)
-    if faults:
+    if faults := resolve_workers(config).faults:
         raise ConfigError(faults)
     if folder.is_locked():
         print(f"{shown(folder.path)} is being trained by another process: waiting for its end", flush=True)
@@ -159,7 +159,7 @@ def _train(
 
     In a folder that is `known` before it is made, the processes of srun find each other.
     """
-    asked = workers.found(config)
+    asked = resolve_workers(config)
     num_workers = asked.world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"
     if is_parallel and (faults := workers.interface_faults(config)):
@@ -270,7 +270,7 @@ def test(folder: RunFolder) -> int:
     """Measure a finished run on its test set; the result joins its summary. Returns the exit code."""
     config = storage.load(folder.config)
     project.use(folder, config)
-    asked = workers.found(config)
+    asked = resolve_workers(config)
     job = spawn.Job("test", str(folder.path), {})
     with locked(folder):
         if asked.world_size > 1:

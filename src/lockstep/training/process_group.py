@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from lockstep.config import storage, workers
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
+from lockstep.config.workers import resolve_workers
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.files import write_atomically
@@ -33,7 +34,7 @@ def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
     if dist.is_initialized():
         return
     _choose_network(config)
-    device = chosen_device(config, workers.found(config).gpus, place)
+    device = chosen_device(config, resolve_workers(config).gpus, place)
     backend = config.strategy.process_group_backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"

@@ -15,8 +15,9 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed as dist
 
-from lockstep.config import faults, workers
+from lockstep.config import faults
 from lockstep.config.schema import Config
+from lockstep.config.workers import resolve_workers
 from lockstep.data.images.decode import ImageFault
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
@@ -73,7 +74,7 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
     what an allocator raises, and DiskFault in place of what a disk refuses.
     """
     _quiet()
-    asked = workers.found(config)
+    asked = resolve_workers(config)
     rank, world_size = (place.rank, place.world_size) if place is not None else (0, 1)
     if place is not None:
         join(config, place, folder)

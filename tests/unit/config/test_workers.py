@@ -2,11 +2,10 @@
 
 import pytest
 
-from lockstep.config import workers
 from lockstep.config.compose import composed, plain
 from lockstep.config.schema import Config
 from lockstep.config.validation import check_tree
-from lockstep.config.workers import Workers
+from lockstep.config.workers import Workers, resolve_workers
 from lockstep.system import hardware
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE")
@@ -18,6 +17,10 @@ VARIABLES += ("SLURM_GPUS_ON_NODE",)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
+
+
+def faults(config: Config) -> list[str]:
+    return list(resolve_workers(config).faults)
 
 
 class Machine:
@@ -52,11 +55,11 @@ class Machine:
 
     def found(self, **settings: object) -> Workers:
         config = self.config(**settings)  # pyright: ignore[reportArgumentType]
-        assert workers.faults(config) == []
-        return workers.found(config)
+        assert faults(config) == []
+        return resolve_workers(config)
 
     def fault(self, **settings: object) -> str:
-        (fault,) = workers.faults(self.config(**settings))  # pyright: ignore[reportArgumentType]
+        (fault,) = faults(self.config(**settings))  # pyright: ignore[reportArgumentType]
         return fault
 
 
@@ -142,12 +145,12 @@ def test_processes_that_decode_images_have_a_bound_too(machine: Machine, monkeyp
     monkeypatch.setattr(hardware, "num_cores", lambda: 2)
     folder = plain(composed(["data=image_folder", "data.root=x", "data.memory=stream", "data.num_workers=17"]))[0]
     streamed = machine.config(devices=2).model_copy(update={"data": check_tree(folder).data})
-    assert workers.faults(streamed) == [
+    assert faults(streamed) == [
         "data.num_workers=17 of each of 2 workers are 34 processes, above 32, 16 for each of 2 cores: "
         "use fewer, or raise trainer.process_limit"
     ]
     raised = streamed.trainer.model_copy(update={"process_limit": 34})
-    assert workers.faults(streamed.model_copy(update={"trainer": raised})) == []
+    assert faults(streamed.model_copy(update={"trainer": raised})) == []
 
 
 def test_a_single_device_is_one_worker(machine: Machine) -> None:
@@ -164,13 +167,13 @@ def test_nccl_needs_gpus(machine: Machine) -> None:
 def test_compiling_on_a_cpu_needs_a_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = machine.config().model_copy(update={"compile": True})
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++" if name == "g++" else None)
-    assert workers.faults(compiled) == []
+    assert faults(compiled) == []
     monkeypatch.setattr("shutil.which", lambda name: None)
-    (fault,) = workers.faults(compiled)
+    (fault,) = faults(compiled)
     assert fault.startswith("compile=true needs a C++ compiler")
-    assert workers.faults(machine.config()) == []
+    assert faults(machine.config()) == []
     machine.has_gpus(1)
-    assert workers.faults(compiled) == []
+    assert faults(compiled) == []
 
 
 def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,16 +182,16 @@ def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, m
 
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++")
     # without GPUs there are no graphs: it compiles as compile=true does
-    assert workers.faults(graphs(devices=2, accumulate_grad_batches=2)) == []
+    assert faults(graphs(devices=2, accumulate_grad_batches=2)) == []
     machine.has_gpus(2)
-    assert workers.faults(graphs(devices=1)) == []
-    assert workers.faults(graphs(strategy="cpu", devices=2)) == []
-    assert workers.faults(graphs(devices=2, accumulate_grad_batches=2, compile=True)) == []
-    assert workers.faults(graphs(devices=1, accumulate_grad_batches=2)) == [
+    assert faults(graphs(devices=1)) == []
+    assert faults(graphs(strategy="cpu", devices=2)) == []
+    assert faults(graphs(devices=2, accumulate_grad_batches=2, compile=True)) == []
+    assert faults(graphs(devices=1, accumulate_grad_batches=2)) == [
         "compile=reduce-overhead and trainer.accumulate_grad_batches=2: a CUDA graph overwrites the gradients of the "
         "last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
     ]
-    (fault,) = workers.faults(graphs())
+    (fault,) = faults(graphs())
     assert fault == (
         "compile=reduce-overhead is for one GPU, not for 2 workers: CUDA graphs of several can hang when one leaves, "
         "use compile=true, or trainer.devices=1"
