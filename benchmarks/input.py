@@ -116,8 +116,8 @@ def _head(images: Images) -> Images:
 def _own(images: Images, *, num_workers: int = 0, is_normalised: bool = True) -> Callable[[], float]:
     batches = GlobalBatches(
         len(images),
-        micro_batch_size=BATCH_SIZE,
-        micro_batches_per_step=1,
+        global_batch_size=BATCH_SIZE,
+        accumulate_grad_batches=1,
         shuffle_seed=0,
         rank=0,
         loads=[1],

@@ -18,7 +18,7 @@ def classifier(net: nn.Module, **changes: Any) -> Classifier:
         "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
         "scheduler": constant,
         "total_steps": 1,
-        "micro_batches_per_step": 1,
+        "accumulate_grad_batches": 1,
         "gradient_clip_norm": None,
         "label_smoothing": 0.0,
         "uses_bfloat16": False,

@@ -14,7 +14,7 @@ class Plan:
 
     num_samples: int = 100
     micro_batch_size: int = 8
-    micro_batches_per_step: int = 1
+    accumulate_grad_batches: int = 1
     shuffle_seed: int | None = 3
     num_batches: int | None = None
     with_partner: bool = False
@@ -22,8 +22,8 @@ class Plan:
     def of(self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0) -> GlobalBatches:
         batches = GlobalBatches(
             self.num_samples,
-            micro_batch_size=self.micro_batch_size,
-            micro_batches_per_step=self.micro_batches_per_step,
+            global_batch_size=self.micro_batch_size * self.accumulate_grad_batches,
+            accumulate_grad_batches=self.accumulate_grad_batches,
             shuffle_seed=self.shuffle_seed,
             rank=rank,
             loads=loads or [1],

@@ -75,7 +75,7 @@ class Record(L.Callback):
         self._rows = [row for row in self._folder.read_metrics() if int(row["epoch"]) <= trainer.current_epoch]
         assert isinstance(pl_module, Classifier)
         if pl_module.device.type == "cuda":  # where the host is ahead
-            self.pace = Pace(num_warm_up=1 + MOST_PENDING * pl_module.micro_batches_per_step)
+            self.pace = Pace(num_warm_up=1 + MOST_PENDING * pl_module.accumulate_grad_batches)
         self._start_epoch(trainer, pl_module)
 
     def _start_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -191,7 +191,7 @@ class Record(L.Callback):
         max_epochs = trainer.max_epochs or 0
         batches = trainer.num_training_batches
         is_known = state not in ("starting",) and batches not in (0, float("inf"))
-        steps_per_epoch = -(-int(batches) // pl_module.micro_batches_per_step) if is_known else None
+        steps_per_epoch = -(-int(batches) // pl_module.accumulate_grad_batches) if is_known else None
         total_steps = steps_per_epoch * max_epochs if steps_per_epoch else None
         epoch_s = self.epoch_times_s[-1] if self.epoch_times_s else None
         done = trainer.global_step / total_steps if total_steps else None

@@ -69,7 +69,7 @@ class StopTogether(Checkpoint):
     ) -> None:
         """Decide between two optimizer steps; the request of this step takes effect after the next one."""
         assert isinstance(pl_module, Classifier)
-        if trainer.is_last_batch or (batch_idx + 1) % pl_module.micro_batches_per_step:
+        if trainer.is_last_batch or (batch_idx + 1) % pl_module.accumulate_grad_batches:
             return
         agreed = self._channel.receive()
         if agreed:

@@ -1,7 +1,6 @@
 """The data of a run for Lightning: the three splits, where their pixels live, and the share of this rank."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ class Batching:
     """How batches are cut: sizes are global, over all ranks; None takes every batch of an epoch."""
 
     global_batch_size: int
-    micro_batches_per_step: int
+    accumulate_grad_batches: int
     eval_batch_size: int
     loads: Sequence[int]
     limit_train_batches: int | None
@@ -99,16 +98,16 @@ class ImageData(L.LightningDataModule):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of one epoch; an incomplete last group of micro-batches is a step."""
-        return math.ceil(len(self.train_dataloader()) / self._batching.micro_batches_per_step)
+        """Optimizer steps of one epoch."""
+        return self.train_dataloader().batch_sampler.num_steps
 
-    def _loader(self, split: str, micro_batch_size: int, micro_batches_per_step: int, limit: int | None) -> ShareLoader:
+    def _loader(self, split: str, global_batch_size: int, limit: int | None, *, parts: int = 1) -> ShareLoader:
         is_shuffled = split == "train" and not self._batching.overfit_batches
         images = self._images[split]
         batches = GlobalBatches(
             len(images),
-            micro_batch_size=micro_batch_size,
-            micro_batches_per_step=micro_batches_per_step,
+            global_batch_size=global_batch_size,
+            accumulate_grad_batches=parts,
             shuffle_seed=self._seed if is_shuffled else None,
             rank=self._rank,
             loads=self._batching.loads,
@@ -123,16 +122,15 @@ class ImageData(L.LightningDataModule):
     def train_dataloader(self) -> ShareLoader:
         """Micro-batches in an order drawn anew for every epoch."""
         b = self._batching
-        micro_batch_size = b.global_batch_size // b.micro_batches_per_step
-        return self._loader("train", micro_batch_size, b.micro_batches_per_step, b.limit_train_batches)
+        return self._loader("train", b.global_batch_size, b.limit_train_batches, parts=b.accumulate_grad_batches)
 
     def val_dataloader(self) -> ShareLoader:
         """Every validation sample once, in order."""
-        return self._loader("val", self._batching.eval_batch_size, 1, self._batching.limit_val_batches)
+        return self._loader("val", self._batching.eval_batch_size, self._batching.limit_val_batches)
 
     def test_dataloader(self) -> ShareLoader:
         """Every test sample once, in order."""
-        return self._loader("test", self._batching.eval_batch_size, 1, self._batching.limit_test_batches)
+        return self._loader("test", self._batching.eval_batch_size, self._batching.limit_test_batches)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Move what is not there yet. Lightning's own walk through the tuple costs 50 us (CPU, 2026-11-21)."""

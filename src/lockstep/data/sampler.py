@@ -26,18 +26,19 @@ def positions(share: Share, *, with_partner: bool) -> torch.Tensor:
 class GlobalBatches(Sampler[ShareIndices]):
     """This rank's share of every micro-batch of an epoch: the same number of them on every rank, each sample once.
 
-    `micro_batches_per_step` of them make one global batch (one optimizer step). The last sample of an epoch, where it
-    would be alone in its global batch or micro-batch, joins the micro-batch before: batch norm cannot normalize a
-    single value. Without `shuffle_seed` the order is the data set's; with it the order depends on (seed, epoch) alone.
-    `num_batches` cuts the epoch short. `with_partner` adds to every share the sample that its last one is mixed with.
+    A global batch, which one optimizer step sees, is cut into `accumulate_grad_batches` micro-batches of one size. The
+    last sample of an epoch, where it would be alone in its global batch or micro-batch, joins the micro-batch before:
+    batch norm cannot normalize a single value. Without `shuffle_seed` the order is the data set's; with it the order
+    depends on (seed, epoch) alone. `num_batches` cuts the epoch short, after so many micro-batches. `with_partner` adds
+    to every share the sample that its last one is mixed with.
     """
 
     def __init__(
         self,
         num_samples: int,
         *,
-        micro_batch_size: int,
-        micro_batches_per_step: int,
+        global_batch_size: int,
+        accumulate_grad_batches: int,
         shuffle_seed: int | None,
         rank: int,
         loads: Sequence[int],
@@ -45,14 +46,15 @@ class GlobalBatches(Sampler[ShareIndices]):
         with_partner: bool = False,
     ) -> None:
         self.num_samples = num_samples
-        self.micro_batch_size = micro_batch_size
-        self.micro_batches_per_step = micro_batches_per_step
+        assert global_batch_size % accumulate_grad_batches == 0, "checked with the configuration"
+        self.global_batch_size = global_batch_size
+        self.accumulate_grad_batches = accumulate_grad_batches
         self.shuffle_seed = shuffle_seed
         self.rank = rank
         self.loads = tuple(loads)
-        self._step_size = micro_batch_size * micro_batches_per_step
-        self.num_batches = math.ceil(num_samples / micro_batch_size)
-        if self.num_batches > 1 and 1 in (num_samples % micro_batch_size, num_samples % self._step_size):
+        self.micro_batch_size = global_batch_size // accumulate_grad_batches
+        self.num_batches = math.ceil(num_samples / self.micro_batch_size)
+        if self.num_batches > 1 and 1 in (num_samples % self.micro_batch_size, num_samples % global_batch_size):
             self.num_batches -= 1
         self._is_cut_short = num_batches is not None and num_batches < self.num_batches
         if num_batches is not None:
@@ -78,6 +80,11 @@ class GlobalBatches(Sampler[ShareIndices]):
         return self.num_batches * self.micro_batch_size if self._is_cut_short else self.num_samples
 
     @property
+    def num_steps(self) -> int:
+        """Optimizer steps of one epoch; an incomplete last group of micro-batches is one."""
+        return math.ceil(self.num_batches / self.accumulate_grad_batches)
+
+    @property
     def has_single_samples(self) -> bool:
         """Whether there are micro-batches of one sample: all are, or there is no other sample."""
         return self.micro_batch_size == 1 or self.num_samples == 1
@@ -95,16 +102,16 @@ class GlobalBatches(Sampler[ShareIndices]):
         order = order[: self.num_epoch_samples]
         for micro_step in range(start, self.num_batches):
             share = self._share(epoch, micro_step)
-            batch = order[share.step * self._step_size :][: share.group_size]
+            batch = order[share.step * self.global_batch_size :][: share.group_size]
             chosen = batch[positions(share, with_partner=True)] if self.with_partner else batch[share.lo : share.hi]
             yield ShareIndices(chosen, share)
 
     def _share(self, epoch: int, micro_step: int) -> Share:
         """The last micro-batch, and with it the last step, ends with the samples of the epoch, the others when full."""
-        step, number = divmod(micro_step, self.micro_batches_per_step)
-        num_left = self.num_epoch_samples - step * self._step_size
-        is_last_step = step == (self.num_batches - 1) // self.micro_batches_per_step
+        step, number = divmod(micro_step, self.accumulate_grad_batches)
+        num_left = self.num_epoch_samples - step * self.global_batch_size
+        is_last_step = step == (self.num_batches - 1) // self.accumulate_grad_batches
         first = number * self.micro_batch_size
         size = num_left - first if micro_step == self.num_batches - 1 else self.micro_batch_size
         lo, hi = (first + end for end in interval(size, self.loads, self.rank))
-        return Share(epoch, step, micro_step, size, lo, hi, num_left if is_last_step else self._step_size)
+        return Share(epoch, step, micro_step, size, lo, hi, num_left if is_last_step else self.global_batch_size)

@@ -57,7 +57,7 @@ class Classifier(L.LightningModule):
         optimizer: functools.partial[Optimizer],
         scheduler: Callable[..., LRScheduler],
         total_steps: int,
-        micro_batches_per_step: int,
+        accumulate_grad_batches: int,
         gradient_clip_norm: float | None,
         label_smoothing: float,
         uses_bfloat16: bool,
@@ -73,7 +73,7 @@ class Classifier(L.LightningModule):
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._total_steps = total_steps
-        self.micro_batches_per_step = micro_batches_per_step
+        self.accumulate_grad_batches = accumulate_grad_batches
         self._gradient_clip_norm = gradient_clip_norm
         self._label_smoothing = label_smoothing
         self._uses_bfloat16 = uses_bfloat16
@@ -170,8 +170,8 @@ class Classifier(L.LightningModule):
         loss = self.scaled_loss(batch)
         step = self.global_step + 1
         self._guard.look_at(loss, batch, step)
-        is_first = batch_idx % self.micro_batches_per_step == 0
-        is_last = (batch_idx + 1) % self.micro_batches_per_step == 0 or self.trainer.is_last_batch
+        is_first = batch_idx % self.accumulate_grad_batches == 0
+        is_last = (batch_idx + 1) % self.accumulate_grad_batches == 0 or self.trainer.is_last_batch
         self._step.backward(loss, is_first=is_first, is_last=is_last)
         if is_last:
             self._guard.protect(step)
@@ -204,7 +204,7 @@ class Classifier(L.LightningModule):
 
     def end_batch(self, batch_idx: int) -> None:
         """Log the mean over all samples since the last logging step; after the last batch, that of the epoch."""
-        is_step_end = (batch_idx + 1) % self.micro_batches_per_step == 0
+        is_step_end = (batch_idx + 1) % self.accumulate_grad_batches == 0
         is_logging_step = is_step_end and self.global_step % self._log_every_n_steps == 0
         if not is_logging_step and not self.trainer.is_last_batch:
             return

@@ -41,7 +41,7 @@ def image_data(session: Session) -> ImageData:
         splits(session),
         batching=Batching(
             global_batch_size=config.global_batch_size,
-            micro_batches_per_step=trainer.accumulate_grad_batches,
+            accumulate_grad_batches=trainer.accumulate_grad_batches,
             eval_batch_size=config.eval_batch_size,
             loads=session.loads,
             limit_train_batches=trainer.limit_train_batches,
@@ -92,7 +92,7 @@ def classifier(
         optimizer=build.build(config.optimizer),
         scheduler=build.build(config.scheduler),
         total_steps=total_steps,
-        micro_batches_per_step=config.trainer.accumulate_grad_batches,
+        accumulate_grad_batches=config.trainer.accumulate_grad_batches,
         gradient_clip_norm=config.trainer.gradient_clip_norm,
         uses_bfloat16=session.precision == "bfloat16",
         layout=_layout(session, net, is_trained=is_trained),

@@ -143,7 +143,7 @@ class Steps(L.Callback):
         self._wait()
         self._step_s += time.perf_counter() - self._step_started
         assert isinstance(pl_module, Classifier)
-        if (batch_idx + 1) % pl_module.micro_batches_per_step == 0 or trainer.is_last_batch:
+        if (batch_idx + 1) % pl_module.accumulate_grad_batches == 0 or trainer.is_last_batch:
             self._count(trainer, is_whole=batch.share.group_size >= self._size)
         self._ended = time.perf_counter()
 

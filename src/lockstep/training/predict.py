@@ -72,8 +72,8 @@ def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[
     module = module.to(here.device).eval()
     batches = GlobalBatches(
         len(images.labels),
-        micro_batch_size=here.config.eval_batch_size,
-        micro_batches_per_step=1,
+        global_batch_size=here.config.eval_batch_size,
+        accumulate_grad_batches=1,
         shuffle_seed=None,
         rank=here.rank,
         loads=here.loads,

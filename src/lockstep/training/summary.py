@@ -82,7 +82,7 @@ def show_header(here: Session, data: ImageData, module: Classifier, *, is_resume
     channels, height, width = data.image_shape
     num_parameters = sum(p.numel() for p in module.net.parameters())
     count = here.world_size
-    micro = config.global_batch_size // config.trainer.accumulate_grad_batches
+    micro = data.train_dataloader().batch_sampler.micro_batch_size
     total = sum(here.loads)
     shares = sorted({-(-micro * load // total) for load in here.loads}, reverse=True)
     local = " or ".join(str(share) for share in shares)

@@ -21,7 +21,7 @@ PLANS = st.builds(
     Plan,
     num_samples=st.integers(1, 60),
     micro_batch_size=st.integers(1, 16),
-    micro_batches_per_step=st.integers(1, 4),
+    accumulate_grad_batches=st.integers(1, 4),
     shuffle_seed=st.none() | st.integers(0, 2**40),
     num_batches=st.none() | st.integers(1, 8),
 )
@@ -80,7 +80,7 @@ def test_no_sample_is_alone_at_the_end_of_an_epoch_where_another_batch_can_take_
     shares = [share for _, share in plan.of()]
     if plan.micro_batch_size > 1 and plan.num_samples > 1:
         assert min(share.size for share in shares) > 1
-    if plan.micro_batch_size * plan.micro_batches_per_step > 1 and plan.num_samples > 1:
+    if plan.micro_batch_size * plan.accumulate_grad_batches > 1 and plan.num_samples > 1:
         assert min(share.group_size for share in shares) > 1
     assert plan.of().has_single_samples == (min(share.size for share in shares) == 1)
 
@@ -90,8 +90,8 @@ def test_no_sample_is_alone_at_the_end_of_an_epoch_where_another_batch_can_take_
 def test_the_samples_of_a_step_are_the_same_however_it_is_cut_into_micro_batches(plan: Plan, loads: list[int]) -> None:
     """The positions of a share are those in the global batch, and a partner is the next one there."""
     plan = replace(plan, num_batches=None)
-    step_size = plan.micro_batch_size * plan.micro_batches_per_step
-    whole = replace(plan, micro_batch_size=step_size, micro_batches_per_step=1)
+    step_size = plan.micro_batch_size * plan.accumulate_grad_batches
+    whole = replace(plan, micro_batch_size=step_size, accumulate_grad_batches=1)
     steps = [indices.tolist() for indices, _ in whole.of()]
     read: list[list[int]] = [[] for _ in steps]
     for parts in zip(*(replace(plan, with_partner=True).of(r, loads) for r in range(len(loads))), strict=True):
@@ -126,8 +126,8 @@ def test_the_length_and_the_number_of_samples_are_those_that_are_read(plan: Plan
 @given(PLANS, LOADS)
 def test_the_group_size_counts_the_samples_of_the_optimizer_step(plan: Plan, loads: list[int]) -> None:
     shares = [share for _, share in plan.of(len(loads) - 1, loads)]
-    for start in range(0, len(shares), plan.micro_batches_per_step):
-        group = shares[start : start + plan.micro_batches_per_step]
+    for start in range(0, len(shares), plan.accumulate_grad_batches):
+        group = shares[start : start + plan.accumulate_grad_batches]
         assert {share.group_size for share in group} == {sum(share.size for share in group)}
 
 

@@ -46,7 +46,7 @@ def classifier(
         optimizer=functools.partial(torch.optim.SGD, lr=0.0, weight_decay=0.01),
         scheduler=scheduler,
         total_steps=10,
-        micro_batches_per_step=2,
+        accumulate_grad_batches=2,
         label_smoothing=smoothing,
         uses_bfloat16=uses_bfloat16,
         log_every_n_steps=3,
@@ -60,12 +60,12 @@ def images(num_samples: int) -> TensorImages:
 
 
 def loader(
-    num_samples: int, rank: int = 0, loads: list[int] | None = None, *, micro_batches_per_step: int = 1
+    num_samples: int, rank: int = 0, loads: list[int] | None = None, *, accumulate_grad_batches: int = 1
 ) -> ShareLoader:
     batches = GlobalBatches(
         num_samples,
-        micro_batch_size=4,
-        micro_batches_per_step=micro_batches_per_step,
+        global_batch_size=4 * accumulate_grad_batches,
+        accumulate_grad_batches=accumulate_grad_batches,
         shuffle_seed=None,
         rank=rank,
         loads=loads or [1],
@@ -77,7 +77,7 @@ def loader(
 def training_batches() -> GlobalBatches:
     """Nine micro-batches of 4, so that every epoch sees other samples; five optimizer steps, the last is half full."""
     return GlobalBatches(
-        NUM_TRAIN, micro_batch_size=4, micro_batches_per_step=2, shuffle_seed=3, rank=0, loads=[1], num_batches=9
+        NUM_TRAIN, global_batch_size=8, accumulate_grad_batches=2, shuffle_seed=3, rank=0, loads=[1], num_batches=9
     )
 
 
@@ -114,7 +114,7 @@ def test_losses_of_shares_have_the_gradient_of_the_mean_over_the_global_batch(
     """Also of the last group, which is incomplete, and whose last micro-batch leaves ranks without samples."""
     module, world_size = classifier(smoothing=smoothing), len(loads)
     module.trainer = trainer_of(world_size)
-    per_rank = [list(loader(26, rank, loads, micro_batches_per_step=num_micro_batches)) for rank in range(world_size)]
+    per_rank = [list(loader(26, rank, loads, accumulate_grad_batches=num_micro_batches)) for rank in range(world_size)]
     micro_steps = list(zip(*per_rank, strict=True))
     num_groups = 0
     for _, group in groupby(micro_steps, lambda shares: shares[0].share.micro_step // num_micro_batches):

@@ -45,7 +45,7 @@ def fitted(
         uses_bfloat16=uses_bfloat16,
         optimizer=functools.partial(torch.optim.SGD, lr=0.1, fused=True),
         total_steps=3,
-        micro_batches_per_step=2,
+        accumulate_grad_batches=2,
         gradient_clip_norm=clip_norm,
     )
     trainer = L.Trainer(
@@ -63,7 +63,7 @@ def fitted(
     pixels = torch.randint(0, 256, (NUM_SAMPLES, 1, 3, 3), dtype=torch.uint8, generator=source)
     images = TensorImages(pixels, torch.arange(NUM_SAMPLES) % 4)
     batches = GlobalBatches(
-        NUM_SAMPLES, micro_batch_size=4, micro_batches_per_step=2, shuffle_seed=0, rank=0, loads=[1], num_batches=None
+        NUM_SAMPLES, global_batch_size=8, accumulate_grad_batches=2, shuffle_seed=0, rank=0, loads=[1], num_batches=None
     )
     trainer.fit(module, ShareLoader(images, batches))
     return trainer, module
