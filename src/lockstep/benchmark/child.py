@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from lockstep.benchmark.environments import Place
-from lockstep.launch import spawn
+from lockstep.launch import forking, spawn
 from lockstep.runs.folder import RunFolder
 
 LOG = "terminal.log"
@@ -29,15 +29,8 @@ def start(job: spawn.Job, place: Place) -> subprocess.Popen[bytes]:
         "parent": os.getpid(),
         "sys_path": sys.path,
     }
-    with open(Path(job.folder) / LOG, "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "lockstep.benchmark.child", json.dumps(message)],
-            env={**os.environ, "OMP_NUM_THREADS": str(place.num_threads)},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C reaches the benchmark alone, which asks for a stop in the run folder
-        )
+    environ = {**os.environ, "OMP_NUM_THREADS": str(place.num_threads)}
+    return forking.start(["lockstep.benchmark.child", json.dumps(message)], environ, log=Path(job.folder) / LOG)
 
 
 def _work(text: str) -> int:

@@ -9,10 +9,11 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -104,6 +105,24 @@ class Forked:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+
+def start(words: Sequence[str], environ: Mapping[str, str], *, log: Path | None) -> subprocess.Popen[bytes]:
+    """A new interpreter, `python -m` and `words`, in a process group of its own: Ctrl-C reaches its parent alone.
+
+    It has no standard input, and writes to the end of `log` where there is one. Stop signals are held back until it has
+    handlers for them: one in its first moments is neither lost nor deadly.
+    """
+    with signals.blocked(), contextlib.ExitStack() as opened:
+        file = opened.enter_context(open(log, "ab")) if log is not None else None
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT if file is not None else None,
+            process_group=0,
+        )
 
 
 def fork(work: Callable[[], int], environ: Mapping[str, str], *, log: Path | None, title: str) -> Forked:

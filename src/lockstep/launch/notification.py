@@ -25,7 +25,7 @@ from lockstep.config.schema import Config
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
-from lockstep.system.signals import STOP_SIGNALS
+from lockstep.system.signals import STOP_SIGNALS, given_back
 from lockstep.system.terminal import printable
 
 STATES = {0: "finished", EXIT_STOPPED: "stopped"}
@@ -82,14 +82,10 @@ def _report(key: str, fault: str) -> None:
 @contextlib.contextmanager
 def _unhurried() -> Iterator[None]:
     """Let SIGTERM and SIGUSR1 wait for the end of this, which is near: launchers send them when a worker has failed."""
-    before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
-    for number, _ in before:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _pass)
-    try:
+    with given_back():
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _pass)
         yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 def _pass(number: int, frame: FrameType | None) -> None:

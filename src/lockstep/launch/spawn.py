@@ -1,19 +1,17 @@
 """One job, N worker processes, one outcome.
 
-Workers are forks of the parent, which has imported what they need, or new processes (processes.py). The parent only
+Workers are forks of the parent, which has imported what they need, or new processes (forking.py). The parent only
 supervises. It holds the rendezvous store on a port it bound itself, so that no other job can take the
 port; it changes no variable of its own; it passes every signal on once. A worker dies with its parent. torch's elastic
 agent kills the other workers the moment one leaves with a code that is not 0, so that a stop in good order (code 75)
 would lose ranks that still write; that is why it is not used here.
 """
 
-import contextlib
 import ctypes
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.config.faults import ConfigError
+from lockstep.launch import forking
 from lockstep.launch.forking import Process, can_fork, fork
 from lockstep.runs import vitals
 from lockstep.runs.files import write_atomically
@@ -186,16 +185,8 @@ def _fork_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, liste
 
 def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, listener: socket.socket) -> Process:
     text = json.dumps({"job": job, "parent": os.getpid(), "sys_path": sys.path, "argv": sys.argv})
-    with contextlib.ExitStack() as opened:
-        log = opened.enter_context(open(folder.rank_log(rank), "ab")) if rank else None
-        return subprocess.Popen(
-            [sys.executable, "-m", "lockstep.launch.spawn", text],
-            env=_environ(rank, num_workers, listener.getsockname()[1]),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT if log else None,
-            process_group=0,  # Ctrl-C reaches the parent alone, which passes it on
-        )
+    environ = _environ(rank, num_workers, listener.getsockname()[1])
+    return forking.start(["lockstep.launch.spawn", text], environ, log=folder.rank_log(rank) if rank else None)
 
 
 def _rendezvous_store(listener: socket.socket, port: int) -> object:

@@ -1,5 +1,6 @@
 """`lockstep runs`: all runs below a folder, a line each."""
 
+import contextlib
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from lockstep.runs.discovery import MOST, Watched, differing_overrides
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import output
+from lockstep.system.signals import given_back
 from lockstep.system.terminal import duration, printable, terminal
 
 EVERY_S = 2.0
@@ -71,18 +73,14 @@ def watch(selection: Selection, *, sort: str, is_reversed: bool) -> int:
     if not sys.stdout.isatty() or out.is_dumb_terminal:
         raise ValueError("--watch needs a terminal: leave it out to print the runs once.")
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
-    before = signal.signal(signal.SIGTERM, _leave)  # gives the terminal back, as Ctrl-C does
     runs: list[Listed] = []
-    try:
+    with given_back(), contextlib.suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, _leave)  # gives the terminal back, as Ctrl-C does
         with Live(console=out, screen=True, auto_refresh=False) as live:
             while output.is_read():
                 runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
                 live.update(_screen(selection, runs, out.width, out.height), refresh=True)
                 time.sleep(EVERY_S)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
     if runs:
         out.print(_head(selection, runs))
         out.print(_cropped(table(runs, out.width), out.height - 3), soft_wrap=True)

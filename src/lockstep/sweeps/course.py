@@ -12,7 +12,7 @@ from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 from lockstep.sweeps.devices import Need
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import Pool
-from lockstep.system.signals import STOP_SIGNALS
+from lockstep.system.signals import STOP_SIGNALS, given_back
 
 POLL_S = 0.1
 LOOK_EVERY_S = 0.5
@@ -80,15 +80,15 @@ class Course:
         def remember(number: int, frame: FrameType | None) -> None:
             received.append(number)
 
-        before = [(number, signal.signal(number, remember)) for number in STOP_SIGNALS]
-        try:
-            with self.view:
-                return self._run(received)
-        finally:
-            self.pool.leave()  # where something has failed; else none runs any more
-            self.pool.kill()
-            for number, handler in before:
-                signal.signal(number, handler)
+        with given_back():
+            for number in STOP_SIGNALS:
+                signal.signal(number, remember)
+            try:
+                with self.view:
+                    return self._run(received)
+            finally:
+                self.pool.leave()  # where something has failed; else none runs any more
+                self.pool.kill()
 
     def _run(self, received: Sequence[int]) -> int:
         queue: list[Trial] = []

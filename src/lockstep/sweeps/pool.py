@@ -4,19 +4,18 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.launch import forking
 from lockstep.launch.forking import HAS_FORK
 from lockstep.runs import vitals
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.sweeps.devices import Devices, Need, Share
 from lockstep.sweeps.fork_server import Forked, ForkServer
 from lockstep.sweeps.ledger import Trial
-from lockstep.system import signals
 
 LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
 LOG = "output.log"  # what a trial says, in its run folder
@@ -100,17 +99,8 @@ class Pool:
 
 
 def _fresh(folder: Path, task: str, environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "lockstep.launch.runner", str(folder), "--task", task, "--parent", str(os.getpid())]
-    # blocked until the trial has its handlers: a stop in its first moments is neither lost nor deadly
-    with signals.blocked(), log.open("ab") as file:
-        return subprocess.Popen(
-            words,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C reaches the sweep alone, which passes it on
-        )
+    words = ["lockstep.launch.runner", str(folder), "--task", task, "--parent", str(os.getpid())]
+    return forking.start(words, environ, log=log)
 
 
 def environ_of(share: Share, environ: Mapping[str, str]) -> dict[str, str]:
