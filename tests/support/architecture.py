@@ -7,13 +7,13 @@ import statements; tests/unit/test_architecture.py holds the layers, and that th
 import ast
 import itertools
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
 import lockstep
+from tests.support.svg import page
 
 PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
@@ -95,24 +95,10 @@ WIDTH, CENTRE, MARGIN, GAP, LINE = 1060, 440, 24, 16, 17  # pixels
 NARROW, WIDE = 241, 460  # boxes of a layer with several, and with one
 LANE = 16  # what an arrow that passes a layer needs there
 BETWEEN = 42  # layers
-STYLE = """
-  text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #424a53 }
-  .name { font: 600 15px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #1f2328 }
-  .count { font-size: 12px; text-anchor: end; fill: #59636e }
-  .note { fill: #59636e }
-  .page { fill: #ffffff; stroke: #d1d9e0 }
-  .room { fill: #eef4fb; stroke: #7f9fc4 }
-  .arrow { fill: none; stroke: #6e7781; stroke-width: 1.5 }
-  .head { fill: #6e7781 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #c3ccd5 }
-    .name { fill: #f0f6fc }
-    .count, .note { fill: #9198a1 }
-    .page { fill: #0d1117; stroke: #3d444d }
-    .room { fill: #17253a; stroke: #4a6a94 }
-    .arrow { stroke: #8b949e }
-    .head { fill: #8b949e }
-  }"""
+HEAD = (
+    '<marker id="head" viewBox="0 0 10 10" refX="3" refY="5" markerWidth="7" markerHeight="7" orient="auto">'
+    '<path class="head" d="M0 0L10 5L0 10z"/></marker>'
+)
 
 
 class Cell(NamedTuple):
@@ -205,7 +191,6 @@ def drawing() -> str:
         heights[number] = 40 + LINE * max(len(cell.lines) for cell in rows[number] if cell.is_box)
         tops[number] = y
         y += heights[number] + BETWEEN
-    files = Counter(part_of(name) for name in MODULES)
     parts = []
     for above, below in sorted(lines):
         start = tops[above.layer] + heights[above.layer]
@@ -216,32 +201,18 @@ def drawing() -> str:
         if not below.is_box:
             way += f" V{end + heights[below.layer]}"
         head = ' marker-end="url(#head)"' if below.is_box else ""
-        parts.append(f'<path class="arrow" d="{way}"{head}/>')
+        parts.append(f'<path class="line" d="{way}"{head}/>')
     for cell in (cell for row in reversed(rows) for cell in row if cell.is_box):
         left, top = middle[cell] - cell.width // 2, tops[cell.layer]
         height = heights[cell.layer]
         parts.append(f'<rect class="room" x="{left}" y="{top}" width="{cell.width}" height="{height}" rx="7"/>')
         parts.append(f'<text class="name" x="{left + 12}" y="{top + 24}">{cell.name}</text>')
-        count = f"{files[cell.name]} files"
-        parts.append(f'<text class="count" x="{left + cell.width - 12}" y="{top + 24}">{count}</text>')
         for number, line in enumerate(cell.lines):
             parts.append(f'<text x="{left + 12}" y="{top + 45 + LINE * number}">{escape(line)}</text>')
     note = "An arrow points to what is imported. Arrows that follow from others are left out."
     parts.append(f'<text class="note" x="{MARGIN}" y="{y - 12}">{note}</text>')
-    height = y + 8
-    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-    return "\n".join(
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
-            "<title>The packages of Lockstep in layers, and which one imports which</title>",
-            f"<style>{STYLE}\n</style>",
-            '<marker id="head" viewBox="0 0 10 10" refX="3" refY="5" markerWidth="7" markerHeight="7" orient="auto">',
-            '<path class="head" d="M0 0L10 5L0 10z"/></marker>',
-            f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
-            *parts,
-            "</svg>",
-        )
-    )
+    title = "The packages of Lockstep in layers, and which one imports which"
+    return page(WIDTH, y + 8, title, [HEAD, *parts])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from tests.support.architecture import (
     MODULES,
     arrows,
     direct,
-    drawing,
     imports,
     layer_of,
     own_imports,
@@ -61,12 +60,6 @@ def test_imports_point_down(name: str) -> None:
 
 def test_the_package_itself_imports_nothing() -> None:
     assert list(imports(MODULES[""])) == []
-
-
-def test_the_picture_of_the_packages_is_current() -> None:
-    picture = ROOT / "docs" / "images" / "architecture.svg"
-    command = "python -m tests.support.architecture > docs/images/architecture.svg"
-    assert picture.read_text() == drawing() + "\n", command
 
 
 def test_arrows_that_the_picture_leaves_out_follow_from_those_it_draws() -> None:
