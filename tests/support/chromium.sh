@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the path of a browser for tests/test_board_browser.py; installs Debian's Chromium where there is none and it may.
+# Prints the path of a browser for tests/system/test_board_browser.py; installs Debian's Chromium where there is none and it may.
 set -euo pipefail
 find_browser() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 find_browser && exit 0

@@ -7,30 +7,22 @@ import itertools
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-import lockstep
+from tests.support.architecture import (
+    LAYERS,
+    MODULES,
+    arrows,
+    direct,
+    imports,
+    layer_of,
+    own_imports,
+    part_of,
+)
 from tests.support.harness import ROOT
 
-PACKAGE = Path(lockstep.__file__).parent
-# lowest first; a module imports from its own package and from lower layers
-LAYERS = (
-    ("system",),
-    ("runs",),
-    ("distributed",),
-    ("data", "models"),
-    ("callbacks", "config", "monitoring", "board"),
-    ("training",),
-    ("launch",),
-    ("benchmark",),
-    ("cluster",),
-    ("sweeps",),
-    ("cli",),
-    ("__main__",),
-)
 KNOW_HYDRA = {
     *("cli.train", "config.build", "config.compose", "config.options", "config.overrides", "config.resume"),
     *("config.sweep_space", "config.validation", "cli.help", "cli.reference", "launch.runner"),
@@ -46,44 +38,6 @@ STARTS_AT_ONCE = (
     *("monitoring.status", "monitoring.table", "monitoring.comparison", "monitoring.pruning"),
     *("cluster.commands", "cluster.submission"),
 )
-
-
-def sources() -> dict[str, Path]:
-    """Every module by its name below lockstep, e.g. `data.sampler`; the package itself has the empty name."""
-    names = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        names[".".join(part for part in parts if part != "__init__")] = path
-    return names
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Full names of all modules that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import hides where it points"
-            assert node.module is not None
-            # `from lockstep.config import rules` names a module, `from lockstep.config.rules import METRICS` does not
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from {name if name.removeprefix("lockstep.") in MODULES else node.module for name in inner}
-
-
-def part_of(name: str) -> str:
-    return name.split(".")[0]
-
-
-def own_imports(path: Path) -> set[str]:
-    """The parts of lockstep, modules or packages, that a file imports."""
-    return {name.split(".")[1] for name in imports(path) if name.startswith("lockstep.")}
-
-
-def layer_of(part: str) -> int:
-    return next(number for number, parts in enumerate(LAYERS) if part in parts)
-
-
-MODULES = sources()
 
 
 def test_every_module_has_a_layer_and_every_layer_its_modules(record_property: Callable[[str, object], None]) -> None:
@@ -106,6 +60,19 @@ def test_imports_point_down(name: str) -> None:
 
 def test_the_package_itself_imports_nothing() -> None:
     assert list(imports(MODULES[""])) == []
+
+
+def test_arrows_that_the_picture_leaves_out_follow_from_those_it_draws() -> None:
+    every, drawn = arrows(), direct(arrows())
+    for part, to in every.items():
+        seen: set[str] = set()
+        to_see = [part]
+        while to_see:
+            found = drawn[to_see.pop()] - seen
+            seen |= found
+            to_see += found
+        assert to <= seen
+        assert drawn[part] <= to
 
 
 @pytest.mark.parametrize("package", PUBLIC)

@@ -2,9 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support import architecture, shares
 from tests.support.harness import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,5 +43,30 @@ def test_modules_and_tests_that_a_page_names_are_there(page: Path) -> None:
         return
     files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/**/*.py")}
     for name in re.findall(r"[\w/]+\.py\b", page.read_text()):
+        name = name.lstrip("/")  # of a link that begins with two dots
         known = any(file == name or file.endswith(f"/{name}") for file in files)
         assert known or name in ("train.py", "gradient.py", "own.py"), f"{page.name} names {name}"
+
+
+def test_tests_that_a_page_names_are_there() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert len(named) > 30
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+
+
+def test_the_table_of_the_architecture_says_where_to_begin_and_where_to_look() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## To change something")[2]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 12
+    for what, begin, look in rows:
+        names = re.findall(r"`[\w/]+\.(?:py|yaml)`", begin + look)
+        links = re.findall(r"\]\(\.\./", begin + look)  # another test follows them
+        assert len(names) == len(links) > 0, f"{what}: a file without a link"
+
+
+@pytest.mark.parametrize("module", [architecture, shares], ids=lambda module: module.__name__)
+def test_a_drawing_is_current(module: Any) -> None:
+    name = module.__name__.rpartition(".")[2]
+    picture = ROOT / "docs" / "images" / f"{name}.svg"
+    assert picture.read_text() == module.drawing() + "\n", f"python -m {module.__name__} > docs/images/{name}.svg"

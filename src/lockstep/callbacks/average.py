@@ -13,9 +13,11 @@ from typing_extensions import override
 
 
 class AveragedWeights(WeightAveraging):
-    """Lightning's weight averaging by `multi_avg_fn`, buffers included.
+    """Averages the weights over optimizer steps, buffers included; validation, test and best.ckpt take the average.
 
-    torch's own update asks the device twice a step how many updates there were, so that the host waits for a GPU.
+    `multi_avg_fn(averages, currents, num_averaged)` changes the list of averaged tensors in place, such as torch's
+    `get_ema_multi_avg_fn(decay)`. This is Lightning's `WeightAveraging`, but for the update: torch's own asks the
+    device twice a step how many updates there were, so that the host waits for a GPU.
     """
 
     def __init__(self, *, multi_avg_fn: Callable[[list[Tensor], list[Tensor], Any], None]) -> None:

@@ -48,7 +48,11 @@ USUAL = ("data", "model", "optimizer", "optimizer.lr", "global_batch_size", "tra
 
 
 class Curves(L.Callback):
-    """Tells TensorBoard, on rank 0, what belongs together; `graph` also draws the network, after the first epoch."""
+    """Tells TensorBoard which charts belong together, and the configuration, command, commit and machine of a run.
+
+    Its hyperparameters stand there with how the run ended. `graph` also draws the network, after the first epoch. Only
+    rank 0 writes. A run without TensorBoard's logger is left alone.
+    """
 
     def __init__(self, *, graph: bool) -> None:
         self._has_graph = graph

@@ -32,10 +32,11 @@ def split_and_tag(name: str) -> tuple[str, str]:
 
 
 class SplitTensorBoardLogger(TensorBoardLogger):
-    """Writes each metric where `split_and_tag` says.
+    """TensorBoard's logger with one name for a quantity in all splits, so that they are drawn into one chart.
 
-    TensorBoard forgets what earlier sessions wrote from `purge_step` on: these steps are done again. So is a test after
-    the step before, which was cut off.
+    `val/loss` is written as `loss` into the files of val below the run folder `save_dir`, `train/loss` as `loss` into
+    those in it. TensorBoard forgets what earlier sessions wrote from the optimizer step `purge_step` on: these steps
+    are done again. So is a test after the step before, which was cut off.
     """
 
     def __init__(self, *, save_dir: str, purge_step: int = 0) -> None:

@@ -29,11 +29,12 @@ MOST_CURVES = 50  # classes whose curves go to TensorBoard's PR page
 
 
 class Pictures(L.Callback):
-    """Draws the test at the end of a run, and the validation of every `every_n_epochs`-th epoch; null: none of them.
+    """Draws the test at the end of a run, and the validation of every `every_n_epochs`-th epoch; None: of no epoch.
 
     Confusion matrix, accuracy of each class, precision and recall, the first `num_images` images of the split with
     what they were taken for, and as many of its most confident mistakes. All from counts of every rank. PNG files in
-    pictures/ of the run folder hold the newest state of each split; TensorBoard keeps them all.
+    pictures/ of the run folder hold the newest state of each split; TensorBoard keeps them all. Raises ValueError for a
+    number below 1.
     """
 
     def __init__(self, *, every_n_epochs: int | None, num_images: int) -> None:

@@ -1,6 +1,15 @@
-"""docs/configuration.md, every key there is: `python -m lockstep.cli.reference > docs/configuration.md`."""
+"""The pages that are written by a command: every key of the configuration, and every public name.
 
+`python -m lockstep.cli.reference configuration > docs/configuration.md`, and the same of `api`.
+"""
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -14,11 +23,11 @@ from lockstep.config.sections import Scope
 from lockstep.config.target_sections import FALLBACK
 from lockstep.system.trees import at, leaves
 
-HEAD = """\
+CONFIGURATION = """\
 # Configuration
 
-Written by `python -m lockstep.cli.reference > docs/configuration.md` from the schema and `conf/`; a test fails when it
-is not current. `python train.py --help` says the same of the options that you choose there.
+Written by `python -m lockstep.cli.reference configuration > docs/configuration.md` from the schema and `conf/`; a test
+fails when it is not current. `python train.py --help` says the same of the options that you choose there.
 
 A key is set by `key=value`, a group by `group=option`. What a key decides says when it may change:
 
@@ -37,10 +46,28 @@ CHANGES = {
 COLUMNS = "| key | value | type and range | decides | meaning |\n| --- | --- | --- | --- | --- |"
 
 
-def text() -> str:
-    """The whole page."""
+API = """\
+# Public names
+
+Written by `python -m lockstep.cli.reference api > docs/api.md` from signatures and docstrings; a test fails when it is
+not current.
+
+Configurations and projects use these names, which stay where modules move: `_target_: lockstep.data.digits`,
+`from lockstep.data import Images, Splits`. All else in `lockstep` may change with any version. Few parameters have a
+default, because `conf/` is the home of values. [own.md](own.md) says what a network, a data source, a schedule or an
+optimizer of your own must be.
+"""
+PACKAGES = ("data", "models", "callbacks")
+LINE_LENGTH = 100  # of a signature in one line
+
+
+def configuration() -> str:
+    """The page of every key, from the schema and `conf/`."""
     options = groups(CONF)
-    lines = [HEAD + "\n".join(f"| {_word(each)} | {each.value} | {' | '.join(row)} |" for each, row in CHANGES.items())]
+    lines = [
+        CONFIGURATION
+        + "\n".join(f"| {_word(each)} | {each.value} | {' | '.join(row)} |" for each, row in CHANGES.items())
+    ]
     tree = _tree()
     tops = [key for key in tree if not isinstance(tree[key], dict)]
     lines += _table("At the top", tree, tops)
@@ -90,5 +117,62 @@ def _row(tree: dict[str, Any], key: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def api() -> str:
+    """The page of every public name, from the packages that offer them. Imports torch."""
+    lines = [API]
+    for package in (import_module(f"lockstep.{name}") for name in PACKAGES):
+        lines.append(f"## {package.__name__}\n\n{inspect.cleandoc(package.__doc__ or '').partition(chr(10))[0]}\n")
+        for name in package.__all__:
+            lines += _name(f"{package.__name__}.{name}", getattr(package, name))
+    return "\n".join(lines)
+
+
+def _name(target: str, found: Any) -> Iterator[str]:
+    """A heading, how it is called, what its docstring says, and which options of the configuration name it."""
+    yield f"### {target.rpartition('.')[2]}\n"
+    yield f"```python\n{_signature(target, found)}\n```\n"
+    yield f"{inspect.getdoc(found)}\n"
+    options = sorted(
+        path.relative_to(CONF).with_suffix("").as_posix().replace("/", "=")
+        for path in CONF.rglob("*.yaml")
+        if re.search(rf"_target_: {re.escape(target)}$", path.read_text(), re.MULTILINE)
+    )
+    if options:
+        yield f"Chosen by {', '.join(f'`{option}`' for option in options)}.\n"
+
+
+def _signature(target: str, found: Any) -> str:
+    """How `found`, a function or a class, is called: parameters and types as they stand in its source."""
+    node = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
+    returned = ""
+    if isinstance(node, ast.ClassDef):
+        inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+        fields = [ast.unparse(each) for each in node.body if isinstance(each, ast.AnnAssign)]
+        parameters = _parameters(inits[0].args)[1:] if inits else fields
+    else:
+        assert isinstance(node, ast.FunctionDef)
+        parameters = _parameters(node.args)
+        returned = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    line = f"{target}({', '.join(parameters)}){returned}"
+    if len(line) <= LINE_LENGTH:
+        return line
+    return f"{target}(\n" + "".join(f"    {each},\n" for each in parameters) + f"){returned}"
+
+
+def _parameters(arguments: ast.arguments) -> list[str]:
+    """Each parameter by itself, as it stands in the source, the bare star between them included."""
+    others = [*arguments.defaults, arguments.vararg, arguments.kwarg]
+    assert not any(others), f"not known how to show {ast.unparse(arguments)}"
+    named = [ast.unparse(each) for each in arguments.args]
+    by_keyword = [
+        ast.unparse(each) + (f" = {ast.unparse(default)}" if default is not None else "")
+        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    return [*named, *(["*", *by_keyword] if by_keyword else [])]
+
+
 if __name__ == "__main__":
-    print(text(), end="")
+    pages = {"configuration": configuration, "api": api}
+    if len(sys.argv) != 2 or sys.argv[1] not in pages:
+        sys.exit(f"usage: python -m lockstep.cli.reference {'|'.join(pages)}")
+    print(pages[sys.argv[1]](), end="")

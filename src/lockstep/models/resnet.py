@@ -29,7 +29,10 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Stem, four stages of two blocks with `width` times 1, 2, 4, 8 channels, global mean, linear layer.
+    """ResNet-18 from images (B, in_channels, H, W) to logits (B, num_classes): H and W at least 8, B may be 0.
+
+    Stem, four stages of two blocks with `width` times 1, 2, 4, 8 channels, global mean, dropout of probability
+    `dropout`, linear layer.
 
     `stem`: "small" is a 3x3 convolution at full resolution, for images up to about 64x64; "imagenet" is 7x7 with stride
     2 and a 3x3 max-pool with stride 2. torchvision's resnet18 is width=64, stem="imagenet", shortcut_norm=True,
@@ -37,7 +40,8 @@ class ResNet18(nn.Module):
 
     `init`: "kaiming" draws convolutions by fan-out for ReLU, sets their bias to 0 and the last norm's weight of every
     block to 0, so that a block starts as its shortcut (Goyal et al. 2017, section 5.1); "normal" draws the weights of
-    convolutions and the linear layer from N(0, 0.01^2). What is not named keeps torch's own initial value.
+    convolutions and the linear layer from N(0, 0.01^2). What is not named keeps torch's own initial value. Raises
+    ValueError for another stem or init.
     """
 
     def __init__(

@@ -13,17 +13,26 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
-    """Keep the optimizer's own learning rate at every step."""
+    """Keep the learning rate of the optimizer at every one of `total_steps` steps. Raises ValueError for none."""
     return _warmed_up(optimizer, total_steps, 0.0, lambda u: 1.0)
 
 
 def one_cycle_linear(optimizer: Optimizer, total_steps: int, *, warmup_fraction: float) -> LambdaLR:
-    """Linear warm-up, then linear to nothing: d(u) = 1 - u, which is 1 / (T - w) at the last step."""
+    """Linear warm-up to the optimizer's learning rate, then linear to nothing.
+
+    With s = 0, 1, ... the optimizer steps done, T = `total_steps` and w = round(`warmup_fraction` * T), the rate is
+    multiplied by (s + 1) / w for s < w, then by 1 - u with u = (s - w) / (T - w): 1 / (T - w) at the last step. Raises
+    ValueError for a fraction outside of [0, 1].
+    """
     return _warmed_up(optimizer, total_steps, warmup_fraction, lambda u: 1 - u)
 
 
 def cosine(optimizer: Optimizer, total_steps: int, *, warmup_fraction: float, final_fraction: float) -> LambdaLR:
-    """Linear warm-up, then half a cosine down to f = final_fraction: d(u) = f + (1 - f) (1 + cos(pi u)) / 2."""
+    """Linear warm-up to the optimizer's learning rate, then half a cosine down to `final_fraction` of it.
+
+    Warm-up and u are those of `one_cycle_linear`; from there on the rate is multiplied by f + (1 - f) (1 + cos(pi u)) /
+    2 with f = `final_fraction`. Raises ValueError for fractions outside of [0, 1].
+    """
     if not 0 <= final_fraction <= 1:
         raise ValueError(f"scheduler.final_fraction={final_fraction} is no part of the peak: use a number from 0 to 1.")
     return _warmed_up(

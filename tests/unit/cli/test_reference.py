@@ -1,23 +1,40 @@
-"""docs/configuration.md is what the schema and conf/ say."""
+"""docs/configuration.md is what the schema and conf/ say, docs/api.md what signatures and docstrings say."""
 
+import importlib
+import inspect
 import subprocess
 import sys
+
+import pytest
 
 from lockstep.cli import reference
 from lockstep.config.schema import Config, fields
 from lockstep.config.sections import Scope
 from tests.support.harness import ROOT, environ
 
-PAGE = ROOT / "docs" / "configuration.md"
+DOCS = ROOT / "docs"
 
 
-def test_the_page_is_current() -> None:
-    words = [sys.executable, "-m", "lockstep.cli.reference"]
+@pytest.mark.parametrize("page", ["configuration", "api"])
+def test_a_page_is_current(page: str) -> None:
+    words = [sys.executable, "-m", "lockstep.cli.reference", page]
     done = subprocess.run(words, cwd=ROOT, env=environ(), capture_output=True, text=True, check=True)
-    assert done.stdout == PAGE.read_text(), f"{' '.join(words[1:])} > docs/configuration.md"
+    command = f"python -m lockstep.cli.reference {page} > docs/{page}.md"
+    assert done.stdout == (DOCS / f"{page}.md").read_text(), command
 
 
 def test_the_page_has_every_key_and_everything_that_a_key_can_decide() -> None:
-    text = PAGE.read_text()
+    text = (DOCS / "configuration.md").read_text()
     assert all(f"`{name}`" in text or f"`{name}=" in text or f"`{name}." in text for name in fields(Config))
     assert reference.CHANGES.keys() | {Scope.BENCHMARK} == set(Scope)
+
+
+def test_the_page_of_names_has_every_public_name_with_all_its_parameters() -> None:
+    text = (DOCS / "api.md").read_text()
+    for package in reference.PACKAGES:
+        face = importlib.import_module(f"lockstep.{package}")
+        for name in face.__all__:
+            entry = text.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+            assert f"lockstep.{package}.{name}(" in entry
+            call = entry.partition("```python\n")[2].partition("\n```")[0]
+            assert all(f"{parameter}:" in call for parameter in inspect.signature(getattr(face, name)).parameters)

@@ -20,7 +20,11 @@ T = TypeVar("T", "FashionMNIST", "CIFAR10")
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """`pixels` uint8 (N, C, H, W); `labels` int64 (N,), -1: unknown; `names`: paths below the root, or "test/17"."""
+    """The N images of a split, with their labels and names.
+
+    `pixels` are uint8 (N, C, H, W): a tensor, or what gives such a tensor for positions in brackets. `labels` are int64
+    (N,), -1 where they are unknown. `names` tell a person which image it is: paths below the root, or "test/17".
+    """
 
     pixels: Pixels
     labels: Tensor
@@ -32,9 +36,10 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Disjoint parts of one data set; `class_names[label]` names a label in each of them.
+    """Disjoint parts of one data set, of one shape (C, H, W); `class_names[label]` names a label in each of them.
 
-    Without `statistics` of the channels, those of all training images are taken.
+    `statistics` are mean and standard deviation of each channel, in [0, 1], by which images are normalized; None: those
+    of all training images, whose pixels must then be a tensor.
     """
 
     train: Images

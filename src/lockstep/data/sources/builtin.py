@@ -25,7 +25,11 @@ from lockstep.data.images.splits import Images, Splits, T, cut
 
 
 def digits(*, val_fraction: float, test_fraction: float, split_seed: int) -> Splits:
-    """1,797 real handwritten digits, 8x8 grey, that come with scikit-learn: no network, no files."""
+    """1,797 real handwritten digits of 10 classes, (1, 8, 8), that come with scikit-learn: no network, no files.
+
+    All three splits are cut from them by `split_seed`: round(1797 * fraction) images each, the rest is for training.
+    Raises ValueError for fractions that leave a split empty.
+    """
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None
@@ -40,7 +44,12 @@ def digits(*, val_fraction: float, test_fraction: float, split_seed: int) -> Spl
 
 
 def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
-    """Fashion-MNIST (Xiao et al. 2017), 28x28 grey: val is cut off torchvision's training set, test is its test set."""
+    """Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes of 10 classes, (1, 28, 28).
+
+    Test is its own test set of 10,000; val is cut off its training set of 60,000 by `split_seed`. Files are read below
+    the folder `root` by torchvision, which fetches them where `download` is true. Raises FileNotFoundError where they
+    are not there or damaged, ValueError for a fraction that leaves a split empty.
+    """
     with lazy():
         from torchvision.datasets import FashionMNIST
     train, test = _from_torchvision(FashionMNIST, root, download, FOLDERS["lockstep.data.fashion_mnist"])
@@ -54,7 +63,12 @@ def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed:
 
 
 def cifar10(*, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
-    """CIFAR-10 (Krizhevsky 2009), 32x32 colour: val is cut off torchvision's training set, test is its test set."""
+    """CIFAR-10 (Krizhevsky 2009): 60,000 photographs of 10 classes, (3, 32, 32).
+
+    Test is its own test set of 10,000; val is cut off its training set of 50,000 by `split_seed`. Files are read below
+    the folder `root` by torchvision, which fetches them where `download` is true. Raises FileNotFoundError where they
+    are not there or damaged, ValueError for a fraction that leaves a split empty.
+    """
     with lazy():
         from torchvision.datasets import CIFAR10
     train, test = _from_torchvision(CIFAR10, root, download, FOLDERS["lockstep.data.cifar10"])
@@ -75,7 +89,11 @@ def synthetic(
     test_size: int,
     seed: int,
 ) -> Splits:
-    """Make learnable images: one smooth pattern per class (0..159) plus uniform noise (0..95) of each split's own."""
+    """Images made from `seed`, which a network can learn: for tests and for measuring speed.
+
+    An image (channels, image_size, image_size) is the smooth pattern of its class, of values 0..159, plus uniform noise
+    0..95, which each split has of its own. Image i of a split has the label i modulo `num_classes`.
+    """
     coarse = torch.rand(num_classes, channels, 4, 4, generator=generator(seed, "patterns"))
     smooth = resize(coarse, [image_size, image_size])
     patterns = (smooth * 160).clamp(0, 159).to(torch.uint8)

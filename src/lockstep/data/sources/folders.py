@@ -42,13 +42,16 @@ def image_folder(
     cache: str | None,
     memory: str,
 ) -> Splits:
-    """Images in folders named after their classes.
+    """Image files in folders named after their classes, as uint8 (channels, image_size, image_size).
 
-    Either `root/{train,val,test}/<class>/`, where val and test may be missing and are then cut off train, or
-    `root/<class>/`, cut three ways. A folder wins over its fraction. `image_size` scales the shorter side and crops the
-    centre; null takes images that all have one size. `channels` is 1 (grey) or 3 (RGB). They are decoded once into a
-    file below the folder `cache`, or into memory when it is null, or with `memory` "stream" whenever one is needed;
-    "auto" streams what memory or disk cannot hold.
+    Either `root/{train,val,test}/<class>/`, where val and test may be missing and are then cut off train by their
+    fraction and `split_seed`, or `root/<class>/`, cut three ways. A folder wins over its fraction. `image_size` in
+    pixels scales the shorter side and crops the centre; None takes images that all have one size. `channels` is 1
+    (grey) or 3 (RGB).
+
+    Images are decoded once into a file below the folder `cache`, or into memory where it is None, or with `memory`
+    "stream" whenever one is needed; "auto" streams what memory or disk cannot hold. Raises FileNotFoundError where
+    folders or images are missing, and ValueError that names images which cannot be decoded or differ in size.
     """
     started = time.perf_counter()
     check_channels(channels)
