@@ -32,8 +32,8 @@ def shares() -> list[list[Share]]:
     batches = [
         GlobalBatches(
             NUM_SAMPLES,
-            micro_batch_size=MICRO_BATCH,
-            micro_batches_per_step=PER_STEP,
+            global_batch_size=MICRO_BATCH * PER_STEP,
+            accumulate_grad_batches=PER_STEP,
             shuffle_seed=None,
             rank=rank,
             loads=LOADS,
