@@ -72,14 +72,14 @@ def task_function(task: str) -> Callable[..., int]:
     return predict
 
 
-def run_here(job: Job, place: World | None, flag: SignalFlag | None = None) -> int:
+def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> int:
     """Do the job in this process, as one of the workers an outer launcher started, or alone. Returns the exit code.
 
     `flag` has the signals that came before.
     """
     flag = flag or flag_of(job.task)
     with given_back():
-        code = _guarded(job, place, flag)
+        code = _guarded(job, world, flag)
         if code in (EXIT_FAILED, EXIT_CONFIG):
             show_failure(job)
         elif flag.received and code == 128 + flag.received and job.task in UNSAVED:
@@ -269,10 +269,10 @@ def show_failure(job: Job) -> None:
 # -- inside a worker ---------------------------------------------------------------------------------------------------
 
 
-def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
+def _guarded(job: Job, world: World | None, flag: SignalFlag) -> int:
     """Run the task; keep the traceback of a failure where the parent, or a person, finds it."""
     folder = RunFolder(Path(job.folder))
-    rank, world_size = (place.rank, place.world_size) if place else (0, 1)
+    rank, world_size = (world.rank, world.world_size) if world else (0, 1)
     lost = ""
     try:
         flag.install()
@@ -280,7 +280,7 @@ def _guarded(job: Job, place: World | None, flag: SignalFlag) -> int:
             with no_garbage_collection(), lazy():
                 task = task_function(job.task)
             try:
-                return task(folder, place, flag, **job.options)
+                return task(folder, world, flag, **job.options)
             except Exception as error:
                 lost = _lost(error, folder, world_size)  # while this rank still shows its own life to the others
                 raise

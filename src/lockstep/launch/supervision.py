@@ -71,15 +71,15 @@ def flag() -> SignalFlag:
     return SignalFlag(is_watched=_known is not None)
 
 
-def run(job: Job, place: World | None, flag: SignalFlag) -> int:
+def run(job: Job, world: World | None, flag: SignalFlag) -> int:
     """`spawn.run_here`, known to the process that waits for this one. Returns the exit code."""
     if _known is None:
-        return spawn.run_here(job, place, flag)
-    rank, world_size = (place.rank, place.world_size) if place is not None else (0, 1)
+        return spawn.run_here(job, world, flag)
+    rank, world_size = (world.rank, world.world_size) if world is not None else (0, 1)
     text = json.dumps(Known(job.task, job.folder, rank, world_size)) + "\n"
     _known[: len(text)] = text.encode()
     try:
-        return spawn.run_here(job, place, flag)
+        return spawn.run_here(job, world, flag)
     finally:
         _known[: len(text)] = bytes(len(text))  # the work is done, and how it ended is on record
 

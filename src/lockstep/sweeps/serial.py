@@ -34,8 +34,8 @@ class Serial:
             return
         from lockstep.system.terminal import terminal  # rich, which --help need not wait for
 
-        place = f" ({number + 1} of {self.num_jobs})" if number < self.num_jobs else ""
-        text = f"\nJob {number}{place}: {' '.join(overrides)}"
+        of = f" ({number + 1} of {self.num_jobs})" if number < self.num_jobs else ""
+        text = f"\nJob {number}{of}: {' '.join(overrides)}"
         terminal().print(text, style="bold", markup=False, soft_wrap=True)
 
     def end(self, number: int, overrides: Sequence[str], folder: RunFolder, code: int) -> None:

@@ -80,8 +80,8 @@ class Shown(Silent):
         """Say on which devices a trial begins."""
         self._since[trial.number] = time.monotonic()
         if self._live is None:
-            place = f"{trial.number + 1} of {self._total}" if trial.number < self._total else str(trial.number)
-            self._say(f"Trial {trial.number} ({place}) begins on {trial.device}: {self._told(trial)}")
+            which = f"{trial.number + 1} of {self._total}" if trial.number < self._total else str(trial.number)
+            self._say(f"Trial {trial.number} ({which}) begins on {trial.device}: {self._told(trial)}")
 
     def ended(self, trial: Trial, state: str) -> None:
         """Say how a trial ended; of a failure, why."""

@@ -38,19 +38,19 @@ def refusal(error: BaseException, folder: Path) -> str | None:
             )
         if not isinstance(cause, OSError):
             continue
-        place = Path(os.fsdecode(cause.filename)) if isinstance(cause.filename, str | bytes) else None
+        path = Path(os.fsdecode(cause.filename)) if isinstance(cause.filename, str | bytes) else None
         if cause.errno in FULL:
-            where = "something" if place is None else shown(place)
-            what = f"the disk is full: {where} cannot be written{_needed(cause)}, {_free(place or folder)}"
+            where = "something" if path is None else shown(path)
+            what = f"the disk is full: {where} cannot be written{_needed(cause)}, {_free(path or folder)}"
             return f"{what}. Make room, then go on: what was saved before is whole"
-        if place is None:
+        if path is None:
             continue
         if cause.errno == errno.EFBIG:
-            return f"{shown(place)} cannot be written{_needed(cause)}: files are limited to a smaller size (ulimit -f)"
-        if place.is_relative_to(folder) and not folder.is_dir():
+            return f"{shown(path)} cannot be written{_needed(cause)}: files are limited to a smaller size (ulimit -f)"
+        if path.is_relative_to(folder) and not folder.is_dir():
             return f"the run folder {shown(folder)} is gone: it was removed or moved while the run wrote into it"
-        if place.is_relative_to(folder) and cause.errno in REFUSED:
-            return f"{shown(place)} cannot be written ({cause.strerror}): mend that, then go on"
+        if path.is_relative_to(folder) and cause.errno in REFUSED:
+            return f"{shown(path)} cannot be written ({cause.strerror}): mend that, then go on"
     return None
 
 
@@ -74,11 +74,11 @@ def _needed(error: OSError) -> str:
     return f" ({notes[0]})" if notes else ""
 
 
-def _free(place: Path) -> str:
-    while not place.exists():
-        place = place.parent
-    usage = shutil.disk_usage(place)
-    return f"{place} has {_size(usage.free)} of {_size(usage.total)} free"
+def _free(path: Path) -> str:
+    while not path.exists():
+        path = path.parent
+    usage = shutil.disk_usage(path)
+    return f"{path} has {_size(usage.free)} of {_size(usage.total)} free"
 
 
 def _size(num_bytes: int) -> str:

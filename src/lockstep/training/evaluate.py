@@ -12,11 +12,11 @@ from lockstep.training import assembly, session
 
 
 def evaluate(
-    folder: RunFolder, place: World | None, flag: SignalFlag, *, config: dict[str, Any], split: str, checkpoint: str
+    folder: RunFolder, world: World | None, flag: SignalFlag, *, config: dict[str, Any], split: str, checkpoint: str
 ) -> int:
     """Evaluate `checkpoint` on `split` of the run's data; print the result, and write scores.json into `folder`."""
     settings = validation.check_tree(config)
-    with session.opened(folder, settings, place) as here:
+    with session.opened(folder, settings, world) as here:
         data = assembly.image_data(here)
         module = assembly.classifier(here, assembly.image_format(data), total_steps=1)
         trainer = assembly.lightning_trainer(here, logger=False, enable_checkpointing=False)

@@ -41,14 +41,14 @@ NUM_SMALL, NUM_LARGE = 50, 10  # all-reduces
 
 
 def measure(
-    folder: RunFolder, place: World | None, flag: SignalFlag, *, num_steps: int, max_s: float, checkpoint: str
+    folder: RunFolder, world: World | None, flag: SignalFlag, *, num_steps: int, max_s: float, checkpoint: str
 ) -> int:
     """Measure the run in `folder` with its own workers and write measurement.json. Returns the exit code.
 
     Nothing that is trained here is kept. `checkpoint` is what the accuracy on the validation split is taken of.
     """
     config = storage.load(folder.config)
-    with session.opened(folder, config, place) as here:
+    with session.opened(folder, config, world) as here:
         data = assembly.image_data(here)
         total_steps = config.trainer.max_epochs * data.steps_per_epoch
         module = assembly.classifier(here, assembly.image_format(data), total_steps=total_steps, is_trained=True)

@@ -25,7 +25,7 @@ from lockstep.training.staging import readable
 
 def predict(
     folder: RunFolder,
-    place: World | None,
+    world: World | None,
     flag: SignalFlag,
     *,
     config: dict[str, Any],
@@ -38,7 +38,7 @@ def predict(
     `source` is a folder or an image file, or `val` or `test` of the data the run was trained on.
     """
     settings = validation.check_tree(config)
-    with session.opened(folder, settings, place) as here:
+    with session.opened(folder, settings, world) as here:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
         image_format = ImageFormat(**saved["image_format"])
         module = assembly.classifier(here, image_format, total_steps=1)

@@ -24,7 +24,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 
 
-def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
+def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
     """Enter the process group of the job, unless this process is in it already.
 
     Processes of srun meet where rank 0 says in `folder`, which all of them can read; without one, on a port that
@@ -34,17 +34,17 @@ def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
     if dist.is_initialized():
         return
     _choose_network(config)
-    device = chosen_device(config, resolve_workers(config).gpus, place)
+    device = chosen_device(config, resolve_workers(config).gpus, world)
     backend = config.strategy.process_group_backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=config.strategy.timeout_s)
-    with _meeting(place, folder, timeout) as store:
+    with _meeting(world, folder, timeout) as store:
         dist.init_process_group(
             backend,
             store=store,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=world.rank,
+            world_size=world.world_size,
             timeout=timeout,
             device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns that it does
         )
@@ -52,17 +52,17 @@ def join(config: Config, place: World, folder: RunFolder | None = None) -> None:
 
 
 def shared_folder(
-    make: Callable[[], RunFolder], config: Config, place: World, known: RunFolder | None = None
+    make: Callable[[], RunFolder], config: Config, world: World, known: RunFolder | None = None
 ) -> RunFolder:
     """The run folder rank 0 makes, on every rank an outer launcher started: each composed its own configuration.
 
     Where it is `known` before, the ranks meet there.
     Raises ConfigError when the ranks do not agree, before the folder is made, and when `make` does.
     """
-    join(config, place, known)
-    agree(config, place.world_size)
+    join(config, world, known)
+    agree(config, world.world_size)
     path, faults = "", []
-    if place.rank == 0:
+    if world.rank == 0:
         try:
             path = str(make().path)
         except ConfigError as error:
@@ -73,11 +73,11 @@ def shared_folder(
     return RunFolder(Path(path))
 
 
-def chosen_device(config: Config, gpus: tuple[int, ...], place: World | None) -> torch.device:
+def chosen_device(config: Config, gpus: tuple[int, ...], world: World | None) -> torch.device:
     """The device of this process, made torch's current one."""
     if not gpus:
         return torch.device("cpu")
-    number = gpus[place.local_rank if place is not None else 0]
+    number = gpus[world.local_rank if world is not None else 0]
     if torch.cuda.device_count() <= number:
         raise RuntimeError(
             f"trainer.devices={config.trainer.devices}: torch {torch.__version__} finds {torch.cuda.device_count()} "
@@ -94,9 +94,9 @@ class JoinedEnvironment(ClusterEnvironment):
     `srun --ntasks`), and requeue a job inside a signal handler.
     """
 
-    def __init__(self, place: World) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__()
-        self._place = place
+        self._world = world
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -120,25 +120,25 @@ class JoinedEnvironment(ClusterEnvironment):
 
     def world_size(self) -> int:
         """Processes on all nodes."""
-        return self._place.world_size
+        return self._world.world_size
 
     def set_world_size(self, size: int) -> None:
         """The launcher said it."""
 
     def global_rank(self) -> int:
         """0 to world size - 1."""
-        return self._place.rank
+        return self._world.rank
 
     def set_global_rank(self, rank: int) -> None:
         """The launcher said it."""
 
     def local_rank(self) -> int:
         """Rank among the processes of this node."""
-        return self._place.local_rank
+        return self._world.local_rank
 
     def node_rank(self) -> int:
         """Number of this node."""
-        return self._place.node_rank
+        return self._world.node_rank
 
 
 def _choose_network(config: Config) -> None:
@@ -154,18 +154,18 @@ def _choose_network(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def _meeting(place: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[TCPStore | None]:
+def _meeting(world: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[TCPStore | None]:
     """The store through which the ranks find each other; None: torch's own variables say where it is."""
-    if place.address is None:
+    if world.address is None:
         yield None
     elif folder is None:
-        yield _store(*place.address, place, timeout)
-    elif place.rank > 0:
-        yield _store(*_read_address(folder.rendezvous(place.step), timeout), place, timeout)
+        yield _store(*world.address, world, timeout)
+    elif world.rank > 0:
+        yield _store(*_read_address(folder.rendezvous(world.step), timeout), world, timeout)
     else:
         host = _own_name()
-        store = _store(host, 0, place, timeout)
-        path = folder.rendezvous(place.step)
+        store = _store(host, 0, world, timeout)
+        path = folder.rendezvous(world.step)
         try:
             write_atomically(path, f"{host} {store.port}\n")
             yield store
@@ -173,10 +173,10 @@ def _meeting(place: World, folder: RunFolder | None, timeout: timedelta) -> Iter
             path.unlink(missing_ok=True)
 
 
-def _store(host: str, port: int, place: World, timeout: timedelta) -> TCPStore:
+def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
     """A store that rank 0 holds open, on a free port where `port` is 0."""
     try:
-        return TCPStore(host, port, is_master=place.rank == 0, timeout=timeout, wait_for_workers=False)
+        return TCPStore(host, port, is_master=world.rank == 0, timeout=timeout, wait_for_workers=False)
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise

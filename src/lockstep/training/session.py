@@ -67,7 +67,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[Session]:
+def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[Session]:
     """Join the workers of a job, agree with them on what it is, and leave them at the end.
 
     Raises ConfigError before any work when ranks differ in configuration or in their number, OutOfMemory in place of
@@ -75,10 +75,10 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
     """
     _quiet()
     asked = resolve_workers(config)
-    rank, world_size = (place.rank, place.world_size) if place is not None else (0, 1)
-    if place is not None:
-        join(config, place, folder)
-    device = chosen_device(config, asked.gpus, place)
+    rank, world_size = (world.rank, world.world_size) if world is not None else (0, 1)
+    if world is not None:
+        join(config, world, folder)
+    device = chosen_device(config, asked.gpus, world)
     precision, reason = chosen_precision(config, device)
     set_tf32(precision == "tf32")
     agree(config, world_size)
@@ -87,14 +87,14 @@ def opened(folder: RunFolder, config: Config, place: World | None) -> Iterator[S
             config=config,
             folder=folder,
             rank=rank,
-            local_rank=place.local_rank if place is not None else 0,
+            local_rank=world.local_rank if world is not None else 0,
             world_size=world_size,
             num_local=asked.num_local,
             device=device,
             gpus=asked.gpus,
             precision=precision,
             precision_reason=reason,
-            environment=JoinedEnvironment(place) if place is not None else LightningEnvironment(),
+            environment=JoinedEnvironment(world) if world is not None else LightningEnvironment(),
             held=held,
         )
         try:

@@ -25,13 +25,13 @@ from lockstep.training.session import Session
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
 
 
-def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: str, has_test: bool) -> int:
+def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool) -> int:
     """Train the run in `folder` from where its last checkpoint is, or from the start. Returns the exit code.
 
     `command` is what goes on with the run after a stop. Without `has_test` the test set is left alone.
     """
     config = storage.load(folder.config)
-    with session.opened(folder, config, place) as here:
+    with session.opened(folder, config, world) as here:
         data = assembly.image_data(here)
         total_steps = config.trainer.max_epochs * data.steps_per_epoch
         module = assembly.classifier(here, assembly.image_format(data), total_steps=total_steps, is_trained=True)
@@ -90,10 +90,10 @@ def train(folder: RunFolder, place: World | None, flag: SignalFlag, *, command: 
         return 0
 
 
-def test(folder: RunFolder, place: World | None, flag: SignalFlag) -> int:
+def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
     """Measure a finished run that was trained without its test set, as `train` would have. Returns the exit code."""
     config = storage.load(folder.config)
-    with session.opened(folder, config, place) as here:
+    with session.opened(folder, config, world) as here:
         steps = folder.read_summary()["steps"]
         has_best = folder.best_checkpoint.exists()
         checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
