@@ -6,39 +6,22 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
-from lockstep.cluster import jobs, record, scheduler
+from lockstep.cluster import following, jobs, record, scheduler
+from lockstep.cluster.following import explained
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import cells, pruning
 from lockstep.runs.discovery import Found
 from lockstep.runs.files import to_json
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.runs.naming import quoted, resuming, shown
-from lockstep.system import output
 from lockstep.system.terminal import duration, printable, show_table, terminal
 
-ASK_EVERY_S = (2.0, 15.0)  # first and last pause between two questions to the scheduler
-READ_EVERY_S = 0.2
 STYLES = {"pending": "dim", "running": "cyan", "completed": "green", "cancelled": "yellow", "stopped": "yellow"}
-# SLURM's reasons that a newcomer meets first
-REASONS = {
-    "Resources": "waits for free nodes",
-    "Priority": "others come first",
-    "BeginTime": "was requeued, starts in a moment",
-    "Dependency": "waits for another job",
-    "JobHeldUser": "held: scontrol release lets it go",
-    "JobHeldAdmin": "held by an administrator",
-    "JobArrayTaskLimit": "cluster.parallel others of the array run",
-    "PartitionTimeLimit": "cluster.time_min is above what the partition allows",
-    "PartitionNodeLimit": "the partition has not so many nodes",
-    "ReqNodeNotAvail": "nodes are down or reserved",
-    "NodeDown": "a node is down",
-}
 DROPPED = ("time", "nodes", "best", "reason", "epoch")  # on a narrow terminal, the first one first
 NAMES = "id of a job or an array, run folder, or latest"
 EPILOG = "Names are ids such as 17, 17_3 (of an array: 17) and local-3fa9c1, run folders, or latest."
@@ -79,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         ("show", _show, "all of a job, also why it waits"),
     ):
         command(name, function, text).add_argument("--json", action="store_true", help="as JSON")
-    command("follow", _follow, "what a job prints, from the start to its end; Ctrl-C leaves the job alone")
-    command("wait", _wait, "wait for the end; exit code 0 only if all runs are through")
-    command("result", _result, "summary.json of the run, a list of several")
+    command("follow", following.follow, "what a job prints, from the start to its end; Ctrl-C leaves the job alone")
+    command("wait", following.wait, "wait for the end; exit code 0 only if all runs are through")
+    command("result", following.result, "summary.json of the run, a list of several")
     command("cancel", _cancel, "end jobs; what runs saves a checkpoint first", names="+")
     command("requeue", _requeue, "put jobs that have ended back into the queue, to go on", names="+")
     text = "remove record and run folder of jobs that have ended, after asking"
@@ -159,7 +142,7 @@ def _show_one(job: Job) -> None:
     set_ = {key: value for key, value in read.cluster.items() if value not in (None, [], "") and key != "name"}
     rows: list[tuple[str, str | Text]] = [
         ("state", Text(job.state, style=_style(job.state))),
-        ("reason", _explained(scheduled.reason)),
+        ("reason", explained(scheduled.reason)),
         ("run", printable(facts["state"] + (f": {facts['reason']}" if facts.get("reason") else ""))),
         ("epoch", cells.epochs(facts) if "epoch" in facts else ""),
         ("best", printable(cells.best(facts)) if "best" in facts else ""),
@@ -180,109 +163,6 @@ def _show_one(job: Job) -> None:
         ("evaluate", f"lockstep eval {run}" if job.exit_code == 0 else ""),
     ]
     show_table(f"Job {job.id}: {printable(read.name)}", [row for row in rows if row[1]])
-
-
-def _explained(reason: str) -> str:
-    meaning = REASONS.get(reason.partition(",")[0].strip("()"))
-    return printable(f"{reason} ({meaning})" if meaning else reason)
-
-
-# -- follow, wait, result ----------------------------------------------------------------------------------------------
-
-
-class _Asking:
-    """The same jobs, asked for again and again with growing pauses; what fails in between fails only if it stays."""
-
-    def __init__(self, found: Sequence[Job]) -> None:
-        self.jobs = list(found)
-        self._pause, self._next, self._failed = ASK_EVERY_S[0], time.monotonic() + ASK_EVERY_S[0], 0
-
-    def look(self) -> list[Job]:
-        """The jobs as of some seconds ago."""
-        if time.monotonic() < self._next:
-            return self.jobs
-        try:
-            self.jobs, self._failed = jobs.again(self.jobs), 0
-        except ValueError:
-            self._failed += 1
-            if self._failed == 5:
-                raise
-        self._pause = min(1.2 * self._pause, ASK_EVERY_S[1])
-        self._next = time.monotonic() + self._pause
-        return self.jobs
-
-
-def _follow(found: list[Job], arguments: argparse.Namespace) -> int:
-    if len(found) > 1:
-        raise ValueError(f"follow shows one job, not {len(found)}: choose from {', '.join(job.id for job in found)}.")
-    asking, said, log, at = _Asking(found), "", "", 0
-    try:
-        while asking.look() and output.is_read():
-            job = asking.jobs[0]
-            if job.record.log != log:
-                log, at = job.record.log, 0
-            # before the log is read: what it printed last is there when it has ended
-            is_live = job.is_live
-            at = _print_from(Path(log), at)
-            state = f"{job.state}: {_explained(job.scheduled.reason)}" if job.scheduled.reason else job.state
-            if state != said and job.state != "running":
-                print(f"[job {job.id} {state}]", file=sys.stderr, flush=True)
-            said = state
-            if not is_live:
-                return job.exit_code or 0
-            time.sleep(READ_EVERY_S)
-    except KeyboardInterrupt:
-        print(f"\nJob {found[0].id} goes on: lockstep jobs cancel {found[0].id} ends it.", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    if not output.is_read():  # the job goes on
-        return 0
-    raise ValueError(f"job {found[0].id} was deleted.")
-
-
-def _print_from(log: Path, at: int) -> int:
-    """Print what the log has from byte `at` on. Returns where it ends now."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(at)
-            text = file.read()
-    except FileNotFoundError:  # it has not begun
-        return at
-    sys.stdout.flush()
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()
-    return at + len(text)
-
-
-def _wait(found: list[Job], arguments: argparse.Namespace) -> int:
-    asking = _Asking(found)
-    told: set[str] = set()
-    try:
-        while True:
-            ended = [job for job in asking.look() if not job.is_live]
-            for job in ended:
-                if job.id not in told:
-                    print(f"{job.id}\t{job.state}\t{job.found.name}", flush=True)
-            told |= {job.id for job in ended}
-            if len(ended) == len(asking.jobs):
-                return next((job.exit_code for job in ended if job.exit_code), 0)
-            time.sleep(READ_EVERY_S)
-    except KeyboardInterrupt:
-        print("The jobs go on.", file=sys.stderr)
-        return EXIT_INTERRUPTED
-
-
-def _result(found: list[Job], arguments: argparse.Namespace) -> int:
-    results = [job.folder.read_summary() or None for job in found]
-    for job, result in zip(found, results, strict=True):
-        if result is None:
-            reason = f": {job.facts['reason']}" if job.facts.get("reason") else ""
-            text = f"job {job.id} has no result: it is {job.state}, its run {job.facts['state']}{reason}"
-            print(f"lockstep: {printable(text)}", file=sys.stderr)
-    if len(found) > 1:
-        print(to_json(results))
-    elif results[0] is not None:
-        print(to_json(results[0]))
-    return EXIT_FAILED if None in results else 0
 
 
 # -- cancel, requeue, delete -------------------------------------------------------------------------------------------
@@ -358,4 +238,4 @@ def _delete(found: list[Job], arguments: argparse.Namespace) -> int:
     return pruning.remove(going, root, is_sure=arguments.yes)
 
 
-ONLY_LOOK = (_list, _show, _result)  # these do with what the runs say where SLURM does not answer
+ONLY_LOOK = (_list, _show, following.result)  # these do with what the runs say where SLURM does not answer

@@ -122,27 +122,34 @@ def submit_all(
             found = [(job, log, None) for job, log in slurm.submit(made, folders, settings)]
         records = []
         for folder, config, (job, log, pid) in zip(folders, configs, found, strict=True):
-            old = record.read(folder)
-            made_record = Record(
-                id=job,
-                engine=cluster.name,
-                name=config.run_name,
-                task=task,
-                cluster=cluster.model_dump(),
-                num_nodes=asked.num_nodes,
-                workers_per_node=asked.num_local,
-                gpus_per_node=len(asked.gpus),
-                submitted=time.time(),
-                log=str(log),
-                code=str(frozen),
-                cwd=str(cwd),
-                host=socket.gethostname(),
-                pid=pid,
-                earlier=(*old.earlier, old.id) if old else (),
-            )
-            made_record.save(folder)
-            records.append(made_record)
+            known = _record(folder, config, job=job, log=log, pid=pid, task=task, code=frozen, cwd=cwd)
+            known.save(folder)
+            records.append(known)
     return records
+
+
+def _record(
+    folder: RunFolder, config: Config, *, job: str, log: Path, pid: int | None, task: str, code: Path, cwd: Path
+) -> Record:
+    """What is kept of a run that was submitted, after the jobs it had before."""
+    asked, old = resolve_workers(config), record.read(folder)
+    return Record(
+        id=job,
+        engine=config.cluster.name,
+        name=config.run_name,
+        task=task,
+        cluster=config.cluster.model_dump(),
+        num_nodes=asked.num_nodes,
+        workers_per_node=asked.num_local,
+        gpus_per_node=len(asked.gpus),
+        submitted=time.time(),
+        log=str(log),
+        code=str(code),
+        cwd=str(cwd),
+        host=socket.gethostname(),
+        pid=pid,
+        earlier=(*old.earlier, old.id) if old else (),
+    )
 
 
 def again(folder: RunFolder, job: Record) -> Record:

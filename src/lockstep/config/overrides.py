@@ -46,12 +46,7 @@ def check(
 
     `conf` is the folder of the primary configuration, `added` one that adds to it (Hydra's --config-dir).
     """
-    for folder in (conf, added):
-        if folder is not None and not folder.is_dir():
-            raise ConfigError([f"there is no folder {folder}: correct the path of the configuration"])
-    source, options = Source(conf, config_name, added), groups(conf, added)
-    if config_name not in {file.stem for file in [*conf.glob("*.yaml"), *(added.glob("*.yaml") if added else ())]}:
-        raise ConfigError([f"there is no {config_name}.yaml in {conf}: correct --config-name"])
+    source, options = _source(conf, config_name, added), groups(conf, added)
     faults: list[str] = []
     values: list[list[str]] = []
     configs: list[Config] = []
@@ -86,6 +81,16 @@ def check(
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     return Plan(math.prod(map(len, values)), configs)
+
+
+def _source(conf: Path, config_name: str, added: Path | None) -> Source:
+    """Where the configuration comes from. Raises ConfigError where that is not there."""
+    for folder in (conf, added):
+        if folder is not None and not folder.is_dir():
+            raise ConfigError([f"there is no folder {folder}: correct the path of the configuration"])
+    if config_name not in {file.stem for file in [*conf.glob("*.yaml"), *(added.glob("*.yaml") if added else ())]}:
+        raise ConfigError([f"there is no {config_name}.yaml in {conf}: correct --config-name"])
+    return Source(conf, config_name, added)
 
 
 def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from lockstep.distributed.shared_memory import Neighbours, Place, RankLost, Segment
+from lockstep.distributed.shared_memory import Machine, Neighbours, RankLost, Segment
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def connect(timeout: timedelta) -> None:
     """
     global _exchange
     rank = dist.get_rank()
-    places = gather_objects(Place.here())
+    places = gather_objects(Machine.here())
     if None in places:
         return
     machines = [[r for r, other in enumerate(places) if other == place] for place in dict.fromkeys(places)]

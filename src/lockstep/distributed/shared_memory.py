@@ -14,7 +14,6 @@ it back with the last process, however that ends.
 """
 
 import ctypes
-import math
 import mmap
 import os
 import secrets
@@ -31,6 +30,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.distributed.semaphores import Semaphores
+
 LINE = 64  # bytes: what processors share at once, and more than a semaphore of any C library
 ROW_BYTES = 1 << 20  # at most, of a rank; a longer tensor goes in parts
 MOST_BYTES = 1 << 25  # of all rows together
@@ -44,55 +45,20 @@ class RankLost(RuntimeError):
     """Another rank of this machine does not come to an exchange: it has ended, it left, or it is late."""
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-class _Semaphores:
-    """The C library's semaphores by their address. `post` and `has_taken` keep Python's lock: they never wait."""
-
-    def __init__(self) -> None:
-        at_once, waiting = ctypes.PyDLL(None), ctypes.CDLL(None)
-        self._init, self._post, self._try = at_once.sem_init, at_once.sem_post, at_once.sem_trywait
-        self._wait = waiting.sem_clockwait  # since glibc 2.30; sem_timedwait would follow a clock that is set
-        self._init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
-        self._post.argtypes = self._try.argtypes = (ctypes.c_void_p,)
-        self._wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Timespec))
-
-    def make(self, address: int) -> None:
-        """Count from zero, for several processes. Raises OSError where the C library cannot."""
-        if self._init(address, 1, 0):
-            raise OSError("sem_init failed")
-
-    def post(self, address: int) -> None:
-        self._post(address)
-
-    def has_taken(self, address: int) -> bool:
-        """Take one, if there is one."""
-        return self._try(address) == 0
-
-    def wait(self, address: int, most_s: float) -> bool:
-        """Take one, if it comes in time; a signal ends the waiting, too."""
-        until = time.monotonic() + most_s
-        seconds = math.floor(until)
-        limit = _Timespec(seconds, int((until - seconds) * 1e9))
-        return self._wait(address, time.CLOCK_MONOTONIC, ctypes.byref(limit)) == 0
-
-
-class Place(NamedTuple):
-    """What processes have in common that can share memory: ranks with equal places do."""
+class Machine(NamedTuple):
+    """What processes have in common that can share memory: ranks of equal ones do."""
 
     host: str
     boot: str
     processes: int  # the namespace of their numbers, in which one finds the other's memory
 
     @classmethod
-    def here(cls) -> "Place | None":
+    def here(cls) -> "Machine | None":
         """Of this process; None where memory cannot be shared this way, e.g. outside of Linux."""
         if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
             return None
         try:
-            _Semaphores()
+            Semaphores()
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             return cls(socket.gethostname(), boot, os.stat("/proc/self/ns/pid").st_ino)
         except (OSError, AttributeError):
@@ -146,7 +112,7 @@ class Segment:
             segment = cls(mmap.mmap(descriptor, size), 0, num_ranks)
             token = secrets.token_hex(LINE // 2)
             segment.memory[:LINE] = token.encode()
-            semaphores = _Semaphores()
+            semaphores = Semaphores()
             for offset, _ in segment.channels():
                 for pair in range(num_ranks**2):
                     semaphores.make(segment.start + offset + pair * LINE)
@@ -224,7 +190,7 @@ class Channel:
         self._neighbours = neighbours
         self._timeout = timeout
         self._spin_s = spin_s
-        self._semaphores = _Semaphores()
+        self._semaphores = Semaphores()
         others = [other for other in range(size) if other != rank]
         start = segment.start + offset
         self._to = [start + (other * size + rank) * LINE for other in others]

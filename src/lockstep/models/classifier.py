@@ -88,15 +88,9 @@ class Classifier(L.LightningModule):
         num_classes = len(image_format.class_names)
         splits = ("val", "test", "test_flip") if has_flip_test else ("val", "test")
         self.scores = nn.ModuleDict({split: Scores(num_classes) for split in splits})
-        if compile_mode is not None:
-            for dropout in self._dropouts:  # its share is another one in every step, and would be compiled in
-                dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
-            if layout.memory_format == torch.channels_last:
-                self.net.compile(dynamic=False, mode=compile_mode)
-            else:  # left to itself the compiler computes every convolution of a CPU in channels_last
-                graphs = {"triton.cudagraphs": True} if compile_mode == "reduce-overhead" else {}
-                self.net.compile(dynamic=False, options={"layout_optimization": False, **graphs})
         self._is_compiled = compile_mode is not None
+        if compile_mode is not None:
+            self._compile(compile_mode)
         self._compiled_sizes: dict[bool, int] = {}
         # loss sum, hits, samples of this epoch: this rank's counts, and the global counts when they were last logged
         # (no buffers: DDP would give every rank those of rank 0)
@@ -105,6 +99,15 @@ class Classifier(L.LightningModule):
         self.metrics: dict[str, float] = {}
         self._step: OptimizerStep | None = None
         self._guard: LossGuard | None = None
+
+    def _compile(self, mode: str) -> None:
+        for dropout in self._dropouts:  # its share is another one in every step, and would be compiled in
+            dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
+        if self.layout.memory_format == torch.channels_last:
+            self.net.compile(dynamic=False, mode=mode)
+        else:  # left to itself the compiler computes every convolution of a CPU in channels_last
+            graphs = {"triton.cudagraphs": True} if mode == "reduce-overhead" else {}
+            self.net.compile(dynamic=False, options={"layout_optimization": False, **graphs})
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits (B, num_classes) in float32 or wider, of uint8 pixels (B, C, H, W)."""

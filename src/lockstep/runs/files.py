@@ -68,6 +68,39 @@ def flock(file: IO[bytes], how: int) -> bool:
     return True
 
 
+def is_held(path: Path) -> bool:
+    """Whether a live process on this machine holds the lock of a file."""
+    try:
+        with open(path, "rb", opener=no_link) as file:
+            flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def remove_leftovers(path: Path, *, is_deep: bool = True) -> None:
+    """Remove what writers left that were killed: half a checkpoint, say. `is_deep`: also in the folders below.
+
+    Where there are no locks nobody knows whether a writer lives, and all stays.
+    """
+    for folder, below, names in os.walk(path):
+        if not is_deep:
+            below.clear()
+        for name in filter(LEFTOVER.fullmatch, names):
+            with (
+                contextlib.suppress(FileNotFoundError, PermissionError),  # gone by itself, or of another user
+                open(Path(folder, name), "r+b", opener=no_link) as file,
+            ):
+                try:
+                    is_left = flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue  # its writer lives
+                if is_left:
+                    os.unlink(Path(folder, name))
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step."""
     with atomic_file(path) as file:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.runs import files
 from lockstep.runs.files import (
-    LEFTOVER,
-    flock,
     left_nothing,
     no_link,
     opened_and_held,
@@ -347,31 +346,15 @@ class RunFolder:
 
     def is_locked(self) -> bool:
         """Whether a live process on this machine trains the run."""
-        return _is_held(self.lock_file)
+        return files.is_held(self.lock_file)
 
     def has_job_here(self) -> bool:
         """Whether a job in the background of this machine lives."""
-        return _is_held(self.job_lock)
+        return files.is_held(self.job_lock)
 
     def remove_leftovers(self, *, is_deep: bool = True) -> None:
-        """Remove what writers left that were killed: half a checkpoint, say. `is_deep`: also in the folders below.
-
-        Where there are no locks nobody knows whether a writer lives, and all stays.
-        """
-        for folder, below, names in os.walk(self.path):
-            if not is_deep:
-                below.clear()
-            for name in filter(LEFTOVER.fullmatch, names):
-                with (
-                    contextlib.suppress(FileNotFoundError, PermissionError),  # gone by itself, or of another user
-                    open(Path(folder, name), "r+b", opener=no_link) as file,
-                ):
-                    try:
-                        is_left = flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        continue  # its writer lives
-                    if is_left:
-                        os.unlink(Path(folder, name))
+        """Remove what writers left that were killed: half a checkpoint, say. `is_deep`: also in the folders below."""
+        files.remove_leftovers(self.path, is_deep=is_deep)
 
     def remove(self) -> None:
         """Remove the run and all in its folder, links themselves only. Hold the lock.
@@ -386,14 +369,3 @@ class RunFolder:
         self.config.unlink()
         self.lock_file.unlink()
         self.path.rmdir()
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        with open(path, "rb", opener=no_link) as file:
-            flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False

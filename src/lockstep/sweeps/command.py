@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from lockstep.cluster import jobs, submission
@@ -118,12 +119,7 @@ def run(
     """
     _refuse_live(ledger)
     machine = machine_here()
-    try:
-        at_once = devices.num_at_once(config.launcher, machine, total, list(configs.values()) or [config])
-        for each in configs.values():
-            devices.need(each, machine, at_once)
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
+    at_once = _num_at_once(machine, total, config, list(configs.values()))
 
     def known(running: dict[int, str] | None = None) -> Table:
         return table(ledger, objectives, running or {}, monitored=monitored(config))
@@ -133,23 +129,16 @@ def run(
         return devices.need(own, machine, at_once)
 
     view = views.Silent() if config.silent else views.Shown(known, total)
-    pool = Pool(Devices(machine, at_once), say=view.said)
-    course = Course(
-        ledger=ledger,
-        source=source,
-        pool=pool,
-        view=view,
-        need_of=need_of,
-        at_once=at_once,
-        max_failed=config.sweep.max_failed,
-        task="train" if config.sweep.test == "all" else "train-without-test",
+    course_of = partial(
+        Course, ledger=ledger, pool=Pool(Devices(machine, at_once), say=view.said), need_of=need_of, at_once=at_once
     )
+    task = "train" if config.sweep.test == "all" else "train-without-test"
     ledger.stop_flag.clear_stop()  # of a sweep that was killed before it could
     ledger.write()
     if not config.silent:
         print(_begins(ledger, num_done, total, at_once), flush=True)
     try:
-        code = course.run()
+        code = course_of(source=source, view=view, max_failed=config.sweep.max_failed, task=task).run()
     finally:
         write(ledger, known())
     if source.note and not config.silent:
@@ -159,23 +148,24 @@ def run(
         if not config.silent:
             what = f"the best trial, {chosen[0].number}" if config.sweep.test == "best" else f"{len(chosen)} trials"
             print(f"Testing {what} ...", flush=True)
-        tested = Course(
-            ledger=ledger,
-            source=Once(chosen),
-            pool=pool,
-            view=views.Silent(),
-            need_of=need_of,
-            at_once=at_once,
-            max_failed=None,
-            task="test",
-        ).run()
-        code = code or tested
+        code = course_of(source=Once(chosen), view=views.Silent(), max_failed=None, task="test").run() or code
         write(ledger, known())
     if not config.silent:
         views.show(known(), shown(ledger.path))
         if code:
             print("Not everything is done: the same command again goes on.", flush=True)
     return code
+
+
+def _num_at_once(machine: Machine, total: int, config: Config, configs: Sequence[Config]) -> int:
+    """How many trials run side by side. Raises ConfigError where one of them needs what the machine has not."""
+    try:
+        at_once = devices.num_at_once(config.launcher, machine, total, configs or [config])
+        for each in configs:
+            devices.need(each, machine, at_once)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    return at_once
 
 
 def _begins(ledger: Ledger, num_done: int, total: int, at_once: int) -> str:

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.callbacks.stop import STOP_FILE, TIME_LIMIT, Stopped
 from lockstep.config import storage
+from lockstep.data.module import ImageData
 from lockstep.distributed.batch_norm import SyncBatchNorm
 from lockstep.distributed.collectives import FlagChannel, add_up, gather_objects
 from lockstep.models.classifier import Classifier
@@ -74,25 +75,33 @@ def measure(
         scorer = assembly.lightning_trainer(here, logger=False, enable_checkpointing=False)
         scorer.validate(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         facts = {
-            "val_images": len(data.splits.val.labels),
-            "val_accuracy": module.metrics["val/accuracy"],
-            "num_parameters": sum(p.numel() for p in module.net.parameters()),
-            "precision": here.precision,
-            "devices": gather_objects(_device_name(here.device)),
-            "threads_per_worker": torch.get_num_threads(),
+            **_facts(here, module, data),
             "peak_memory_bytes": memory,
             "flops_per_image": flops,
-            "gradient_bytes": gradient_bytes(module.net),
-            "bucket_mib": config.strategy.bucket_size_mib,
-            "backend": dist.get_backend() if here.is_distributed else None,
-            "num_batch_norms": sum(isinstance(layer, internals.BatchNorm) for layer in module.net.modules()),
             "steps_s": slowest(steps.times_s),
-            "all_reduce_s": _all_reduces(here.device, gradient_bytes(module.net)) if here.world_size > 1 else {},
-            "peak_flops_per_s": _peaks(here),
         }
         if here.rank == 0:
             write_json(folder.measurement, facts)
     return 0
+
+
+def _facts(here: Session, module: Classifier, data: ImageData) -> dict[str, Any]:
+    """What was measured with, and what its devices can do. Every rank must call it."""
+    num_bytes = gradient_bytes(module.net)
+    return {
+        "val_images": len(data.splits.val.labels),
+        "val_accuracy": module.metrics["val/accuracy"],
+        "num_parameters": sum(p.numel() for p in module.net.parameters()),
+        "precision": here.precision,
+        "devices": gather_objects(_device_name(here.device)),
+        "threads_per_worker": torch.get_num_threads(),
+        "gradient_bytes": num_bytes,
+        "bucket_mib": here.config.strategy.bucket_size_mib,
+        "backend": dist.get_backend() if here.is_distributed else None,
+        "num_batch_norms": sum(isinstance(layer, internals.BatchNorm) for layer in module.net.modules()),
+        "all_reduce_s": _all_reduces(here.device, num_bytes) if here.world_size > 1 else {},
+        "peak_flops_per_s": _peaks(here),
+    }
 
 
 class Steps(L.Callback):

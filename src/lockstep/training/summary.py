@@ -11,7 +11,6 @@ from lockstep.callbacks.stop import Stopped
 from lockstep.config import rules
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
-from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.system.terminal import duration, show_table
 from lockstep.training.session import Session
@@ -77,8 +76,10 @@ def device_name(here: Session) -> str:
 
 
 def show_header(here: Session, data: ImageData, module: Classifier, *, is_resumed: bool) -> None:
-    """Print what is trained, on what, in which parts, and where it is kept."""
+    """Print what is trained, on what, in which parts, and where it is kept, unless the run is to be silent."""
     config = here.config
+    if config.silent:
+        return
     channels, height, width = data.image_shape
     num_parameters = sum(p.numel() for p in module.net.parameters())
     count = here.world_size
@@ -111,8 +112,11 @@ def show_header(here: Session, data: ImageData, module: Classifier, *, is_resume
     )
 
 
-def show_summary(folder: RunFolder, summary: dict[str, Any]) -> None:
-    """Print the results of a finished run, and the commands that use it."""
+def show_summary(here: Session, summary: dict[str, Any]) -> None:
+    """Print the results of a finished run, and the commands that use it, unless it is to be silent."""
+    if here.config.silent:
+        return
+    folder = here.folder
     run = quoted(folder.path)
     rows: list[tuple[str, str]] = []
     if summary["test_accuracy"] is not None:

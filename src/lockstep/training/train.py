@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import Logger
@@ -42,8 +43,7 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
         first_step = _next_step(resumed_from.path)
         if here.rank == 0:
             write_atomically(folder.environment, json.dumps(provenance.describe(), indent=1) + "\n")
-            if not config.silent:
-                show_header(here, data, module, is_resumed=resumed_from.path is not None)
+            show_header(here, data, module, is_resumed=resumed_from.path is not None)
         callbacks = [build.build(section) for section in config.callbacks.values() if section is not None]
         checkpoint = _prepared_checkpoint(callbacks, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
@@ -55,16 +55,7 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             note=resumed_from.note,
         )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
-        trainer = assembly.lightning_trainer(
-            here,
-            callbacks=[record, *([] if config.silent else [Console(record)]), *callbacks, stop],
-            logger=_loggers(here, first_step),
-            profiler=_profiler(here),
-            max_epochs=config.trainer.max_epochs,
-            log_every_n_steps=config.trainer.log_every_n_steps,
-            check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
-            enable_checkpointing=True,
-        )
+        trainer = _trainer(here, [record, *([] if config.silent else [Console(record)]), *callbacks, stop], first_step)
         started = time.monotonic()
         try:
             trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
@@ -84,8 +75,7 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             summary = summarize(here, trainer, module, data, checkpoint, record, used)
             folder.write_summary(summary)
             folder.clear_stop()
-            if not config.silent:
-                show_summary(folder, summary)
+            show_summary(here, summary)
         record.end(trainer, module, "finished", "early stopping" if trainer.should_stop else "")
         return 0
 
@@ -112,6 +102,20 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
             folder.write_summary(folder.read_summary() | tested(module))
             folder.update_status(metrics=folder.read_status().get("metrics", {}) | module.metrics)
     return 0
+
+
+def _trainer(here: Session, callbacks: list[Callback], first_step: int) -> L.Trainer:
+    settings = here.config.trainer
+    return assembly.lightning_trainer(
+        here,
+        callbacks=callbacks,
+        logger=_loggers(here, first_step),
+        profiler=_profiler(here),
+        max_epochs=settings.max_epochs,
+        log_every_n_steps=settings.log_every_n_steps,
+        check_val_every_n_epoch=settings.check_val_every_n_epoch,
+        enable_checkpointing=True,
+    )
 
 
 def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:

@@ -122,12 +122,12 @@ def test_a_new_channel_of_flags_does_not_hear_those_of_an_old_one(ranks: Ranks) 
 
 def as_on_machines(names: str, function: Callable[..., Any], *args: Any) -> Any:
     """`function` in ranks that find themselves on the machines `names`, a letter for each."""
-    here = shared_memory.Place.here()
+    here = shared_memory.Machine.here()
     assert here is not None
     collectives._exchange = None  # that of `Ranks`
     place = here._replace(host=names[dist.get_rank()])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_memory.Place, "here", lambda: place)
+        patch.setattr(shared_memory.Machine, "here", lambda: place)
         collectives.connect(TIMEOUT)
     exchange = collectives._exchange
     return (exchange is not None and exchange.here is not None), function(*args)

@@ -22,18 +22,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from lockstep.data.transfer import file_lock
+from lockstep.data.transfer.copy_record import (
+    JOURNAL,
+    RECORD,
+    CopiedFile,
+    Note,
+    State,
+    line,
+    read_files,
+    read_note,
+    remove_empty,
+    scan,
+)
 from lockstep.data.transfer.file_lock import Lock, Progress
 from lockstep.runs.files import atomic_file
 
-RECORD, JOURNAL, LOCK, USED, PART = ".copied", ".journal", ".lock", ".used", ".part"
+LOCK, USED, PART = ".lock", ".used", ".part"
 NUM_THREADS = 16  # wait for a network or a disk
 NUM_PER_BLOCK = 256
 BLOCK_BYTES = 4096  # of a disk: a file takes whole ones
 REMOVE_S = 2.0  # others that leave at the same time hold the lock for an instant
-State = tuple[int, int, int]  # size in bytes or -1, and two numbers that change with the content
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,22 +56,6 @@ class Source:
     files: Mapping[str, State]
     fetch: Callable[[str, Path], None]
     digest: str
-
-
-class Note(NamedTuple):
-    """What a complete copy says of itself: what it is of, in which state, and a code of the names of its files."""
-
-    source: str
-    digest: str
-    names: str
-
-
-class _Known(NamedTuple):
-    """A file of a copy: its own size and time of change, and the state of the source it is of."""
-
-    size: int
-    time_ns: int
-    state: State
 
 
 @dataclass(frozen=True)
@@ -173,7 +167,7 @@ class Copy:
 
     def _complete(self, source: Source, lock: Lock, beat: Callable[[], None]) -> None:
         """Bring what is missing or changed, and remove what the source no longer has. Needs the lock."""
-        known, found = _read(self.place), dict(_scan(self.folder))
+        known, found = read_files(self.place), dict(scan(self.folder))
         same = {
             name: there
             for name, state in source.files.items()
@@ -182,33 +176,33 @@ class Copy:
         todo = [name for name in source.files if name not in same]
         others = [name for name in found if name not in source.files]
         note = Note(self.source, source.digest, code_of(map(os.fsencode, source.files)))
-        if not todo and not others and _note(self.place) == note:
+        if not todo and not others and read_note(self.place) == note:
             return
         self._check_space([source.files[name][0] for name in todo])
         for left in self.place.glob(f"{PART}-{socket.gethostname()}-*"):
             left.unlink()
         journal = self.place / JOURNAL
         with atomic_file(journal) as file:
-            file.writelines(_line(name, there) for name, there in same.items())
+            file.writelines(line(name, there) for name, there in same.items())
         (self.place / RECORD).unlink(missing_ok=True)
         for name in others:
             (self.folder / name).unlink()
         self.folder.mkdir(exist_ok=True)
-        _remove_empty(self.folder)
+        remove_empty(self.folder)
         same |= self._bring(source, todo, lock, beat)
         with atomic_file(self.place / RECORD) as file:
             file.write(json.dumps(note._asdict()).encode() + b"\n")
-            file.writelines(_line(name, there) for name, there in same.items())
+            file.writelines(line(name, there) for name, there in same.items())
         journal.unlink()
 
-    def _bring(self, source: Source, names: list[str], lock: Lock, beat: Callable[[], None]) -> dict[str, _Known]:
+    def _bring(self, source: Source, names: list[str], lock: Lock, beat: Callable[[], None]) -> dict[str, CopiedFile]:
         progress, num_bytes = Progress(f"Copying {self.name}", "files"), 0
-        brought: dict[str, _Known] = {}
+        brought: dict[str, CopiedFile] = {}
         journal = os.open(self.place / JOURNAL, os.O_WRONLY | os.O_APPEND)
 
-        def bring(name: str) -> _Known:
+        def bring(name: str) -> CopiedFile:
             there = self._bring_one(source, name)
-            os.write(journal, _line(name, there))
+            os.write(journal, line(name, there))
             return there
 
         try:
@@ -231,7 +225,7 @@ class Copy:
             )
         return brought
 
-    def _bring_one(self, source: Source, name: str) -> _Known:
+    def _bring_one(self, source: Source, name: str) -> CopiedFile:
         """A file appears under its name when it is whole."""
         part = self.place / f"{PART}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         size = source.files[name][0]
@@ -256,7 +250,7 @@ class Copy:
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
-        return _Known(state.st_size, state.st_mtime_ns, source.files[name])
+        return CopiedFile(state.st_size, state.st_mtime_ns, source.files[name])
 
     # -- what goes wrong -----------------------------------------------------------------------------------------------
 
@@ -300,7 +294,7 @@ def place_of(folder: str, source: str, name: str) -> Path:
 
 def note(folder: Path) -> Note | None:
     """What a folder says of itself where it is a complete copy."""
-    return _note(folder.absolute().parent)
+    return read_note(folder.absolute().parent)
 
 
 def code_of(names: Iterable[bytes]) -> str:
@@ -327,63 +321,3 @@ def files_below(root: Path, folder: str) -> Source:
 def copy_file(source: Path, path: Path) -> None:
     """The content alone: what the file was is in the record."""
     shutil.copyfile(source, str(path))
-
-
-# -- files of a place --------------------------------------------------------------------------------------------------
-
-
-def _note(place: Path) -> Note | None:
-    try:
-        with open(place / RECORD, "rb") as file:
-            values: Any = json.loads(file.readline(1 << 16))
-        return Note(**values)
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _read(place: Path) -> dict[str, _Known]:
-    """The files of the copy by name, whole or not."""
-    for name in (RECORD, JOURNAL):
-        try:
-            content = (place / name).read_bytes()
-        except FileNotFoundError:
-            continue
-        if name == RECORD:
-            content = content.partition(b"\n")[2]
-        found = {}
-        for line in content.split(b"\0")[:-1]:  # a last one that is not ended was cut
-            *numbers, file_name = line.split(b" ", 5)
-            try:
-                size, time_ns, one, two, three = map(int, numbers)
-            except ValueError:  # zeros, or half a line: what a power cut leaves
-                continue
-            found[os.fsdecode(file_name)] = _Known(size, time_ns, (one, two, three))
-        return found
-    return {}
-
-
-def _line(name: str, there: _Known) -> bytes:
-    numbers = " ".join(map(str, (there.size, there.time_ns, *there.state)))
-    return os.fsencode(f"{numbers} {name}\0")
-
-
-def _scan(folder: Path, prefix: str = "") -> Iterator[tuple[str, tuple[int, int]]]:
-    """(name, (size, time of change)) of everything below a folder that is no folder."""
-    try:
-        entries = os.scandir(folder)
-    except FileNotFoundError:
-        return
-    with entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _scan(Path(entry.path), f"{prefix}{entry.name}/")
-            else:
-                state = entry.stat(follow_symlinks=False)
-                yield prefix + entry.name, (state.st_size, state.st_mtime_ns)
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove the folders below that hold nothing: a class of the source no longer."""
-    for path, _, _ in os.walk(folder, topdown=False):
-        if Path(path) != folder and not os.listdir(path):
-            os.rmdir(path)
