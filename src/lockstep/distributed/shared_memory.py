@@ -5,9 +5,8 @@ ordered pair of ranks has a semaphore: whoever has written its row posts one to 
 from each of them. Rows alternate between two places. A rank writes to a place again only after it has heard of the
 exchange in between from all others, and each of them says that after it has read the place.
 
-Processors may order memory weakly: POSIX (section 4.12, memory synchronization) has sem_post and sem_wait order what
-was written and read before the one against what is written and read after the other. So nothing here reads a number
-that another process writes without a semaphore in between, but the flag that a rank has left, which is only a hint.
+Processors may order memory weakly, and semaphores order it (semaphores.py). So nothing here reads a number that another
+process writes without a semaphore in between, but the flag that a rank has left, which is only a hint.
 
 The memory has no name (memfd_create): others open it through /proc while its maker waits for them, and the kernel takes
 it back with the last process, however that ends.

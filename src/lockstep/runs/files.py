@@ -1,14 +1,17 @@
 """Files that are whole or not there: written beside, then renamed; read without following links."""
 
 import contextlib
+import csv
 import errno
 import fcntl
+import io
 import json
 import math
 import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -66,6 +69,22 @@ def flock(file: IO[bytes], how: int) -> bool:
             raise
         return False
     return True
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is made if need be. Raises BlockingIOError while another process holds it."""
+    with open(path, "ab", opener=no_link) as file:
+        for attempt in range(20):  # `is_held` of a reader holds it for an instant
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if attempt == 19:
+                    raise
+                time.sleep(0.05)
+            else:
+                break
+        yield
 
 
 def is_held(path: Path) -> bool:
@@ -135,6 +154,24 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     if len(content) > max_bytes:
         raise ValueError(f"{path} is longer than {max_bytes:,} bytes.")
     return content.decode()
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by column; none where there is no file."""
+    try:
+        return list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+    except FileNotFoundError:
+        return []
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Replace a CSV file. It has the columns of all rows, in the order in which they come."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 def no_link(path: str, flags: int) -> int:

@@ -4,9 +4,6 @@ Owns the names and formats of all files in it. Standard library only, so that to
 """
 
 import contextlib
-import csv
-import fcntl
-import io
 import os
 import shutil
 import socket
@@ -19,11 +16,9 @@ from typing import Any
 from lockstep.runs import files
 from lockstep.runs.files import (
     left_nothing,
-    no_link,
     opened_and_held,
     read_json,
     read_text,
-    write_atomically,
     write_json,
 )
 
@@ -247,19 +242,11 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, str]]:
         """Rows of metrics.csv, one per epoch."""
-        try:
-            return list(csv.DictReader(io.StringIO(read_text(self.path / "metrics.csv"), newline="")))
-        except FileNotFoundError:
-            return []
+        return files.read_rows(self.path / "metrics.csv")
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         """Replace metrics.csv."""
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self.path / "metrics.csv", text.getvalue())
+        files.write_rows(self.path / "metrics.csv", rows)
 
     # -- the stop flag -----------------------------------------------------------------------------------------------
 
@@ -332,16 +319,7 @@ class RunFolder:
 
         Raises BlockingIOError while another process holds it.
         """
-        with open(self.lock_file, "ab", opener=no_link) as file:
-            for attempt in range(20):  # `is_locked` of a reader holds it for an instant
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if attempt == 19:
-                        raise
-                    time.sleep(0.05)
-                else:
-                    break
+        with files.held(self.lock_file):
             yield
 
     def is_locked(self) -> bool:
