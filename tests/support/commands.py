@@ -2,7 +2,8 @@
 
 They are processes like any other: children of this one with a command line, a folder, variables, files, signals and an
 exit code of their own. What imports of torch take, seconds of a core, they do not take again. That commands start from
-nothing is shown by the tests of first moments and of imports, and by those of the README.
+nothing is shown where it is the promise: test_first_second.py, test_lazy_imports.py, test_presence.py, test_output.py,
+test_launch.py. What Python reads when it starts, sitecustomize.py or the number of threads, a fork does not read.
 """
 
 import ctypes
@@ -56,10 +57,10 @@ class Command(subprocess.Popen[Any]):
 
 
 def run(
-    words: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None, *, is_text: bool = True
-) -> subprocess.CompletedProcess[Any]:
+    words: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """A command that ends, what it has said captured."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": is_text}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with Command(words, cwd, env, **pipes) as process:
         try:
             out, err = process.communicate(timeout=PATIENCE_S)
