@@ -8,6 +8,7 @@ test_launch.py. What Python reads when it starts, sitecustomize.py or the number
 
 import ctypes
 import functools
+import inspect
 import json
 import os
 import signal
@@ -23,6 +24,11 @@ from tests.support.harness import PATIENCE_S, ROOT, environ
 PR_SET_CHILD_SUBREAPER = 36
 SCRIPTS = Path(sys.executable).parent
 FIXED = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")  # read while a process starts
+PIPES = ["p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"]
+# elsewhere, and where another Python has other private parts, commands are new processes
+CAN_FORK = sys.platform == "linux" and (
+    list(inspect.signature(subprocess.Popen._execute_child).parameters)[11:17] == PIPES  # pyright: ignore[reportAttributeAccessIssue]
+)
 
 
 class Command(subprocess.Popen[Any]):
@@ -31,7 +37,7 @@ class Command(subprocess.Popen[Any]):
     def __init__(
         self, words: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None, **more: Any
     ) -> None:
-        first, *rest = map(str, words)
+        first, *rest = words = list(map(str, words))
         variables = dict(environ() if env is None else env)
         for name in FIXED:
             assert variables.get(name) == environ().get(name), f"{name} is read by the process that forks"
@@ -41,9 +47,12 @@ class Command(subprocess.Popen[Any]):
             "cwd": str(cwd or Path.cwd()),
             "environ": variables,
         }
-        super().__init__([first, *rest], **more)
+        super().__init__(words, cwd=cwd, env=variables, **more)
 
     def _execute_child(self, *arguments: Any) -> None:  # of subprocess.Popen: it starts the process
+        if not CAN_FORK:
+            super()._execute_child(*arguments)  # pyright: ignore[reportAttributeAccessIssue]
+            return
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = arguments[10:16]
         # "-1" where the child is to have what this process has
         files = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
