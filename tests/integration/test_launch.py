@@ -19,15 +19,15 @@ from lockstep.runs.files import read_json
 from lockstep.runs.folder import FailedElsewhere, RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import STOP_SIGNALS
+from tests.support import commands
+from tests.support.commands import Command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, write_run
 
 pytestmark = pytest.mark.processes
 
 
 def run(cwd: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*overrides), cwd=cwd, env={**environ(), **variables}, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    return commands.run(command(*overrides), cwd, {**environ(), **variables})
 
 
 def latest(cwd: Path) -> RunFolder:
@@ -273,7 +273,7 @@ def test_two_srun_tasks_train_in_one_folder(tmp_path: Path) -> None:
     port = store.port
     del store  # free again, as a port of SLURM's choice would be
     tasks = [
-        subprocess.Popen(
+        Command(
             command(*SMALL, "trainer.devices=2", "trainer.max_epochs=1"),
             cwd=tmp_path,
             env={**environ(), **_slurm(rank, 2, port)},
@@ -319,7 +319,7 @@ def test_ranks_with_other_settings_are_refused_before_the_first_step(tmp_path: P
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
         place |= {"MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": True}
         tasks.append(
-            subprocess.Popen(
+            Command(
                 command(*SMALL, f"seed={seed}"),
                 cwd=tmp_path,
                 env={**environ(), **{name: str(value) for name, value in place.items()}},

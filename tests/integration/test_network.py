@@ -20,6 +20,7 @@ from lockstep.launch import spawn
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World, first_node, outer_world, step_port
 from lockstep.training import process_group
+from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
@@ -138,7 +139,7 @@ def test_a_meeting_that_fails_leaves_no_address_behind(tmp_path: Path, monkeypat
 
 def test_a_network_that_is_not_there_is_a_config_error_before_anything_starts(tmp_path: Path) -> None:
     task = command(*SMALL, "trainer.devices=2", "strategy.interface=ib0")
-    done = subprocess.run(task, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    done = run_command(task, tmp_path)
     assert done.returncode == 2
     assert "config error: strategy.interface=ib0 is not on " in done.stderr
     assert not (tmp_path / "outputs").exists()

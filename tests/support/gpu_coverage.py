@@ -17,7 +17,13 @@ from tests.support.harness import ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
 # those on a pretended GPU, and those that put something else in the place of one
-TESTS = tuple(f"tests/test_{name}.py" for name in ("gpu_trainings", "gpu_commands", "session", "environment", "memory"))
+TESTS = (
+    "tests/integration/test_gpu_trainings.py",
+    "tests/system/test_gpu_commands.py",
+    "tests/unit/system/test_hardware.py",
+    "tests/unit/training/test_memory.py",
+    "tests/unit/training/test_session.py",
+)
 WORDS = {"cuda", "is_on_device", "_is_deferred"}  # in the conditions of what only a GPU runs
 CONFIG = """[run]
 parallel = true

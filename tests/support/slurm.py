@@ -2,12 +2,13 @@
 
 import contextlib
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.support import harness, nodes
+from tests.support import commands, harness, nodes
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
 ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED")
@@ -32,15 +33,19 @@ class Slurm:
         environ: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command that must exit with `code`; None: with any."""
-        result = subprocess.run(
-            [str(word) for word in command],
-            env={**self.environ, **(environ or {})},
-            cwd=cwd or self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=harness.PATIENCE_S,
-        )
+        words, variables = [str(word) for word in command], {**self.environ, **(environ or {})}
+        if words[0] == sys.executable and words[1] != "-c":
+            result = commands.run(words, cwd or self.folder, variables)
+        else:
+            result = subprocess.run(
+                words,
+                env=variables,
+                cwd=cwd or self.folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=harness.PATIENCE_S,
+            )
         shown = f"{command} exited with {result.returncode}\n{result.stdout}\n{result.stderr}"
         assert code is None or result.returncode == code, f"{shown}\n{self.logs()}"
         return result

@@ -10,6 +10,8 @@ from typing import Any
 
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import RunFolder
+from tests.support import commands
+from tests.support.commands import Command
 from tests.support.harness import PATIENCE_S, ROOT, command, environ
 
 
@@ -20,21 +22,16 @@ def variables(**more: str | None) -> dict[str, str]:
 
 
 def run(cwd: Path, *overrides: str, **more: str | None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("-m", *overrides), cwd=cwd, env=variables(**more), capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    words, environ_ = command("-m", *overrides), variables(**more)
+    if not more:
+        return commands.run(words, cwd, environ_)
+    return subprocess.run(words, cwd=cwd, env=environ_, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @contextmanager
-def started(cwd: Path, *overrides: str, **more: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        command("-m", *overrides),
-        cwd=cwd,
-        env=variables(**more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def started(cwd: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = Command(command("-m", *overrides), cwd, variables(), **pipes)
     try:
         yield process
     finally:

@@ -5,26 +5,25 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lockstep.runs.folder import RunFolder
+from tests.support.commands import Command
 from tests.support.harness import PATIENCE_S, command, environ, wait_until
 
 
 class Training:
     """A `python train.py` in a folder of its own, and the processes it started."""
 
-    def __init__(self, cwd: Path, *overrides: str, hangup: signal.Handlers = signal.SIG_DFL) -> None:
+    def __init__(self, cwd: Path, *overrides: str, ignores_hangups: bool = False) -> None:
         self.cwd = cwd
         self.log = cwd / "terminal.log"
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                command(*overrides),
-                cwd=cwd,
-                env=environ(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # as in a terminal, also where the tests run under nohup
-                preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup) and None,
+            pipes: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT}
+            self.process: subprocess.Popen[Any] = (
+                _ignoring_hangups(command(*overrides), cwd, pipes)
+                if ignores_hangups
+                else Command(command(*overrides), cwd, **pipes)
             )
 
     @property
@@ -49,13 +48,22 @@ class Training:
 
 
 @contextmanager
-def training(cwd: Path, *overrides: str, hangup: signal.Handlers = signal.SIG_DFL) -> Iterator[Training]:
-    started = Training(cwd, *overrides, hangup=hangup)
+def training(cwd: Path, *overrides: str, ignores_hangups: bool = False) -> Iterator[Training]:
+    started = Training(cwd, *overrides, ignores_hangups=ignores_hangups)
     try:
         yield started
     finally:
         started.process.kill()
         started.process.wait()
+
+
+def _ignoring_hangups(words: list[str], cwd: Path, pipes: dict[str, Any]) -> subprocess.Popen[Any]:
+    """A process that begins as under nohup."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    return subprocess.Popen(words, cwd=cwd, env=environ(), preexec_fn=ignore, **pipes)
 
 
 def is_alive(pid: int) -> bool:

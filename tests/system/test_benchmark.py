@@ -30,6 +30,7 @@ from lockstep.system import hardware
 from lockstep.system.plots import style
 from lockstep.training.measure import flops_per_image, gradient_bytes
 from tests.support.benchmarks import ONE, TWO, exactly, record, whole
+from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
 from tests.support.holding import WRITE
 
@@ -493,13 +494,8 @@ def test_two_processes_are_measured_and_their_network_is_kept(tmp_path: Path) ->
     assert (path / "report.pdf").exists()
     best = torch.load(path / "best.ckpt", weights_only=True)
     assert best["image_format"]["class_names"]
-    evaluated = subprocess.run(
-        [*told["kept"]["command"].replace("lockstep", TOOL, 1).split(), "--devices=1"],
-        cwd=tmp_path,
-        env=environ(),
-        capture_output=True,
-        text=True,
-    )
+    words = [*told["kept"]["command"].replace("lockstep", TOOL, 1).split(), "--devices=1"]
+    evaluated = run_command(words, tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
     assert f"accuracy  {told['kept']['test_accuracy']:.6f}" in evaluated.stdout
 

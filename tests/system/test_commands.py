@@ -15,16 +15,15 @@ from sklearn.metrics import accuracy_score
 
 from lockstep.data.sources.builtin import digits
 from lockstep.runs.folder import RunFolder
-from tests.support.harness import PATIENCE_S, command, environ
+from tests.support import commands
+from tests.support.harness import command
 
 pytestmark = pytest.mark.processes
 
 
 def lockstep(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     tool = os.fspath(Path(sys.executable).parent / "lockstep")
-    return subprocess.run(
-        [tool, *arguments], cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    return commands.run([tool, *arguments], cwd)
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Two epochs of the default data set, by two processes."""
     cwd = tmp_path_factory.mktemp("trained")
     overrides = ("model.width=8", "trainer.max_epochs=2", "trainer.devices=2", "strategy=cpu")
-    done = subprocess.run(
-        command(*overrides), cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = commands.run(command(*overrides), cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     (cwd / "terminal.log").write_text(done.stdout + done.stderr)
     return RunFolder((cwd / "outputs" / "latest").resolve())
@@ -140,7 +137,7 @@ def test_status_shows_the_end_and_stop_refuses_an_ended_run(trained: RunFolder) 
 
 def test_a_finished_run_is_not_resumed_but_can_train_longer(trained: RunFolder) -> None:
     cwd = cwd_of(trained)
-    done = subprocess.run(command("resume=outputs/latest"), cwd=cwd, env=environ(), capture_output=True, text=True)
+    done = commands.run(command("resume=outputs/latest"), cwd)
     assert done.returncode == 2
     assert "is finished: train longer with trainer.max_epochs above 2" in done.stderr
 

@@ -14,7 +14,8 @@ import pytest
 from lockstep.launch import spawn
 from lockstep.runs import vitals
 from lockstep.runs.folder import RunFolder
-from tests.support import callbacks
+from tests.support import callbacks, commands
+from tests.support.commands import Command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
 pytestmark = pytest.mark.processes
@@ -34,7 +35,7 @@ def line_of(text: str) -> int:
 
 def run(cwd: Path, words: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
     more = {"PYTHONPATH": str(ROOT), **variables}
-    return subprocess.run(words, cwd=cwd, env={**environ(), **more}, capture_output=True, text=True, timeout=PATIENCE_S)
+    return commands.run(words, cwd, {**environ(), **more})
 
 
 def latest(cwd: Path) -> RunFolder:
@@ -89,7 +90,7 @@ def test_a_task_of_srun_that_dies_is_told_by_itself_and_not_by_its_consequence(
     place = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     place |= {"SLURM_NTASKS": "2", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "localhost"}
     tasks = [
-        subprocess.Popen(
+        Command(
             words,
             cwd=tmp_path,
             env={**environ(), "PYTHONPATH": str(ROOT), **place, "SLURM_PROCID": rank, "SLURM_LOCALID": rank},
@@ -116,7 +117,9 @@ def test_a_trial_that_dies_is_told_and_the_others_go_on(tmp_path: Path, number: 
 def test_an_evaluation_that_dies_says_so(tmp_path: Path) -> None:
     assert run(tmp_path, command(*SMALL, "trainer.max_epochs=1")).returncode == 0
     (tmp_path / "sitecustomize.py").write_text(callbacks.DIES_IN_TORCH)
-    done = run(tmp_path, [TOOL, "eval", "latest"], PYTHONPATH=str(tmp_path), TMPDIR=str(tmp_path))
+    variables = {**environ(), "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
+    words = [TOOL, "eval", "latest"]  # a new process, which reads sitecustomize.py
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 128 + signal.SIGSEGV
     assert done.stderr.startswith(f"rank 0 of 1 was ended by SIGSEGV on {HOST}, in ")
     assert not list(tmp_path.glob("lockstep-*"))

@@ -16,6 +16,7 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.training import disk
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
 from lockstep.training.memory import out_of_memory
+from tests.support import commands
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ
 from tests.support.image_files import write_folder
 
@@ -32,6 +33,8 @@ def limited() -> None:
 
 def run(cwd: Path, words: list[str], **more: Any) -> "subprocess.CompletedProcess[str]":
     env = environ() | {"PYTHONPATH": str(ROOT)}
+    if words[0] == sys.executable and not more:
+        return commands.run(words, cwd, env)
     return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S, **more)
 
 

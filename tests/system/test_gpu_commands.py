@@ -92,7 +92,7 @@ def test_the_environments_with_gpus_are_compared(gpus: PretendedGpus, tmp_path: 
     shell = Shell(gpus, tmp_path, count=2)
     kept = [override for override in ON_GPU if not override.startswith("trainer.max_epochs")]
     left_out = (f"benchmark.environments.{name}=null" for name in ("cpu", "parallel-cpu", "parallel-gpu"))
-    shell.run(TOOL, "benchmark", *kept, *left_out, "benchmark.budget_s=6", "benchmark.probe_steps=3")
+    shell.run(TOOL, "benchmark", *kept, *left_out, "benchmark.budget_s=3", "benchmark.probe_steps=3")
     found = json.loads(next(tmp_path.glob("outputs/*/*/results.json")).read_text())
     measured = {each["name"]: each for each in found["environments"] if each["state"] == "measured"}
     assert {name: (each["device"], each["workers"]) for name, each in measured.items()} == {

@@ -31,6 +31,7 @@ from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.table import Objective
 from lockstep.system.signals import SignalFlag
+from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, SMALL, command, difference, environ, wait_until, write_run
 from tests.support.screens import on_terminal
 
@@ -1020,8 +1021,7 @@ def test_a_run_whose_job_waits_does_not_go_on_elsewhere(tools: Path, tmp_path: P
     submitted(folder)
     tool(tools, "squeue", f"echo '{line('17', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
     tool(tools, "sbatch", "exit 1")
-    words = command(f"resume={folder.path}", *where)
-    done = subprocess.run(words, cwd=tmp_path, env=environ(), capture_output=True, text=True)
+    done = run_command(command(f"resume={folder.path}", *where), tmp_path)
     assert done.returncode == EXIT_CONFIG, done.stdout
     assert "has job 17, pending: lockstep jobs cancel 17 first" in done.stderr
 
@@ -1037,14 +1037,9 @@ def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys
 
 def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
     RunFolder(four / "outputs/day/bad").lock_file.touch()  # once it was trained
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep.cli.main", "runs", "--prune", "--yes"],
-        cwd=four,
-        env=environ(),
-        capture_output=True,
-    )
+    done = run_command([sys.executable, "-m", "lockstep.cli.main", "runs", "--prune", "--yes"], four)
     assert done.returncode == 0
-    assert b"it has a job, remove it by lockstep jobs delete" in done.stderr
+    assert "it has a job, remove it by lockstep jobs delete" in done.stderr
     assert (four / "outputs/day/bad").exists()
 
 
@@ -1052,8 +1047,7 @@ def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
 
 
 def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    words_ = [sys.executable, "-m", "lockstep.cli.main", "jobs", *words]
-    return subprocess.run(words_, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    return run_command([sys.executable, "-m", "lockstep.cli.main", "jobs", *words], cwd)
 
 
 @pytest.mark.processes
@@ -1071,9 +1065,7 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
     wait_until(lambda: folder.read_status().get("step", 0) >= 1, "the first step")
     name = folder.read_job()["id"]
     assert lockstep_jobs(tmp_path, "list", "run").stdout.splitlines()[1].split("\t")[:2] == [name, "running"]
-    again = subprocess.run(
-        command(f"resume={folder.path}", "cluster=local"), cwd=tmp_path, env=environ(), capture_output=True, text=True
-    )
+    again = run_command(command(f"resume={folder.path}", "cluster=local"), tmp_path)
     assert f"has job {name}, running: lockstep jobs cancel {name} first" in again.stderr
     assert "saves a checkpoint first" in lockstep_jobs(tmp_path, "cancel", "run").stdout
     done = lockstep_jobs(tmp_path, "wait", "run")
@@ -1093,7 +1085,7 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
 @pytest.mark.processes
 def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(tmp_path: Path) -> None:
     words = [*TINY, "trainer.max_epochs=5000", "trainer.devices=2", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
-    subprocess.run(command(*words), cwd=tmp_path, env=environ(), check=True, capture_output=True)
+    assert run_command(command(*words), tmp_path).returncode == 0
     folder = RunFolder(tmp_path / "run")
     os.kill(folder.read_job()["pid"], signal.SIGTERM)
     assert lockstep_jobs(tmp_path, "wait", "run").returncode == EXIT_STOPPED
@@ -1101,8 +1093,7 @@ def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(t
 
 
 def test_a_dry_run_in_the_background_leaves_nothing(tmp_path: Path) -> None:
-    words = command(*TINY, "cluster=local", "dry_run=true", "cluster.setup=[module load x]")
-    done = subprocess.run(words, cwd=tmp_path, env=environ(), capture_output=True, text=True)
+    done = run_command(command(*TINY, "cluster=local", "dry_run=true", "cluster.setup=[module load x]"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("module load x\nexport PYTHONPATH=")
     assert list(tmp_path.iterdir()) == []

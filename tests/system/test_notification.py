@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -26,7 +25,9 @@ from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.provenance import without_secrets
-from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
+from tests.support.commands import Command
+from tests.support.commands import run as run_command
+from tests.support.harness import PATIENCE_S, SMALL, command, wait_until
 
 TOKEN = "s3cret"
 TELL = "#!/bin/sh\ncat > told.json\nenv | grep ^LOCKSTEP_ | sort > told.txt\n"
@@ -382,10 +383,8 @@ def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path,
     small = [override for override in SMALL if override != "callbacks.curves=null"]
     long = [*small, "callbacks.curves.graph=false", "silent=true", "trainer.max_epochs=500"]
     with open("log", "wb") as log:
-        first = subprocess.Popen(
-            command(*long, "strategy=ddp", "notify.command=./tell", f'notify.url="{server.url}"'),
-            env=environ(), stdout=log, stderr=log,
-        )  # fmt: skip
+        words = command(*long, "strategy=ddp", "notify.command=./tell", f'notify.url="{server.url}"')
+        first = Command(words, stdout=log, stderr=log)
     latest = RunFolder(tmp_path / "outputs" / "latest")
     try:
         wait_until(lambda: latest.read_status().get("step", 0) >= 2 or first.poll() is not None, "second step")
@@ -407,7 +406,7 @@ def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path,
     Path("told.json").unlink()
     epochs = told["epoch"]
     again = ["resume=outputs/latest", "strategy=cpu", f"trainer.max_epochs={epochs}", "notify.command=./missing"]
-    done = subprocess.run(command(*again), env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    done = run_command(command(*again))
     assert done.returncode == 0, done.stderr
     assert "lockstep: notify.command: ./missing cannot be started: No such file or directory" in done.stderr
     assert yaml.safe_load(latest.config.read_text())["notify"]["command"] == "./missing"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support import commands
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
 
 pytestmark = pytest.mark.processes
@@ -70,7 +71,8 @@ def run(cwd: Path, *words: str | Path, python_path: Path | None = None) -> subpr
 
 def lockstep(cwd: Path, *words: str | Path, code: int = 0) -> str:
     """What a command of `lockstep` says that must leave with this code."""
-    done = run(cwd, Path(sys.executable).parent / "lockstep", *words)
+    variables = {name: value for name, value in environ().items() if name != "PYTHONPATH"}
+    done = commands.run([Path(sys.executable).parent / "lockstep", *words], cwd, variables)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -19,7 +19,8 @@ from tensorboard.summary.writer import event_file_writer
 from lockstep.callbacks.stop import StopTogether
 from lockstep.launch import runner, spawn
 from lockstep.runs.folder import CURVES, EXIT_CONFIG, EXIT_STOPPED, RunFolder
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, write_run
+from tests.support import commands
+from tests.support.harness import ROOT, SMALL, command, difference, write_run
 
 RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
 NUM_STEPS = 8  # 4 an epoch
@@ -104,10 +105,8 @@ def test_a_run_that_is_killed_and_goes_on_has_every_point_of_its_curves_once(
     folder = write_run(tmp_path / "run", [*RECIPE, WITH_CURVES, killed])
     words = [sys.executable, "-m", "lockstep.launch.runner", str(folder.path), "--task", "train"]
     for code in (128 + signal.SIGKILL, 0):
-        done = subprocess.run(
-            words, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_S
-        )
-        assert done.returncode == code, done.stdout.decode()
+        done = commands.run(words, ROOT)
+        assert done.returncode == code, done.stdout + done.stderr
     assert difference(uncut, folder) == 0
     assert curve(folder) == curve(uncut)
     assert shown(folder) == shown(uncut)
@@ -138,7 +137,7 @@ def cut_short(path: Path) -> None:
 
 def resumed(folder: RunFolder, *more: str) -> "subprocess.CompletedProcess[str]":
     words = command(f"resume={folder.path}", *more)
-    return subprocess.run(words, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    return commands.run(words, ROOT)
 
 
 @pytest.mark.processes
@@ -193,13 +192,7 @@ def test_a_job_without_a_whole_checkpoint_fails_with_their_names(folder: RunFold
 def test_a_damaged_checkpoint_is_not_evaluated(folder: RunFolder, words: tuple[str, ...]) -> None:
     cut_short(folder.best_checkpoint)
     tool = str(Path(sys.executable).parent / "lockstep")
-    done = subprocess.run(
-        [tool, words[0], str(folder.path), *words[1:]],
-        cwd=folder.path.parent,
-        env=environ(),
-        capture_output=True,
-        text=True,
-    )
+    done = commands.run([tool, words[0], str(folder.path), *words[1:]], folder.path.parent)
     assert done.returncode == EXIT_CONFIG
     (line,) = done.stderr.splitlines()
     assert f"{folder.best_checkpoint.relative_to(folder.path.parent)} is damaged" in line

@@ -71,7 +71,7 @@ def test_one_process_stops_on_a_signal_too(tmp_path: Path, number: signal.Signal
 def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path, num_workers: int) -> None:
     """As nohup does."""
     how = [*LONG, f"trainer.devices={num_workers}"]
-    with training(tmp_path, *how, hangup=signal.SIG_IGN) as run:
+    with training(tmp_path, *how, ignores_hangups=True) as run:
         run.wait_for_step(2)
         for pid in [run.process.pid, *run.workers()]:
             os.kill(pid, signal.SIGHUP)

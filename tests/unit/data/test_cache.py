@@ -24,7 +24,9 @@ from lockstep.data.images.statistics import sampled_positions
 from lockstep.data.sources import folders
 from lockstep.data.transfer import file_lock
 from lockstep.data.transfer.file_lock import Lock
-from tests.support.harness import PATIENCE_S, ROOT, environ
+from tests.support import commands
+from tests.support.commands import Command
+from tests.support.harness import ROOT
 from tests.support.image_files import CHANGES, read, write_folder, write_image
 from tests.support.processes import Ranks, started
 
@@ -226,7 +228,7 @@ read(Path(sys.argv[1]), cache=sys.argv[2])
 @pytest.mark.processes
 def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_taken_for_an_entry(root: Path, cache: str) -> None:
     command = [sys.executable, "-c", KILLED, str(root), cache]
-    with subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, text=True) as builder:
+    with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as builder:
         assert builder.stdout is not None
         try:
             assert builder.stdout.readline() == "half\n"
@@ -244,7 +246,7 @@ def test_a_waiting_process_shows_how_far_the_other_one_is(
 ) -> None:
     monkeypatch.setattr(file_lock, "LINE_S", 0.0)
     command = [sys.executable, "-c", KILLED, str(root), cache]
-    with subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, text=True) as builder:
+    with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as builder:
         assert builder.stdout is not None
         try:
             assert builder.stdout.readline() == "half\n"
@@ -359,14 +361,7 @@ def test_the_order_is_that_of_sorted_paths(tmp_path: Path) -> None:
 
 def prepare(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     tool = os.fspath(Path(sys.executable).parent / "lockstep")
-    return subprocess.run(
-        [tool, "data", "prepare", root.name, *arguments],
-        cwd=root.parent,
-        env=environ(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    return commands.run([tool, "data", "prepare", root.name, *arguments], root.parent)
 
 
 @pytest.mark.processes

@@ -17,8 +17,9 @@ from lockstep.data.images import cache as caches
 from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import copying
 from lockstep.training import staging
+from tests.support.commands import Command
 from tests.support.copies import contents, copy_of, make, section
-from tests.support.harness import ROOT, environ, wait_until
+from tests.support.harness import ROOT, wait_until
 from tests.support.image_files import CHANGES, write_folder, write_image
 
 
@@ -160,7 +161,7 @@ make(Path(sys.argv[1]), Path(sys.argv[2]))
 def half_copied(root: Path, scratch: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that has copied four files and stops in the fifth."""
     command = [sys.executable, "-c", KILLED, str(root), str(scratch)]
-    with subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, text=True) as copier:
+    with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as copier:
         assert copier.stdout is not None
         try:
             assert copier.stdout.readline() == "half\n"
@@ -278,7 +279,7 @@ with contextlib.ExitStack() as held:
 def test_a_killed_reader_keeps_no_copy_from_being_removed(root: Path, scratch: Path) -> None:
     asked = section(root, scratch, copy_remove=True)
     command = [sys.executable, "-c", READER, str(root), str(scratch)]
-    with subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=subprocess.PIPE, text=True) as reader:
+    with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
         try:
             assert reader.stdout.readline() == "reads\n"

@@ -4,7 +4,6 @@ float64 to 1e-12. float32 against float64 to 2e-5. bfloat16 against float32 with
 bits (2^-8 of it), against torch's own bfloat16 within two.
 """
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import distributed as dist
 from lockstep.distributed.batch_norm import ExactBatchNorm, SyncBatchNorm, refuse_untracked
 from lockstep.distributed.partition import interval
 from lockstep.runs.folder import EXIT_CONFIG
+from tests.support import commands
 from tests.support.harness import ROOT, command, environ, own_network
 from tests.support.processes import Ranks, started
 
@@ -372,7 +372,7 @@ def test_a_training_by_single_values_is_refused_before_its_first_step(
 ) -> None:
     words = command(*own_network("NormalizesSingleValues"), *overrides, f"trainer.devices={num_workers}")
     variables = {**environ(), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    done = commands.run(words, tmp_path, variables)
     assert done.returncode == EXIT_CONFIG, done.stderr
     assert f"config error: {fault}, because the batch norm 'norm' cannot normalize a single value" in done.stderr
     assert "Traceback" not in done.stderr

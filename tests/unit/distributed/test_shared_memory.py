@@ -24,7 +24,8 @@ from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.distributed.collectives import FlagChannel, add_up, all_gather, gather_objects, is_lost_rank
 from lockstep.distributed.shared_memory import Channel, Neighbours, RankLost, Segment
 from lockstep.models.resnet import ResNet18
-from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
+from tests.support.commands import Command
+from tests.support.harness import PATIENCE_S, ROOT, wait_until
 from tests.support.processes import TIMEOUT, Ranks, started
 
 # elements: one, a row of a batch norm, the last added up by every rank, the first added up in parts, odd, several rows
@@ -410,10 +411,7 @@ def traces() -> tuple[set[str], set[str]]:
 @pytest.mark.processes
 def test_ranks_that_are_killed_leave_nothing_in_memory(tmp_path: Path) -> None:
     before, _ = traces()
-    workers = [
-        subprocess.Popen([sys.executable, "-c", KEPT, str(rank), str(tmp_path)], env=environ(), cwd=ROOT)
-        for rank in range(2)
-    ]
+    workers = [Command([sys.executable, "-c", KEPT, str(rank), str(tmp_path)], ROOT) for rank in range(2)]
     pids = {str(worker.pid) for worker in workers}
     try:
         wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), "both ranks share memory")

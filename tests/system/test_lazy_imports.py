@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import commands
 from tests.support.harness import PATIENCE_S, ROOT, command, environ
 
 pytestmark = pytest.mark.processes
@@ -171,7 +172,10 @@ with ThreadPoolExecutor(8) as pool:
 
 @pytest.mark.parametrize("use", LATER)
 def test_what_waits_works_as_ever_when_it_is_used(use: str) -> None:
-    python(f"{IMPORTED}import torch\n{LATER[use]}")
+    """In forks of a process that has imported it so: each is the first to use what waits."""
+    code = f"import warnings; warnings.simplefilter('error')\n{IMPORTED}import torch\n{LATER[use]}"
+    done = commands.run([sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
 
 
 def test_packages_that_have_waited_end_as_those_that_have_not() -> None:
