@@ -14,6 +14,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
+from typing_extensions import override
 
 from lockstep.system.launcher import outer_world
 
@@ -46,8 +47,8 @@ class Composer:
 class Workstation(Launcher):
     """Runs the trials of a sweep side by side, each with devices of its own; under torchrun or srun in their world."""
 
+    @override
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what a launch needs."""
         self._compose = Composer(hydra_context, config)
         self._config = config
         self._within: Launcher | None = None
@@ -60,6 +61,7 @@ class Workstation(Launcher):
                 hydra_context=hydra_context, task_function=task_function, config=inside
             )
 
+    @override
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs. Leaves with the exit code of the sweep where that is not 0."""
         if self._within is not None:
@@ -107,12 +109,13 @@ class Workstation(Launcher):
 class Study(Sweeper):
     """Draws the values of a sweep by Optuna, and runs its trials as Workstation does."""
 
+    @override
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what a sweep needs."""
         self._compose = Composer(hydra_context, config)
         self._options_of = hydra_context.config_loader.get_group_options
         self._config = config
 
+    @override
     def sweep(self, arguments: list[str]) -> None:
         """Run the study. Leaves with the exit code of the sweep where that is not 0."""
         from lockstep.config.faults import ConfigError, exit_with

@@ -19,7 +19,7 @@ from matplotlib.image import imread
 from torch import Tensor, nn
 
 from lockstep.benchmark import charts, command, paper, report, results, scaling
-from lockstep.benchmark.environments import Place, places
+from lockstep.benchmark.environments import Environment, environments
 from lockstep.benchmark.scaling import Result, Spread, Terms, spread
 from lockstep.config import compose, overrides, rules, validation
 from lockstep.config.faults import ConfigError
@@ -216,7 +216,7 @@ def test_what_a_killed_environment_was_writing_is_removed(tmp_path: Path, monkey
     folder.status_file.touch()
     config = composed()
 
-    def start(job: Job, place: Place) -> "subprocess.Popen[str]":
+    def start(job: Job, environment: Environment) -> "subprocess.Popen[str]":
         words = [sys.executable, "-c", WRITE, str(folder.last_checkpoint)]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -227,9 +227,11 @@ def test_what_a_killed_environment_was_writing_is_removed(tmp_path: Path, monkey
         return process
 
     monkeypatch.setattr(command.child, "start", start)
-    place = Place("cpu-1", "cpu", 1, 1, None, "")
-    benchmark = command.Benchmark(tmp_path, config, [place], [])
-    assert benchmark._do(Job("train", str(folder.path), {}), place, "cpu-1", lambda used_s: 0.0) == -signal.SIGKILL
+    environment = Environment("cpu-1", "cpu", 1, 1, None, "")
+    benchmark = command.Benchmark(tmp_path, config, [environment], [])
+    assert (
+        benchmark._do(Job("train", str(folder.path), {}), environment, "cpu-1", lambda used_s: 0.0) == -signal.SIGKILL
+    )
     assert list(folder.checkpoints.iterdir()) == []
     assert folder.status_file.exists()
 
@@ -243,15 +245,15 @@ def faults(*texts: str, is_benchmark: bool = True) -> list[str]:
     return []
 
 
-def found(num_cores: int, num_gpus: int, *texts: str) -> dict[str, Place]:
+def found(num_cores: int, num_gpus: int, *texts: str) -> dict[str, Environment]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "num_visible_gpus", lambda: num_gpus)
-        return {place.name: place for place in places(composed(*texts), num_cores, num_gpus)}
+        return {environment.name: environment for environment in environments(composed(*texts), num_cores, num_gpus)}
 
 
 def test_environments_that_are_not_there_are_skipped_with_the_reason() -> None:
     there = found(2, 0)
-    assert [name for name, place in there.items() if place.config is not None] == ["cpu", "parallel-cpu"]
+    assert [name for name, environment in there.items() if environment.config is not None] == ["cpu", "parallel-cpu"]
     assert there["gpu"].skipped == "this machine has no GPUs"
     one = found(1, 1)
     assert one["parallel-cpu"].skipped == "needs at least two cores, this machine has 1 core"
@@ -262,16 +264,16 @@ def test_environments_that_are_not_there_are_skipped_with_the_reason() -> None:
 def test_each_environment_trains_its_own_configuration() -> None:
     there = found(16, 8, "global_batch_size=64", "optimizer.lr=0.1", "benchmark.budget_s=7")
     told = {}
-    for name, place in there.items():
-        assert place.config is not None
-        assert place.config.trainer.max_time_s == 7
-        rate = rules.learning_rate(place.config)
+    for name, environment in there.items():
+        assert environment.config is not None
+        assert environment.config.trainer.max_time_s == 7
+        rate = rules.learning_rate(environment.config)
         told[name] = (
-            place.num_workers,
-            place.num_threads,
-            place.config.global_batch_size,
+            environment.num_workers,
+            environment.num_threads,
+            environment.config.global_batch_size,
             rate,
-            place.is_data_parallel,
+            environment.is_data_parallel,
         )
     assert told == {
         "cpu": (1, 16, 64, 0.1, False),

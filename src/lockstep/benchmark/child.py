@@ -9,27 +9,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lockstep.benchmark.environments import Place
+from lockstep.benchmark.environments import Environment
 from lockstep.launch import forking, spawn
 from lockstep.runs.folder import RunFolder
 
 LOG = "terminal.log"
 
 
-def start(job: spawn.Job, place: Place) -> subprocess.Popen[bytes]:
-    """The job with the workers of `place`; what it prints goes to terminal.log in the run folder.
+def start(job: spawn.Job, environment: Environment) -> subprocess.Popen[bytes]:
+    """The job with the workers of `environment`; what it prints goes to terminal.log in the run folder.
 
     An OMP_NUM_THREADS of the caller is replaced: environments are compared at all cores.
     """
-    num_workers = place.num_workers if place.is_data_parallel else 0
+    num_workers = environment.num_workers if environment.is_data_parallel else 0
     message = {
         "job": job,
         "num_workers": num_workers,
-        "uses_gpus": place.device == "gpu",
+        "uses_gpus": environment.device == "gpu",
         "parent": os.getpid(),
         "sys_path": sys.path,
     }
-    environ = {**os.environ, "OMP_NUM_THREADS": str(place.num_threads)}
+    environ = {**os.environ, "OMP_NUM_THREADS": str(environment.num_threads)}
     return forking.start(["lockstep.benchmark.child", json.dumps(message)], environ, log=Path(job.folder) / LOG)
 
 

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from lockstep.benchmark import child, results
-from lockstep.benchmark.environments import Place, places
+from lockstep.benchmark.environments import Environment, environments
 from lockstep.config import compose, faults, overrides, project, storage, validation
 from lockstep.config.options import REFUSALS
 from lockstep.config.schema import BenchmarkConfig
@@ -40,8 +40,8 @@ def run(texts: Sequence[str]) -> int:
     """Benchmark the configuration of these overrides. Returns the exit code."""
     try:
         config = _checked(overrides.benchmarked(texts))
-        found = places(config, hardware.num_cores(), hardware.num_visible_gpus())
-        if all(place.config is None for place in found):
+        found = environments(config, hardware.num_cores(), hardware.num_visible_gpus())
+        if all(environment.config is None for environment in found):
             raise faults.ConfigError([f"{p.name}: {p.skipped}: add an environment this has" for p in found])
     except faults.ConfigError as error:
         faults.exit_with(error)
@@ -68,7 +68,7 @@ def _checked(texts: Sequence[str]) -> BenchmarkConfig:
 class Benchmark:
     """A benchmark under way: the records so far, and whether somebody wants it to end."""
 
-    def __init__(self, path: Path, config: BenchmarkConfig, found: Sequence[Place], texts: Sequence[str]) -> None:
+    def __init__(self, path: Path, config: BenchmarkConfig, found: Sequence[Environment], texts: Sequence[str]) -> None:
         self._path = path
         self._settings = config.benchmark
         self._experiment = {
@@ -76,7 +76,7 @@ class Benchmark:
             "model": config.model.target.rpartition(".")[2],
             "name": config.name,
         }
-        self._places = found
+        self._environments = found
         self._command = shlex.join(["lockstep", "benchmark", *texts])
         self._out = terminal()
         self._flag = SignalFlag()
@@ -86,31 +86,33 @@ class Benchmark:
     def run(self) -> int:
         """All environments, then the report. Returns the exit code."""
         self._flag.install()
-        trained = [place for place in self._places if place.config is not None]
+        trained = [environment for environment in self._environments if environment.config is not None]
         each = duration(self._settings.budget_s)
         self._say(f"Benchmark of {len(trained)} environments, {each} of training each, in {shown(self._path)}")
-        for place in self._places:
-            if place.config is None:
-                self._say(f"{place.name}: skipped, {place.skipped}")
-                self._records.append(results.skipped(place))
+        for environment in self._environments:
+            if environment.config is None:
+                self._say(f"{environment.name}: skipped, {environment.skipped}")
+                self._records.append(results.skipped(environment))
             elif self._flag.received:
-                self._records.append(results.skipped(place) | {"reason": "not reached before the end was asked for"})
+                self._records.append(
+                    results.skipped(environment) | {"reason": "not reached before the end was asked for"}
+                )
             else:
-                self._records.append(self._measured(place, trained.index(place) + 1, len(trained)))
+                self._records.append(self._measured(environment, trained.index(environment) + 1, len(trained)))
                 self._save(None)
         kept = self._kept()
         self._save(kept)
         self._report(kept)
         return exit_code(self._records, self._flag.received)
 
-    def _measured(self, place: Place, number: int, count: int) -> results.Record:
+    def _measured(self, environment: Environment, number: int, count: int) -> results.Record:
         """Train in an environment, then measure its steps."""
-        folder = RunFolder(self._path / place.name)
+        folder = RunFolder(self._path / environment.name)
         folder.path.mkdir()
-        assert place.config is not None
-        storage.save(place.config, folder.config)
+        assert environment.config is not None
+        storage.save(environment.config, folder.config)
         project.record(folder)
-        head = f"[{number}/{count}] {place.name}"
+        head = f"[{number}/{count}] {environment.name}"
         left_s = (count - number) * (self._settings.budget_s + self._settings.probe_s + START_S)
 
         def left(then_s: float) -> Callable[[float], float]:
@@ -119,7 +121,7 @@ class Benchmark:
         command = naming.resume_command(folder.path)
         train = Job("train", str(folder.path), {"command": command, "has_test": True})
         probe_s = self._settings.probe_s + START_S
-        code = self._do(train, place, head, left(self._settings.budget_s + START_S + probe_s))
+        code = self._do(train, environment, head, left(self._settings.budget_s + START_S + probe_s))
         state, reason = "measured", ""
         if code not in (0, EXIT_STOPPED):
             state, reason = "failed", _failure(folder)
@@ -129,20 +131,20 @@ class Benchmark:
                 "max_s": self._settings.probe_s,
                 "checkpoint": str(_checkpoint(folder)),
             }
-            code = self._do(Job("measure", str(folder.path), options), place, f"{head}, its steps", left(probe_s))
+            code = self._do(Job("measure", str(folder.path), options), environment, f"{head}, its steps", left(probe_s))
             if code not in (0, EXIT_STOPPED):
                 state, reason = "failed", "measuring its steps: " + _failure(folder)
         if self._flag.received and state == "measured":
             state, reason = "stopped", "asked to end"
         folder.clear_stop()
-        record = results.record(place, folder, state, reason)
+        record = results.record(environment, folder, state, reason)
         self._say(f"{head}: {_summary(record)}")
         return record
 
-    def _do(self, job: Job, place: Place, head: str, left: Callable[[float], float]) -> int:
+    def _do(self, job: Job, environment: Environment, head: str, left: Callable[[float], float]) -> int:
         """Wait for a job in its own process, showing how it goes. Returns its exit code."""
         folder, started = RunFolder(Path(job.folder)), time.monotonic()
-        process = child.start(job, place)
+        process = child.start(job, environment)
         live = Live(console=self._out, auto_refresh=False, transient=True) if self._out.is_terminal else None
         if live is None:
             self._say(f"{head} ...")
@@ -175,7 +177,7 @@ class Benchmark:
         if best["checkpoint"] == "last":
             os.link(folder.last_checkpoint, folder.best_checkpoint)  # so that every command finds it
         (self._path / BEST).symlink_to(folder.best_checkpoint.relative_to(self._path))
-        place = next(place for place in self._places if place.name == best["name"])
+        environment = next(environment for environment in self._environments if environment.name == best["name"])
         kept = {
             "environment": best["name"],
             "checkpoint": BEST,
@@ -184,14 +186,14 @@ class Benchmark:
         }
         if self._flag.received:
             return kept
-        assert place.config is not None
+        assert environment.config is not None
         options = {
-            "config": storage.to_tree(place.config),
+            "config": storage.to_tree(environment.config),
             "split": "test",
             "checkpoint": str(folder.best_checkpoint),
         }
         job = Job("evaluate", str(folder.path), options)
-        code = self._do(job, place, f"{best['name']}, test", lambda used_s: max(0.0, START_S - used_s))
+        code = self._do(job, environment, f"{best['name']}, test", lambda used_s: max(0.0, START_S - used_s))
         if code:
             best |= {"state": "failed", "reason": "its test: " + _failure(folder)}
         return kept | {"test_accuracy": read_json(folder.scores).get("test/accuracy")}

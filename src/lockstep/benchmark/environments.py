@@ -13,7 +13,7 @@ GPU_STRATEGIES = ("single_device", "ddp")
 
 
 @dataclass(frozen=True)
-class Place:
+class Environment:
     """An environment to train in: `num_workers` processes of `num_threads` threads; without a config it is skipped."""
 
     name: str
@@ -29,7 +29,7 @@ class Place:
         return self.config is not None and (self.num_workers > 1 or self.config.strategy.name == "ddp")
 
 
-def places(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list[Place]:
+def environments(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list[Environment]:
     """Every environment of the configuration, in its order.
 
     Raises ConfigError with all faults of the runs in them.
@@ -46,7 +46,7 @@ def places(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list[Place
         if entry is None:
             continue
         try:
-            found.append(_place(name, entry, config, num_cores, num_gpus))
+            found.append(_environment(name, entry, config, num_cores, num_gpus))
         except ConfigError as error:
             faults += [f"benchmark.environments.{name}: {fault}" for fault in error.faults]
     if not found and not faults:
@@ -56,13 +56,15 @@ def places(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list[Place
     return found
 
 
-def _place(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, num_cores: int, num_gpus: int) -> Place:
+def _environment(
+    name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, num_cores: int, num_gpus: int
+) -> Environment:
     device = "gpu" if entry.strategy in GPU_STRATEGIES else "cpu"
     there = num_gpus if device == "gpu" else num_cores
     num_workers = there if entry.devices == "all" else entry.devices
     skipped = _missing(device, entry, there)
     if skipped:
-        return Place(name, device, num_workers, 0, None, skipped)
+        return Environment(name, device, num_workers, 0, None, skipped)
     tree = storage.to_tree(config)
     del tree["benchmark"]
     tree["trainer"] |= {
@@ -74,7 +76,7 @@ def _place(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, num_
     tree["strategy"]["name"] = entry.strategy
     tree["scale_with_workers"] = entry.scale_with_workers
     scaled = build.scaled(validation.check_tree(tree))
-    return Place(name, device, num_workers, max(1, num_cores // num_workers), scaled, "")
+    return Environment(name, device, num_workers, max(1, num_cores // num_workers), scaled, "")
 
 
 def _missing(device: str, entry: ExecutionEnvironment, there: int) -> str:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lockstep.benchmark import scaling
-from lockstep.benchmark.environments import Place
+from lockstep.benchmark.environments import Environment
 from lockstep.benchmark.scaling import Spread, Terms, spread
 from lockstep.config.rules import learning_rate
 from lockstep.runs.files import read_json
@@ -15,14 +15,14 @@ from lockstep.system.terminal import printable
 Record = dict[str, Any]
 
 
-def skipped(place: Place) -> Record:
+def skipped(environment: Environment) -> Record:
     """The record of an environment that is not there, or that nobody waited for."""
-    return {"name": place.name, "device": place.device, "state": "skipped", "reason": place.skipped}
+    return {"name": environment.name, "device": environment.device, "state": "skipped", "reason": environment.skipped}
 
 
-def record(place: Place, folder: RunFolder, state: str, reason: str) -> Record:
+def record(environment: Environment, folder: RunFolder, state: str, reason: str) -> Record:
     """Everything that is known of a run; its `state` is measured, stopped or failed."""
-    assert place.config is not None
+    assert environment.config is not None
     status, measured = folder.read_status(), read_json(folder.measurement)
     rates = [float(row["images_per_s"]) for row in folder.read_metrics() if row["images_per_s"]]
     is_whole = bool(rates)
@@ -30,19 +30,19 @@ def record(place: Place, folder: RunFolder, state: str, reason: str) -> Record:
     images = status.get("train_images")
     seen = status.get("best") if status.get("monitor") == "val/accuracy" else None  # where the end came too early
     found: Record = {
-        "name": place.name,
-        "device": place.device,
+        "name": environment.name,
+        "device": environment.device,
         "state": state,
         "reason": reason,
         "folder": folder.path.name,
-        "workers": place.num_workers,
+        "workers": environment.num_workers,
         "devices": measured.get("devices", []),
-        "threads_per_worker": measured.get("threads_per_worker", place.num_threads),
+        "threads_per_worker": measured.get("threads_per_worker", environment.num_threads),
         "precision": status.get("precision"),
-        "global_batch_size": place.config.global_batch_size,
-        "learning_rate": learning_rate(place.config),
+        "global_batch_size": environment.config.global_batch_size,
+        "learning_rate": learning_rate(environment.config),
         "epochs": len(folder.read_metrics()),
-        "max_epochs": place.config.trainer.max_epochs,
+        "max_epochs": environment.config.trainer.max_epochs,
         "steps": status.get("step"),
         "train_images": images,
         "images_per_s": asdict(spread(rates)) if rates else None,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import lightning as L
 from rich.live import Live
 from rich.text import Text
+from typing_extensions import override
 
 from lockstep.callbacks.record import Record
 from lockstep.models.classifier import Classifier
@@ -76,6 +77,7 @@ class Console(L.Callback):
         self._started = self._epoch_started = self._said = time.monotonic()
         self._has_said = False
 
+    @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Print the heads of the columns; begin to tell how far the run is."""
         if not trainer.is_global_zero:
@@ -86,10 +88,12 @@ class Console(L.Callback):
         self._out.print(Text(f"{'epoch':>{EPOCH_WIDTH}}{heads}", style="bold"))
         self._begin(trainer)
 
+    @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock of the epoch."""
         self._epoch_started = time.monotonic()
 
+    @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Print the line of the epoch, which stays."""
         if not trainer.is_global_zero:
@@ -105,19 +109,22 @@ class Console(L.Callback):
         self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}{line}", soft_wrap=True)
         self._said = time.monotonic()
 
+    @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say no more of steps."""
         self._end()
 
+    @override
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Tell how far the test is."""
         if trainer.is_global_zero:
             self._begin(trainer)
 
+    @override
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say no more of the test."""
         self._end()
 
+    @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Leave the terminal as it was."""
         self._end()
@@ -179,8 +186,8 @@ class _Ticker(threading.Thread):
         self._work = work
         self._is_over = threading.Event()
 
+    @override
     def run(self) -> None:
-        """The thread's own part."""
         while not self._is_over.wait(self._every_s):
             self._work()
 

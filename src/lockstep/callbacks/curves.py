@@ -17,6 +17,7 @@ from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS  
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
 from torch import Tensor, nn
 from torch.utils.tensorboard.summary import hparams
+from typing_extensions import override
 
 from lockstep.callbacks.stop import Stopped
 from lockstep.distributed.rng import ExactDropout
@@ -58,6 +59,7 @@ class Curves(L.Callback):
         self._has_graph = graph
         self._end: Any = None
 
+    @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the layout, the texts and the settings."""
         writer = _writer(trainer)
@@ -78,6 +80,7 @@ class Curves(L.Callback):
         _, start, self._end = hparams(hyperparameters(folder), {})
         internals.add_summary(writer, start)
 
+    @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draw the network, once. Not before the first step: tracing brings a part of torch's compiler, for seconds."""
         writer = _writer(trainer)
@@ -86,10 +89,12 @@ class Curves(L.Callback):
             self._has_graph = False
             _add_graph(writer, pl_module)
 
+    @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Mark the run as finished; its results are the newest points of its curves. A failed test changes that."""
         self._end_session(trainer, STATUS_SUCCESS)
 
+    @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Mark the run as failed, unless it was stopped to go on later."""
         if not isinstance(exception, Stopped):
@@ -136,8 +141,8 @@ class _Forward(nn.Module):
             if isinstance(part, ExactDropout):  # beside a compiled network its forward is that of the original
                 part.__dict__.pop("forward", None)
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
         return self.net(images)
 
 

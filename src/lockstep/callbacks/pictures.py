@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.tensorboard import SummaryWriter
+from typing_extensions import override
 
 from lockstep.callbacks.events import SplitTensorBoardLogger
 from lockstep.data.images.pixels import Pixels
@@ -46,16 +47,18 @@ class Pictures(L.Callback):
         self._num_images = num_images
         self._outcomes: Outcomes | None = None
 
+    @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Collect, in the epochs that are drawn."""
         every = self._every_n_epochs
         if every is not None and trainer.state.fn == TrainerFn.FITTING and (trainer.current_epoch + 1) % every == 0:
             self._start(pl_module)
 
+    @override
     def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Collect."""
         self._start(pl_module)
 
+    @override
     def on_validation_batch_end(
         self,
         trainer: L.Trainer,
@@ -70,12 +73,12 @@ class Pictures(L.Callback):
 
     on_test_batch_end = on_validation_batch_end
 
+    @override
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw."""
         self._draw(trainer, pl_module, "val")
 
+    @override
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw."""
         self._draw(trainer, pl_module, "test")
 
     def _start(self, pl_module: L.LightningModule) -> None:

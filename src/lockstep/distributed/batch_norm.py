@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor, nn
 from torch import distributed as dist
+from typing_extensions import override
 
 from lockstep.distributed.collectives import add_up, all_gather, is_distributed
 from lockstep.system.internals import BatchNorm
@@ -139,6 +140,7 @@ class SyncBatchNorm(BatchNorm):
         if input.dim() < 2:
             raise ValueError(f"SyncBatchNorm wants an input (B, C, ...), got the shape {tuple(input.shape)}.")
 
+    @override
     def forward(self, input: Tensor) -> Tensor:
         """Normalize `input`; in training mode this talks to all ranks."""
         if not self.training or not is_distributed() or dist.get_world_size() == 1:

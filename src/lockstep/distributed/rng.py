@@ -4,6 +4,7 @@ import hashlib
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lockstep.distributed.partition import Share
 
@@ -37,6 +38,7 @@ class ExactDropout(nn.Module):
         self.keys = keys
         self.share = None
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         """`x` (B, ...) with B the size of the share."""
         if not self.training or self.p == 0:

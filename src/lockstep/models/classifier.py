@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from typing_extensions import override
 
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import refuse_untracked
@@ -109,6 +110,7 @@ class Classifier(L.LightningModule):
             graphs = {"triton.cudagraphs": True} if mode == "reduce-overhead" else {}
             self.net.compile(dynamic=False, options={"layout_optimization": False, **graphs})
 
+    @override
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits (B, num_classes) in float32 or wider, of uint8 pixels (B, C, H, W)."""
         images = pixels.to(self.mean.dtype).sub_(self.mean).div_(self.std)
@@ -149,8 +151,8 @@ class Classifier(L.LightningModule):
             hook.remove()
         return norms[single[0]] if single else None
 
+    @override
     def on_train_start(self) -> None:
-        """Count where the losses are."""
         self._counts = self._counts.to(self.device)
         self._logged_counts = self._logged_counts.to(self.device)
         self._step = OptimizerStep(self, clip_norm=self._gradient_clip_norm)
@@ -166,6 +168,7 @@ class Classifier(L.LightningModule):
         )
         return [*cures, "trainer.precision=float32"] if self._uses_bfloat16 else cures
 
+    @override
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Forward, backward and, after the last micro-batch of a global batch, the step of the optimizer."""
         assert self._step is not None
@@ -230,14 +233,17 @@ class Classifier(L.LightningModule):
             self._counts.zero_()
             self._logged_counts.zero_()
 
+    @override
     def on_train_epoch_end(self) -> None:
         """Show the means of the epoch, global already, to callbacks that watch a metric."""
         self.log_dict({name: value for name, value in self.metrics.items() if name.startswith("train/")}, logger=False)
 
+    @override
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Count this rank's share. Its logits, for callbacks; None of an empty share."""
         return self._evaluate("val", batch)
 
+    @override
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Count this rank's share; where asked for, also with logits averaged over the image and its mirror image.
 
@@ -250,24 +256,27 @@ class Classifier(L.LightningModule):
             self._scores("test_flip").update((logits + mirrored) / 2, batch.labels)
         return logits
 
+    @override
     def on_validation_epoch_start(self) -> None:
-        """Count from zero."""
         self._scores("val").start()
 
+    @override
     def on_test_epoch_start(self) -> None:
-        """Count from zero."""
         for split in self._test_scores():
             self._scores(split).start()
 
+    @override
     def on_validation_epoch_end(self) -> None:
         """Publish val/loss and val/accuracy of the whole split."""
         self._publish_scores("val", self.trainer.val_dataloaders)
 
+    @override
     def on_test_epoch_end(self) -> None:
         """Publish test/loss and test/accuracy of the whole split, and test_flip/* where asked for."""
         for split in self._test_scores():
             self._publish_scores(split, self.trainer.test_dataloaders)
 
+    @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Weight decay acts on weights only, not on norms and biases."""
         weight_decay = self._optimizer.keywords.get("weight_decay", 0.0)
@@ -276,6 +285,7 @@ class Classifier(L.LightningModule):
         scheduler = self._scheduler(optimizer, total_steps=self._total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what prediction needs, and the counts of an epoch cut in the middle. Every rank must call it."""
         if self._guard is not None:
@@ -286,6 +296,7 @@ class Classifier(L.LightningModule):
             "logged_counts": self._logged_counts.tolist(),
         }
 
+    @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Rank 0 takes over the counts of all ranks there were, so that another number of ranks can go on.
 

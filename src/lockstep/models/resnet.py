@@ -4,6 +4,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 
 class Block(nn.Module):
@@ -21,6 +22,7 @@ class Block(nn.Module):
             if shortcut_norm:
                 self.downsample.append(nn.BatchNorm2d(channels))
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_channels, H, W) -> (B, channels, ceil(H / stride), ceil(W / stride))."""
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -75,6 +77,7 @@ class ResNet18(nn.Module):
         self.fc = nn.Linear(8 * width, num_classes)
         _initialise(self, init)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         """Images (B, C, H, W) -> logits (B, num_classes). B may be 0: the result is empty, every gradient zero."""
         x = self.maxpool(F.relu(self.bn1(self.conv1(x))))

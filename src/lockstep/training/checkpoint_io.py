@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from typing_extensions import override
 
 from lockstep.runs.files import atomic_file
 
@@ -16,6 +17,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     A state that is the last and the best is written twice: what damages one file leaves the other.
     """
 
+    @override
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:

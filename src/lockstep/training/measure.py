@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
+from typing_extensions import override
 
 from lockstep.callbacks.stop import STOP_FILE, TIME_LIMIT, Stopped
 from lockstep.config import storage
@@ -122,10 +123,12 @@ class Steps(L.Callback):
         self._step_s = self._input_s = 0.0
         self.times_s: dict[str, list[float]] = {"full": [], "local": [], "input": []}
 
+    @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Remember what the batch norms are before they are synchronized."""
         self._plain = {layer: type(layer) for layer in pl_module.modules() if isinstance(layer, internals.BatchNorm)}
 
+    @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """As in a training: signals become a flag that all ranks agree on."""
         self._channel = FlagChannel(self._here.timeout)
@@ -133,6 +136,7 @@ class Steps(L.Callback):
         internals.silence_broadcast(trainer)
         self._started = self._ended = time.perf_counter()
 
+    @override
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -145,6 +149,7 @@ class Steps(L.Callback):
             raise Stopped("asked to stop", None)
         self._step_started = time.perf_counter()
 
+    @override
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -156,6 +161,7 @@ class Steps(L.Callback):
             self._count(trainer, is_whole=batch.share.group_size >= self._size)
         self._ended = time.perf_counter()
 
+    @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Leave the module as it was."""
         self._synchronize(trainer, True)

@@ -12,6 +12,7 @@ import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from torch import distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from typing_extensions import override
 
 from lockstep.config import storage, workers
 from lockstep.config.faults import ConfigError
@@ -99,45 +100,51 @@ class JoinedEnvironment(ClusterEnvironment):
         self._world = world
 
     @property
+    @override
     def creates_processes_externally(self) -> bool:
-        """Lightning starts nothing."""
         return True
 
     @property
+    @override
     def main_address(self) -> str:
         """Not used: the group is there."""
         return ""
 
     @property
+    @override
     def main_port(self) -> int:
         """Not used: the group is there."""
         return 0
 
     @staticmethod
+    @override
     def detect() -> bool:
-        """Never chosen by Lightning itself."""
         return False
 
+    @override
     def world_size(self) -> int:
-        """Processes on all nodes."""
         return self._world.world_size
 
+    @override
     def set_world_size(self, size: int) -> None:
-        """The launcher said it."""
+        pass  # the launcher said it
 
+    @override
     def global_rank(self) -> int:
         """0 to world size - 1."""
         return self._world.rank
 
+    @override
     def set_global_rank(self, rank: int) -> None:
-        """The launcher said it."""
+        pass  # the launcher said it
 
+    @override
     def local_rank(self) -> int:
         """Rank among the processes of this node."""
         return self._world.local_rank
 
+    @override
     def node_rank(self) -> int:
-        """Number of this node."""
         return self._world.node_rank
 
 
