@@ -120,6 +120,17 @@ def test_weights_of_another_network_are_refused_with_the_first_that_does_not_fit
     )
 
 
+def test_weights_for_other_classes_are_refused(source: RunFolder, tmp_path: Path) -> None:
+    saved = torch.load(source.last_checkpoint, weights_only=True)
+    names = saved["image_format"]["class_names"]
+    saved["image_format"]["class_names"] = type(names)([*names[:-1], "cat"])
+    torch.save(saved, tmp_path / "cats.ckpt")
+    folder = begun(tmp_path / "run", str(tmp_path / "cats.ckpt"))
+    assert runner.do(folder.path, "train") == EXIT_CONFIG
+    fault = f"cats.ckpt was trained for other classes: 'cat' there is {names[-1]!r} here"
+    assert fault in folder.failure.read_text()
+
+
 def test_what_holds_no_weights_is_refused_before_there_is_a_folder(source: RunFolder, tmp_path: Path) -> None:
     empty = write_run(tmp_path / "empty", RECIPE)
     broken = tmp_path / "broken.ckpt"

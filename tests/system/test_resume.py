@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 from tensorboard.summary.writer import event_file_writer
@@ -68,6 +69,24 @@ def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"
         assert [row["epoch"] for row in cut.read_metrics()] == ["1", "2"]
         assert curve(cut) == curve(alone), f"cut after the request in step {step}"
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])  # the first epoch is the best one by one of them
+def test_a_run_whose_folder_was_moved_keeps_its_best_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    recipe = [*RECIPE, f"callbacks.checkpoint.mode={mode}"]
+    alone, cut = (write_run(tmp_path / name, recipe) for name in ("alone", "cut"))
+    assert train(alone) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == NUM_STEPS // 2 + 1))
+        assert train(cut) == EXIT_STOPPED
+    moved = RunFolder(Path(shutil.move(cut.path, tmp_path / "moved")))
+    assert train(moved) == 0
+    assert difference(alone, moved) == 0
+    assert moved.read_summary()["best"] == alone.read_summary()["best"]
+    steps = [torch.load(run.best_checkpoint, weights_only=True)["global_step"] for run in (alone, moved)]
+    assert steps[0] == steps[1]
 
 
 def shown(folder: RunFolder) -> dict[str, list[int]]:

@@ -107,18 +107,22 @@ def classifier(
 
 
 def load_weights(module: Classifier, checkpoint: Path, init_from: str) -> None:
-    """Give a network the weights and statistics of a checkpoint, and nothing else of it: a new run starts with them.
+    """Give a network the weights, batch-norm statistics and normalization of a checkpoint, and nothing else of it.
 
-    Raises ConfigError where they are those of another network.
+    A new run starts with them. Raises ConfigError where they are those of another network, or of other classes.
     """
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
-    own = module.state_dict()
+    whole = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    saved, own = whole["state_dict"], module.state_dict()
     wrong = [name for name in {**own, **saved} if name not in own or name not in saved]
     wrong += [name for name in own if name in saved and own[name].shape != saved[name].shape]
     if wrong:
         shapes = [f"{list(state[wrong[0]].shape)}" if wrong[0] in state else "nothing" for state in (saved, own)]
         fault = f"init_from={init_from} holds another network: {wrong[0]} is {shapes[0]} there, {shapes[1]} here"
         raise faults.ConfigError([f"{fault}: choose model=... and data=... as there, or leave it out"])
+    names = zip(whole["image_format"]["class_names"], module.image_format.class_names, strict=True)
+    if other := next(((there, here) for there, here in names if there != here), None):
+        fault = f"init_from={init_from} was trained for other classes: {other[0]!r} there is {other[1]!r} here"
+        raise faults.ConfigError([f"{fault}: choose data=... as there, or leave it out"])
     module.load_state_dict(saved)
 
 

@@ -14,6 +14,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfi
 
 from lockstep.callbacks.console import Console
 from lockstep.callbacks.record import Record
+from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.config import build, storage
 from lockstep.runs.files import write_atomically
@@ -55,7 +56,8 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             note=resumed_from.note,
         )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
-        trainer = _trainer(here, [record, *([] if config.silent else [Console(record)]), *callbacks, stop], first_step)
+        console = [] if config.silent else [Console(record)]
+        trainer = _trainer(here, [record, Relocation(), *console, *callbacks, stop], first_step)
         started = time.monotonic()
         try:
             trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)

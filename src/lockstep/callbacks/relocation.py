@@ -1,0 +1,32 @@
+"""A run whose folder was moved: its checkpoints are where the folder is now."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from typing_extensions import override
+
+
+class Relocation(L.Callback):
+    """Tells every ModelCheckpoint where the files it knows of are now, when a run goes on in another folder.
+
+    Lightning 2.6.6 would forget the best score and all files but the best, with a warning: the next state, however bad,
+    would take the place of best.ckpt.
+    """
+
+    @override
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        for callback in trainer.checkpoint_callbacks:
+            state = checkpoint["callbacks"].get(callback.state_key, {})
+            before, now = state.get("dirpath"), getattr(callback, "dirpath", None)
+            if before and now and before != now:
+                checkpoint["callbacks"][callback.state_key] = _moved(state, Path(before), Path(now))
+
+
+def _moved(value: Any, before: Path, now: Path) -> Any:
+    """A state with all paths below `before` as paths below `now`."""
+    if isinstance(value, dict):
+        return {_moved(key, before, now): _moved(inner, before, now) for key, inner in value.items()}
+    if isinstance(value, str) and value and Path(value).is_relative_to(before):
+        return str(now / Path(value).relative_to(before))
+    return value
