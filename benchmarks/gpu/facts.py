@@ -84,7 +84,7 @@ def _data(folder: Path) -> Iterator[tuple[str, str]]:
 
 def missing_packages() -> dict[str, str]:
     """Packages that pyproject.toml asks for and that are absent or too old, in words, with the pin to bring."""
-    found = {}
+    missing = {}
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     for requirement in [*asked, "pytest"]:
@@ -92,13 +92,13 @@ def missing_packages() -> dict[str, str]:
         assert match is not None
         name, least = match.groups()
         try:
-            there = metadata.version(name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = f"{name}=={pins[name]} is missing"
+            missing[name] = f"{name}=={pins[name]} is missing"
             continue
-        if least and _number(there) < _number(least):
-            found[name] = f"{name} {there} is older than {least}: {name}=={pins[name]}"
-    return found
+        if least and _number(installed) < _number(least):
+            missing[name] = f"{name} {installed} is older than {least}: {name}=={pins[name]}"
+    return missing
 
 
 def _number(version: str) -> tuple[int, ...]:

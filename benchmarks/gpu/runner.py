@@ -169,10 +169,10 @@ def _kill(process: subprocess.Popen[bytes]) -> bool:
 
 def _children() -> list[int]:
     """Processes whose parent is this one: the stage, and orphans it left."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # gone since
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             if parent == os.getpid():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids

@@ -41,19 +41,19 @@ def environments(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list
                 "torchrun or srun; in a batch script of SLURM as `env -u SLURM_PROCID lockstep benchmark ...`"
             ]
         )
-    found, faults = [], []
+    built, faults = [], []
     for name, entry in config.benchmark.environments.items():
         if entry is None:
             continue
         try:
-            found.append(_environment(name, entry, config, num_cores, num_gpus))
+            built.append(_environment(name, entry, config, num_cores, num_gpus))
         except ConfigError as error:
             faults += [f"benchmark.environments.{name}: {fault}" for fault in error.faults]
-    if not found and not faults:
+    if not built and not faults:
         faults.append("benchmark.environments has no entry: leave one, or add +benchmark.environments.NAME=...")
     if faults:
         raise ConfigError(faults)
-    return found
+    return built
 
 
 def _environment(
