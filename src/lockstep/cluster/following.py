@@ -40,8 +40,8 @@ def explained(reason: str) -> str:
 class _Asking:
     """The same jobs, asked for again and again with growing pauses; what fails in between fails only if it stays."""
 
-    def __init__(self, found: Sequence[Job]) -> None:
-        self.jobs = list(found)
+    def __init__(self, chosen_jobs: Sequence[Job]) -> None:
+        self.jobs = list(chosen_jobs)
         self._pause, self._next, self._failed = ASK_EVERY_S[0], time.monotonic() + ASK_EVERY_S[0], 0
 
     def look(self) -> list[Job]:
@@ -59,11 +59,13 @@ class _Asking:
         return self.jobs
 
 
-def follow(found: list[Job], arguments: argparse.Namespace) -> int:
+def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Print what a job prints, to its end. Returns its exit code. Raises ValueError where there is not one job."""
-    if len(found) > 1:
-        raise ValueError(f"follow shows one job, not {len(found)}: choose from {', '.join(job.id for job in found)}.")
-    asking, said, log, at = _Asking(found), "", "", 0
+    if len(chosen_jobs) > 1:
+        raise ValueError(
+            f"follow shows one job, not {len(chosen_jobs)}: choose from {', '.join(job.id for job in chosen_jobs)}."
+        )
+    asking, said, log, at = _Asking(chosen_jobs), "", "", 0
     try:
         while asking.look() and output.is_read():
             job = asking.jobs[0]
@@ -80,11 +82,11 @@ def follow(found: list[Job], arguments: argparse.Namespace) -> int:
                 return job.exit_code or 0
             time.sleep(READ_EVERY_S)
     except KeyboardInterrupt:
-        print(f"\nJob {found[0].id} goes on: lockstep jobs cancel {found[0].id} ends it.", file=sys.stderr)
+        print(f"\nJob {chosen_jobs[0].id} goes on: lockstep jobs cancel {chosen_jobs[0].id} ends it.", file=sys.stderr)
         return EXIT_INTERRUPTED
     if not output.is_read():  # the job goes on
         return 0
-    raise ValueError(f"job {found[0].id} was deleted.")
+    raise ValueError(f"job {chosen_jobs[0].id} was deleted.")
 
 
 def _print_from(log: Path, at: int) -> int:
@@ -101,16 +103,16 @@ def _print_from(log: Path, at: int) -> int:
     return at + len(text)
 
 
-def wait(found: list[Job], arguments: argparse.Namespace) -> int:
+def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Wait for the end of all jobs, and name each as it ends. Returns the first exit code that is not 0, else 0."""
-    asking = _Asking(found)
+    asking = _Asking(chosen_jobs)
     told: set[str] = set()
     try:
         while True:
             ended = [job for job in asking.look() if not job.is_live]
             for job in ended:
                 if job.id not in told:
-                    print(f"{job.id}\t{job.state}\t{job.found.name}", flush=True)
+                    print(f"{job.id}\t{job.state}\t{job.run.name}", flush=True)
             told |= {job.id for job in ended}
             if len(ended) == len(asking.jobs):
                 return next((job.exit_code for job in ended if job.exit_code), 0)
@@ -120,15 +122,15 @@ def wait(found: list[Job], arguments: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
 
 
-def result(found: list[Job], arguments: argparse.Namespace) -> int:
+def result(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Print the summaries of the jobs as JSON. Returns 1 where one has none."""
-    results = [job.folder.read_summary() or None for job in found]
-    for job, result in zip(found, results, strict=True):
+    results = [job.folder.read_summary() or None for job in chosen_jobs]
+    for job, result in zip(chosen_jobs, results, strict=True):
         if result is None:
             reason = f": {job.facts['reason']}" if job.facts.get("reason") else ""
             text = f"job {job.id} has no result: it is {job.state}, its run {job.facts['state']}{reason}"
             print(f"lockstep: {printable(text)}", file=sys.stderr)
-    if len(found) > 1:
+    if len(chosen_jobs) > 1:
         print(to_json(results))
     elif results[0] is not None:
         print(to_json(results[0]))

@@ -12,7 +12,7 @@ from lockstep.cluster import record, scheduler
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.runs import discovery
-from lockstep.runs.discovery import Found
+from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.terminal import printable
@@ -28,7 +28,7 @@ class Job:
     `is_certain` is False where SLURM cannot be asked and the run does not say that the job has ended: it may wait.
     """
 
-    found: Found
+    run: DiscoveredRun
     record: Record
     facts: dict[str, Any]
     scheduled: Scheduled
@@ -42,7 +42,7 @@ class Job:
     @property
     def folder(self) -> RunFolder:
         """The folder of its run."""
-        return self.found.folder
+        return self.run.folder
 
     @property
     def state(self) -> str:
@@ -83,8 +83,8 @@ def below(roots: Iterable[Path], *, may_be_silent: bool = False) -> list[Job]:
     """
     records = {}
     for root in roots:
-        for found in discovery.scan(root).values():
-            path = found.folder.path.resolve()
+        for run in discovery.scan(root).values():
+            path = run.folder.path.resolve()
             if path in records:
                 continue
             try:
@@ -93,21 +93,21 @@ def below(roots: Iterable[Path], *, may_be_silent: bool = False) -> list[Job]:
                 print(f"lockstep: {error}", file=sys.stderr)
                 continue
             if read is not None:
-                records[path] = Found(found.id, shown(path), RunFolder(path)), read
+                records[path] = DiscoveredRun(run.id, shown(path), RunFolder(path)), read
     ordered = sorted(records.values(), key=lambda each: (each[1].submitted, _number(each[1].id)))
     return _joined(ordered, may_be_silent=may_be_silent)
 
 
 def again(jobs: Sequence[Job]) -> list[Job]:
     """The same jobs as they are now, perhaps submitted anew. What was removed meanwhile is left out."""
-    read = [(job.found, record.read(job.folder)) for job in jobs]
-    return _joined([(found, each) for found, each in read if each is not None])
+    read = [(job.run, record.read(job.folder)) for job in jobs]
+    return _joined([(run, job_record) for run, job_record in read if job_record is not None])
 
 
 def of(folder: RunFolder) -> Job | None:
     """The job of a run, None where nobody submitted it. Raises ValueError as `record.read` and `scheduler.states`."""
     read = record.read(folder)
-    return None if read is None else _joined([(Found("", shown(folder.path), folder), read)])[0]
+    return None if read is None else _joined([(DiscoveredRun("", shown(folder.path), folder), read)])[0]
 
 
 def need_certain(jobs: Iterable[Job]) -> None:
@@ -139,8 +139,8 @@ def chosen(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
     return list(picked.values())
 
 
-def _joined(read: Sequence[tuple[Found, Record]], *, may_be_silent: bool = False) -> list[Job]:
-    asked = [each.id for _, each in read if each.engine == "slurm"]
+def _joined(read: Sequence[tuple[DiscoveredRun, Record]], *, may_be_silent: bool = False) -> list[Job]:
+    asked = [job_record.id for _, job_record in read if job_record.engine == "slurm"]
     is_slurm_here = scheduler.is_here()
     known: dict[str, Scheduled] = {}
     try:
@@ -150,13 +150,13 @@ def _joined(read: Sequence[tuple[Found, Record]], *, may_be_silent: bool = False
             raise
         is_slurm_here = False
         print(f"lockstep: {error}: what is listed is what the runs say themselves.", file=sys.stderr)
-    found = []
-    for run, each in read:
+    joined = []
+    for run, job_record in read:
         facts = discovery.look(run)
-        scheduled = known.get(each.id) or _without_scheduler(run.folder, each, facts)
-        is_certain = each.engine == "local" or is_slurm_here or _has_ended(run.folder, facts)
-        found.append(Job(run, each, facts, scheduled, is_certain))
-    return found
+        scheduled = known.get(job_record.id) or _without_scheduler(run.folder, job_record, facts)
+        is_certain = job_record.engine == "local" or is_slurm_here or _has_ended(run.folder, facts)
+        joined.append(Job(run, job_record, facts, scheduled, is_certain))
+    return joined
 
 
 def _without_scheduler(folder: RunFolder, job: Record, facts: dict[str, Any]) -> Scheduled:

@@ -40,10 +40,10 @@ class Record:
 def read(folder: RunFolder) -> Record | None:
     """The record of a run, None where nobody submitted it. Raises ValueError for a file that is no record."""
     try:
-        found = folder.read_job()
-        if not found:
+        values = folder.read_job()
+        if not values:
             return None
-        record = Record(**{**found, "earlier": tuple(found["earlier"])})
+        record = Record(**{**values, "earlier": tuple(values["earlier"])})
         if not ID.fullmatch(record.id) or record.task not in TASKS:
             raise ValueError("it has no id of a job")
     except (KeyError, TypeError, ValueError) as error:

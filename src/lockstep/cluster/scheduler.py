@@ -64,8 +64,8 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
     asked = set(ids)
     if not asked:
         return {}
-    found = {job: each for job, each in _queued(asked).items() if job in asked}
-    return {**_accounted(asked - found.keys()), **found}
+    queued = {job: each for job, each in _queued(asked).items() if job in asked}
+    return {**_accounted(asked - queued.keys()), **queued}
 
 
 def show(job: str) -> dict[str, str]:
@@ -117,16 +117,16 @@ def _queue_line(line: str) -> Iterable[tuple[str, Scheduled]]:
 
 def seconds(text: str) -> float | None:
     """A time of squeue or sacct, [days-[hours:]][minutes:]seconds, in seconds; None for what is no time."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
+    if match is None:
         return None
-    parts = [int(part) for part in found[2].split(":")]
-    if found[1]:  # then hours come first
+    parts = [int(part) for part in match[2].split(":")]
+    if match[1]:  # then hours come first
         parts += [0] * (3 - len(parts))
     value = 0
     for part in parts:
         value = 60 * value + part
-    return float(value + 86400 * int(found[1] or 0))
+    return float(value + 86400 * int(match[1] or 0))
 
 
 def _code(status: int) -> int:
@@ -146,14 +146,14 @@ def _accounted(asked: set[str]) -> dict[str, Scheduled]:
         if "accounting storage is disabled" in done.stderr:  # the run's own status has to do
             return {}
         raise ValueError(f"sacct failed: {_said(done)}")
-    found = {}
+    accounted = {}
     for line in done.stdout.splitlines():
         job, state, nodes, elapsed, code = line.split("|")[:5]
         number, _, killed = code.partition(":")
         word = re.sub(r"\W.*", "", state)  # "CANCELLED by 1000"
         exit_code = None if word in LIVE else int(number or 0) or (128 + int(killed) if int(killed or 0) else 0)
-        found[job] = Scheduled(word.lower(), "", nodes, seconds(elapsed), exit_code)
-    return {job: each for job, each in found.items() if job in asked}
+        accounted[job] = Scheduled(word.lower(), "", nodes, seconds(elapsed), exit_code)
+    return {job: each for job, each in accounted.items() if job in asked}
 
 
 def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:

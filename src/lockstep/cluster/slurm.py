@@ -42,7 +42,7 @@ def executor(
     import submitit
 
     prefix, python = interpreter(cluster)
-    found = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
+    slurm_executor = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
     cpus = cluster.cpus_per_worker
     asked: dict[str, Any] = {
         "partition": cluster.partition,
@@ -55,7 +55,7 @@ def executor(
         "constraint": cluster.constraint,
         "array_parallelism": cluster.parallel or ALL,
     }
-    found.update_parameters(
+    slurm_executor.update_parameters(
         **{key: value for key, value in asked.items() if value is not None},
         job_name=name,
         wckey=None,
@@ -78,7 +78,7 @@ def executor(
             },
         },
     )
-    return found
+    return slurm_executor
 
 
 def interpreter(cluster: Cluster) -> tuple[str, str]:
@@ -102,15 +102,16 @@ def _requests(files: Path) -> list[str]:
     ]
 
 
-def script(found: "submitit.SlurmExecutor", num_runs: int) -> str:
+def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
     """What sbatch would get for so many runs."""
     if num_runs > 1:
-        found.parameters["map_count"] = num_runs
-    return found._make_submission_file_text(found._submitit_command_str, uuid.uuid4().hex)  # no public way, 1.5.4
+        slurm_executor.parameters["map_count"] = num_runs
+    # submitit has no public way to get the text (1.5.4)
+    return slurm_executor._make_submission_file_text(slurm_executor._submitit_command_str, uuid.uuid4().hex)
 
 
 def submit(
-    found: "submitit.SlurmExecutor", folders: Sequence[RunFolder], settings: job.Settings
+    slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder], settings: job.Settings
 ) -> list[tuple[str, Path]]:
     """Submit runs, several as one array. Returns the id and the log of each. Raises ConfigError where SLURM refuses."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -118,11 +119,14 @@ def submit(
     paths = [str(folder.path) for folder in folders]
     try:
         # a Ctrl-C of the terminal reaches sbatch, too, which may have submitted the job and not yet said its number
-        with signals.blocked(), _own_environment({*found.parameters, *found.parameters["additional_parameters"]}):
-            jobs = found.map_array(job.run, paths, [settings] * len(paths))
+        with (
+            signals.blocked(),
+            _own_environment({*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}),
+        ):
+            jobs = slurm_executor.map_array(job.run, paths, [settings] * len(paths))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError([f"sbatch refused the job: {_said(error)}"]) from error
-    return [(each.job_id, each.paths.stdout) for each in jobs]
+    return [(submitted.job_id, submitted.paths.stdout) for submitted in jobs]
 
 
 def _said(error: Exception) -> str:

@@ -45,7 +45,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
             folder = RunFolder(chosen.resolve())
         try:
             runner.save(folder, for_job(config), typed)
-            found = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
+            records = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
         except BaseException:
             _withdraw(folder)
             if chosen is None:
@@ -55,7 +55,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
             raise
     if chosen is None:
         naming.link_latest(outputs, folder.path)
-    _show(folder, found[0], config)
+    _show(folder, records[0], config)
     return folder, 0
 
 
@@ -70,11 +70,11 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
             before = folder.config.read_text()
             storage.save(for_job(config), folder.config)
         try:
-            found = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
+            records = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
         except BaseException:
             write_atomically(folder.config, before)
             raise
-    _show(folder, found[0], config)
+    _show(folder, records[0], config)
     return folder, 0
 
 
@@ -115,13 +115,13 @@ def submit_all(
             ended.add_note("nothing was submitted")
             raise ended
         if cluster.name == "local":
-            found = background.start(cluster, folders, task=task, code=frozen, cwd=cwd)
+            started = background.start(cluster, folders, task=task, code=frozen, cwd=cwd)
         else:
             made = slurm.executor(cluster, asked, name=name, files=base.job_files, code=frozen, cwd=cwd)
             settings = Settings(task, cluster.max_requeues, len(asked.gpus))
-            found = [(job, log, None) for job, log in slurm.submit(made, folders, settings)]
+            started = [(job, log, None) for job, log in slurm.submit(made, folders, settings)]
         records = []
-        for folder, config, (job, log, pid) in zip(folders, configs, found, strict=True):
+        for folder, config, (job, log, pid) in zip(folders, configs, started, strict=True):
             known = _record(folder, config, job=job, log=log, pid=pid, task=task, code=frozen, cwd=cwd)
             known.save(folder)
             records.append(known)

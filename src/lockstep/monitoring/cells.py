@@ -46,18 +46,18 @@ def best(facts: Mapping[str, Any]) -> str:
 
 def moment(seconds: float | None) -> str:
     """Seconds since 1970 as the day and time here."""
-    found = _local(seconds)
-    return f"{found:%Y-%m-%d %H:%M:%S}" if found else NONE
+    local_time = _local(seconds)
+    return f"{local_time:%Y-%m-%d %H:%M:%S}" if local_time else NONE
 
 
 def short_moment(seconds: float | None, now: float) -> str:
     """As `moment`, without what everybody knows."""
-    found, today = _local(seconds), datetime.fromtimestamp(now)
-    if found is None:
+    local_time, today = _local(seconds), datetime.fromtimestamp(now)
+    if local_time is None:
         return NONE
-    if found.date() == today.date():
-        return f"{found:%H:%M}"
-    return f"{found:%m-%d %H:%M}" if found.year == today.year else f"{found:%Y-%m-%d}"
+    if local_time.date() == today.date():
+        return f"{local_time:%H:%M}"
+    return f"{local_time:%m-%d %H:%M}" if local_time.year == today.year else f"{local_time:%Y-%m-%d}"
 
 
 def _local(seconds: float | None) -> datetime | None:

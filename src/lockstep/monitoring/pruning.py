@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lockstep.monitoring import cells
 from lockstep.monitoring.selection import REMOVABLE, Listed, Selection
-from lockstep.runs.discovery import Found, Watched, look
+from lockstep.runs.discovery import DiscoveredRun, Watched, look
 from lockstep.runs.folder import BENCHMARK, EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, SILENT_S, RunFolder
 from lockstep.runs.naming import link_latest, shown
 from lockstep.system.terminal import printable, terminal
@@ -34,7 +34,7 @@ class Candidate:
     @property
     def folder(self) -> RunFolder:
         """Its folder."""
-        return self.run.found.folder
+        return self.run.discovered.folder
 
 
 def prune(selection: Selection, *, is_sure: bool) -> int:
@@ -48,7 +48,7 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
     is_named = selection.states is not LEFTOVERS
     going, kept = _chosen(selection.listed(Watched(selection.root, scan_every_s=0.0)), is_named=is_named)
     for run, reason in kept:
-        print(f"Left alone: {printable(run.found.name)}: {reason}", file=sys.stderr)
+        print(f"Left alone: {printable(run.discovered.name)}: {reason}", file=sys.stderr)
     if not going:
         which = "in these states" if is_named else "that ended badly without a checkpoint (others by --state)"
         print(f"Nothing to remove: no run {which} below {printable(shown(selection.root))}.")
@@ -56,9 +56,9 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
     return _ask_and_remove(going, selection.root, is_sure=is_sure)
 
 
-def remove(runs: Sequence[Found], root: Path, *, is_sure: bool) -> int:
+def remove(runs: Sequence[DiscoveredRun], root: Path, *, is_sure: bool) -> int:
     """Remove these runs below `root`, once a person has agreed. Returns the exit code."""
-    going = [_candidate(Listed(found, look(found), 0.0)) for found in runs]
+    going = [_candidate(Listed(run, look(run), 0.0)) for run in runs]
     return _ask_and_remove(going, root, is_sure=is_sure)
 
 
@@ -87,7 +87,7 @@ def _chosen(runs: Sequence[Listed], *, is_named: bool) -> tuple[list[Candidate],
     """What goes, inner runs before those around them, and of the others why not; `is_named`: states were asked for."""
     going: dict[Path, Candidate] = {}
     kept: list[tuple[Listed, str]] = []
-    for run in sorted(runs, key=lambda run: len(run.found.folder.path.parts), reverse=True):
+    for run in sorted(runs, key=lambda run: len(run.discovered.folder.path.parts), reverse=True):
         candidate = _candidate(run)
         if candidate.has_checkpoint and not is_named:
             continue
@@ -106,7 +106,7 @@ def _candidate(run: Listed) -> Candidate:
     """A look into a run folder. Links are not followed; a file of two names counts once."""
     sizes: dict[tuple[int, int], int] = {}
     has_checkpoint, nested = False, []
-    path = run.found.folder.path
+    path = run.discovered.folder.path
     for where, folders, files in os.walk(path):
         here = RunFolder(Path(where))
         own = {here.lock_file.name, here.status_file.name, here.overrides.name, here.checkpoints.name}
@@ -115,9 +115,9 @@ def _candidate(run: Listed) -> Candidate:
         for name in files:
             has_checkpoint = has_checkpoint or name.endswith(".ckpt")
             with contextlib.suppress(OSError):
-                found = os.lstat(here.path / name)
-                sizes[found.st_dev, found.st_ino] = found.st_size
-    return Candidate(run, sum(sizes.values()), has_checkpoint, tuple(nested), _stamp(run.found.folder))
+                stat = os.lstat(here.path / name)
+                sizes[stat.st_dev, stat.st_ino] = stat.st_size
+    return Candidate(run, sum(sizes.values()), has_checkpoint, tuple(nested), _stamp(run.discovered.folder))
 
 
 def _stamp(folder: RunFolder) -> tuple[int, ...]:
@@ -160,7 +160,7 @@ def _list(going: Iterable[Candidate]) -> None:
     lines = [[Text(head, style="bold") for head in heads]]
     for each in going:
         texts = (
-            printable(each.run.found.name),
+            printable(each.run.discovered.name),
             cells.size(each.num_bytes),
             "checkpoint" if each.has_checkpoint else "",
         )
@@ -180,7 +180,7 @@ def _remove_all(going: Sequence[Candidate], root: Path) -> int:
             reason = _removed(each)
             if reason:
                 is_whole = False
-                print(f"Left alone: {printable(each.run.found.name)}: {reason}", file=sys.stderr)
+                print(f"Left alone: {printable(each.run.discovered.name)}: {reason}", file=sys.stderr)
             else:
                 removed.append(each)
     except KeyboardInterrupt:
@@ -220,7 +220,7 @@ def _repoint(removed: Sequence[Path]) -> None:
             continue
         left = Selection(above, (), ()).listed(Watched(above, scan_every_s=0.0))
         if left:
-            link_latest(above, left[0].found.folder.path)
+            link_latest(above, left[0].discovered.folder.path)
         else:
             link.unlink()
 

@@ -127,13 +127,13 @@ def told_absent(ranks: list[int], world_size: int) -> str:
 
 
 def _beats(folder: RunFolder) -> dict[int, Beat]:
-    found = {}
+    beats = {}
     for path in folder.ranks.glob("*.beat"):
         # opened, for a network disk may tell an old time of a file that is not
         with contextlib.suppress(OSError, ValueError), open(path) as file:
             host, pid = file.read().split()
-            found[int(path.stem)] = Beat(host, int(pid), os.fstat(file.fileno()).st_mtime)
-    return found
+            beats[int(path.stem)] = Beat(host, int(pid), os.fstat(file.fileno()).st_mtime)
+    return beats
 
 
 def _state(beat: Beat) -> str:
