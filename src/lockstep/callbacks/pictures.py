@@ -132,8 +132,8 @@ def _write_confusion(folder: RunFolder, module: Classifier, split: str, findings
 
     names, counts = module.image_format.class_names, findings.confusion
     shown = plots.shown_classes(counts)
-    found = {"step": module.global_step, "num_classes": len(names), "classes": [names[number] for number in shown]}
-    write_json(folder.confusion(split), {**found, "counts": counts[np.ix_(shown, shown)].tolist()})
+    facts = {"step": module.global_step, "num_classes": len(names), "classes": [names[number] for number in shown]}
+    write_json(folder.confusion(split), {**facts, "counts": counts[np.ix_(shown, shown)].tolist()})
 
 
 def _figures(

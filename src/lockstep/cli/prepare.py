@@ -71,5 +71,5 @@ def _quoted(text: str) -> str:
     if re.fullmatch(r"[\w.~-]*/[\w./~-]*|[A-Za-z_][\w.-]*", text) and text.lower() not in NO_TEXTS:
         return text
     # backslashes count only before a quote
-    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (r"\'" if found[2] else ""), text)
+    escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (r"\'" if match[2] else ""), text)
     return f"'{escaped}'"

@@ -92,8 +92,8 @@ def _word(decided: Scope) -> str:
 
 
 def _tree(*overrides: str) -> dict[str, Any]:
-    found: Any = OmegaConf.to_container(composed(overrides))
-    return found
+    tree: Any = OmegaConf.to_container(composed(overrides))
+    return tree
 
 
 def _table(title: str, tree: dict[str, Any], keys: list[str]) -> Iterator[str]:
@@ -127,11 +127,11 @@ def api() -> str:
     return "\n".join(lines)
 
 
-def _name(target: str, found: Any) -> Iterator[str]:
+def _name(target: str, definition: Any) -> Iterator[str]:
     """A heading, how it is called, what its docstring says, and which options of the configuration name it."""
     yield f"### {target.rpartition('.')[2]}\n"
-    yield f"```python\n{_signature(target, found)}\n```\n"
-    yield f"{inspect.getdoc(found)}\n"
+    yield f"```python\n{_signature(target, definition)}\n```\n"
+    yield f"{inspect.getdoc(definition)}\n"
     options = sorted(
         path.relative_to(CONF).with_suffix("").as_posix().replace("/", "=")
         for path in CONF.rglob("*.yaml")
@@ -141,9 +141,9 @@ def _name(target: str, found: Any) -> Iterator[str]:
         yield f"Chosen by {', '.join(f'`{option}`' for option in options)}.\n"
 
 
-def _signature(target: str, found: Any) -> str:
-    """How `found`, a function or a class, is called: parameters and types as they stand in its source."""
-    node = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
+def _signature(target: str, definition: Any) -> str:
+    """How `definition`, a function or a class, is called: parameters and types as they stand in its source."""
+    node = ast.parse(textwrap.dedent(inspect.getsource(definition))).body[0]
     returned = ""
     if isinstance(node, ast.ClassDef):
         inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]

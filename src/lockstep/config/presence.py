@@ -32,12 +32,12 @@ def check(section: Data) -> None:
 def _imported(target: str) -> Callable[..., object]:
     """The user's own check. Raises ConfigError where its module cannot be imported, whose text was read before."""
     try:
-        found = signatures.load(target)
+        own_check = signatures.load(target)
     except (ImportError, AttributeError, SyntaxError) as error:
         raise ConfigError([f"data._check_={target} cannot be imported ({error}): mend its module"]) from error
-    if not callable(found):
+    if not callable(own_check):
         raise ConfigError([f"data._check_={target} is no function: name one that raises where data is missing"])
-    return found
+    return own_check
 
 
 def _check_files(section: Files) -> None:
