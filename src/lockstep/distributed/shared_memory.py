@@ -205,11 +205,11 @@ class Channel:
     def rows(self, length: int, dtype: torch.dtype) -> "Rows":
         """Rows of the next exchange. What others write is there after it, until this rank posts the one after that."""
         key = (self._number & 1, length, dtype)
-        found = self._views.get(key)
-        if found is None:
+        rows = self._views.get(key)
+        if rows is None:
             every = self._bytes[key[0], :, : length * dtype.itemsize].view(dtype)
-            found = self._views[key] = Rows(every[self._segment.rank], every, every.unbind())
-        return found
+            rows = self._views[key] = Rows(every[self._segment.rank], every, every.unbind())
+        return rows
 
     def turn(self) -> None:
         """Go on to the other place: the rows of this exchange have been posted for the last time."""

@@ -308,10 +308,10 @@ class Classifier(L.LightningModule):
         self._counts = torch.tensor(counts, dtype=torch.float64)
         self._logged_counts = torch.tensor(saved["logged_counts"], dtype=torch.float64)
         slots = [slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()]
-        for found in slots:
-            for name, value in found.items():
+        for slot in slots:
+            for name, value in slot.items():
                 if isinstance(value, Tensor) and value.dim() == 4:
-                    found[name] = value.contiguous(memory_format=self.layout.memory_format)
+                    slot[name] = value.contiguous(memory_format=self.layout.memory_format)
 
     def _test_scores(self) -> list[str]:
         return [split for split in self.scores if split != "val"]

@@ -57,8 +57,8 @@ class Outcomes:
         self._samples.append((indices, labels, predictions, probabilities))
         places = (shares * (NUM_THRESHOLDS - 1)).long() + self._offsets
         of_label = places.gather(1, labels[:, None])
-        for counts, found in ((self._all, places), (self._positives, of_label)):  # bincount would wait for a GPU
-            counts.index_add_(0, found.flatten(), torch.ones_like(found).flatten())
+        for counts, bins in ((self._all, places), (self._positives, of_label)):  # bincount would wait for a GPU
+            counts.index_add_(0, bins.flatten(), torch.ones_like(bins).flatten())
 
     def findings(self) -> Findings:
         """Of all ranks. Every rank must call it."""

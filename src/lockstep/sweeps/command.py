@@ -34,8 +34,8 @@ class Grid:
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
         """All of them, the first time."""
-        found, self._left = self._left, []
-        return found
+        trials, self._left = self._left, []
+        return trials
 
     def is_poor(self, trial: Trial) -> bool:
         """None is."""
@@ -180,23 +180,23 @@ def _begins(ledger: Ledger, num_done: int, total: int, at_once: int) -> str:
     return f"A sweep of {total} trial{plural}, {many}, in {where}"
 
 
-def _to_be_tested(found: Table, ledger: Ledger, config: Config) -> list[Trial]:
+def _to_be_tested(sweep_table: Table, ledger: Ledger, config: Config) -> list[Trial]:
     """The trials that meet the test set now: the best one once all are through, or all that have not yet."""
     if config.sweep.test == "none" or any(trial.state not in (*DONE, "failed") for trial in ledger.trials):
         return []
-    best = [found.best] if found.best is not None else []
-    rows = found.rows if config.sweep.test == "all" else best
+    best = [sweep_table.best] if sweep_table.best is not None else []
+    rows = sweep_table.rows if config.sweep.test == "all" else best
     return [row.trial for row in rows if row.state == "finished" and row.test_accuracy is None]
 
 
 def _refuse_live(ledger: Ledger) -> None:
     """Raise ConfigError while somebody else trains a trial, or a cluster is about to."""
     try:
-        found = jobs.below([ledger.path])
-        jobs.need_certain(found)
+        cluster_jobs = jobs.below([ledger.path])
+        jobs.need_certain(cluster_jobs)
     except ValueError as error:  # SLURM does not answer
         raise ConfigError([str(error)]) from error
-    on_their_way = {job.folder.path for job in found if job.is_live}
+    on_their_way = {job.folder.path for job in cluster_jobs if job.is_live}
     for trial in ledger.trials:
         if trial.folder.path.resolve() in on_their_way:
             what = f"trial {trial.number} of {shown(ledger.path)} is a job that waits or runs"

@@ -108,15 +108,15 @@ class Ledger:
 
 def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
     """The newest sweep below `root` of this name; without a name, of the same command."""
-    found = []
+    folders = []
     for file in root.glob(f"*/*/{SWEEP}"):
         try:
             kept = _read(file.parent)
         except (OSError, ValueError):
             continue
         if kept is not None and kept["name"] == name and (name or sorted(kept["command"]) == sorted(command)):
-            found.append(file.parent)
-    return max(found, default=None)
+            folders.append(file.parent)
+    return max(folders, default=None)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

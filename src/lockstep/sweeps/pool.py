@@ -70,13 +70,13 @@ class Pool:
 
     def ended(self) -> list[tuple[Trial, int]]:
         """The trials that have ended since the last call, with their exit codes; their devices are free."""
-        found = [(each, code) for each in self.running if (code := each.process.poll()) is not None]
-        for each, code in found:
+        ended = [(each, code) for each in self.running if (code := each.process.poll()) is not None]
+        for each, code in ended:
             self.running.remove(each)
             self._devices.give_back(each.share)
             with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone, or not ours to write
                 _account_for(each.trial, code)
-        return [(each.trial, code) for each, code in found]
+        return [(each.trial, code) for each, code in ended]
 
     def stop(self) -> None:
         """Ask all trials to stop in good order."""
@@ -105,13 +105,13 @@ def _fresh(folder: Path, task: str, environ: Mapping[str, str], log: Path) -> su
 
 def environ_of(share: Share, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a trial: the GPUs it may see, and threads for its cores."""
-    found = dict(environ)
+    variables = dict(environ)
     if share.gpus and not share.is_named:
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
     elif not share.gpus:
-        found["CUDA_VISIBLE_DEVICES"] = ""
-    found.setdefault("OMP_NUM_THREADS", str(share.num_threads))
-    return found
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    variables.setdefault("OMP_NUM_THREADS", str(share.num_threads))
+    return variables
 
 
 def _account_for(trial: Trial, code: int) -> None:

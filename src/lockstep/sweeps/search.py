@@ -167,17 +167,17 @@ class Draws:
     def proposed(self, num_free: int) -> Sequence[Trial]:
         """What was interrupted first, then new draws."""
         if self._resumed:
-            found, self._resumed = self._resumed[: max(num_free, 0)], self._resumed[max(num_free, 0) :]
-            return found
-        found: list[Trial] = []
+            trials, self._resumed = self._resumed[: max(num_free, 0)], self._resumed[max(num_free, 0) :]
+            return trials
+        trials: list[Trial] = []
         num_repeats = 0
-        while len(found) < num_free and len(self._taken) < self.total and not self._is_stuck:
+        while len(trials) < num_free and len(self._taken) < self.total and not self._is_stuck:
             if num_repeats == MOST_REPEATS:
                 self._is_stuck = not self._enqueue_another()
             num_taken = len(self._taken)
-            found += self._begun(self._drawn()) if not self._is_stuck else []
+            trials += self._begun(self._drawn()) if not self._is_stuck else []
             num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
-        return found
+        return trials
 
     def _drawn(self) -> optuna.Trial:
         try:

@@ -241,14 +241,14 @@ class _Matplotlib(ModuleType):
 
 
 def _stand_in() -> ModuleType:
-    found, pyplot = _Matplotlib("matplotlib"), _Matplotlib("matplotlib.pyplot")
-    found.__dict__.update(
+    matplotlib, pyplot = _Matplotlib("matplotlib"), _Matplotlib("matplotlib.pyplot")
+    matplotlib.__dict__.update(
         pyplot=pyplot,
         axes=SimpleNamespace(Axes=_Later("matplotlib.axes", "Axes")),
         colors=SimpleNamespace(Colormap=_Later("matplotlib.colors", "Colormap")),
     )
     pyplot.__dict__.update(Figure=_Later("matplotlib.figure", "Figure"), style=SimpleNamespace(context=_style))
-    return found
+    return matplotlib
 
 
 @contextlib.contextmanager

@@ -44,9 +44,9 @@ def style() -> Iterator[None]:
 
 def new_figure(height: float, *, width: float = WIDTH) -> Figure:
     """An empty figure of so many inches, bound to no display."""
-    found = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(found)
-    return found
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:

@@ -182,14 +182,14 @@ def early() -> Early | None:
 @contextlib.contextmanager
 def unthreaded() -> Iterator[None]:
     """Have no thread that hears signals inside of the block, for a process with threads is not forked."""
-    found = Early.listening
-    if found is not None:
-        found.end()
+    listener = Early.listening
+    if listener is not None:
+        listener.end()
     try:
         yield
     finally:
-        if found is not None:
-            found.listen()
+        if listener is not None:
+            listener.listen()
 
 
 def as_new() -> None:
@@ -201,11 +201,11 @@ def as_new() -> None:
 
 def as_usual() -> None:
     """Give stop signals back to Python, for commands that live by KeyboardInterrupt."""
-    found = early()
-    if found is not None:
+    listener = early()
+    if listener is not None:
         as_new()
-        found.end()
-        found.hand_over()
+        listener.end()
+        listener.hand_over()
 
 
 def say_ended(number: int, what: str = "") -> None:

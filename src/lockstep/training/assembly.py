@@ -149,8 +149,8 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
         and torch.backends.mkldnn.is_available()
         and layout.has_faulty_onednn(torch.cpu.get_capabilities(), os.environ)
     )
-    found = gather_objects(layout.faulty_convolution(net, session.precision) if is_faulty else None)
-    faulty = next((name for name in found if name is not None), None)
+    convolutions = gather_objects(layout.faulty_convolution(net, session.precision) if is_faulty else None)
+    faulty = next((name for name in convolutions if name is not None), None)
     asked = session.config.trainer.memory_format
     if asked == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
         fault = f"trainer.memory_format=channels_last: without AVX512 oneDNN crashes in the gradient of {faulty}, or "

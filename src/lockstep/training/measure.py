@@ -242,13 +242,13 @@ def _peaks(here: Session) -> dict[str, list[float]]:
     """FLOP/s of square matrix products on all workers at once, of every repetition, in each precision of the device."""
     size = MATMUL_SIZE[here.device.type]
     names = {"bfloat16", "float32", here.precision} if here.device.type == "cpu" else {here.precision}
-    found: dict[str, list[float]] = {}
+    peaks: dict[str, list[float]] = {}
     for name in sorted(names):
         a = torch.ones(size, size, device=here.device, dtype=DTYPES[name])
         gather_objects(None)  # all at once, as in a training
         times = gather_objects(_times(_product(a), NUM_MATMULS, here.device))
-        found[name] = [sum(2 * size**3 / seconds for seconds in ranks) for ranks in zip(*times, strict=True)]
-    return found
+        peaks[name] = [sum(2 * size**3 / seconds for seconds in ranks) for ranks in zip(*times, strict=True)]
+    return peaks
 
 
 def _product(a: Tensor) -> Callable[[], object]:

@@ -163,8 +163,8 @@ def checkpoint(session: Session, asked: Path) -> Chosen:
 
     Every rank must call it. Raises ConfigError on all ranks where none is whole.
     """
-    found = together(lambda beat: checkpoints.chosen(session.folder, asked) if session.rank == 0 else None)
-    chosen = gather_objects(found)[0]
+    own_choice = together(lambda beat: checkpoints.chosen(session.folder, asked) if session.rank == 0 else None)
+    chosen = gather_objects(own_choice)[0]
     assert chosen is not None
     if chosen.note and session.rank == 0:
         print(chosen.note, file=sys.stderr, flush=True)

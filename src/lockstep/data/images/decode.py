@@ -129,8 +129,8 @@ def decode_all(
     faults = []
     starts = range(0, len(files), NUM_PER_RUN)
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for start, found in zip(starts, pool.map(decode_run, starts), strict=True):
-            faults += found
+        for start, run_faults in zip(starts, pool.map(decode_run, starts), strict=True):
+            faults += run_faults
             show(min(start + NUM_PER_RUN, len(files)))
     if faults:
         raise ImageFault(faults)

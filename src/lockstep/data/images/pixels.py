@@ -105,7 +105,7 @@ def copied(pixels: Pixels, device: torch.device) -> Tensor:
     """All images on `device`, in one tensor there; what is elsewhere passes through host memory in chunks."""
     if isinstance(pixels, Tensor):
         return pixels.to(device)
-    found = torch.empty(pixels.shape, dtype=torch.uint8, device=device)
-    for positions in torch.arange(len(found)).split(CHUNK):
-        found[positions[0] : positions[-1] + 1] = pixels[positions].to(device)
-    return found
+    images = torch.empty(pixels.shape, dtype=torch.uint8, device=device)
+    for positions in torch.arange(len(images)).split(CHUNK):
+        images[positions[0] : positions[-1] + 1] = pixels[positions].to(device)
+    return images

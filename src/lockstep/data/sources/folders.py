@@ -166,10 +166,10 @@ class Folder:
         num_threads = useful_threads(len(self.files), self.listing.num_bytes, num_cores())
         with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             runs = pool.map(lambda run: value_counts(pixels[run]), sample.split(NUM_PER_RUN))
-            found = channel_statistics(torch.stack(list(runs)).sum(0))
+            statistics = channel_statistics(torch.stack(list(runs)).sum(0))
         if self.cache is not None:
-            self.entry.write_note(note, json.dumps(found))
-        return found
+            self.entry.write_note(note, json.dumps(statistics))
+        return statistics
 
 
 def _pixels(folder: Folder, positions: Sequence[Tensor], memory: str, started: float) -> Sequence[Pixels]:

@@ -167,14 +167,16 @@ class Copy:
 
     def _complete(self, source: Source, lock: Lock, beat: Callable[[], None]) -> None:
         """Bring what is missing or changed, and remove what the source no longer has. Needs the lock."""
-        known, found = read_files(self.place), dict(scan(self.folder))
+        known, present = read_files(self.place), dict(scan(self.folder))
         same = {
-            name: there
+            name: copied
             for name, state in source.files.items()
-            if (there := known.get(name)) and there.state == state and found.get(name) == (there.size, there.time_ns)
+            if (copied := known.get(name))
+            and copied.state == state
+            and present.get(name) == (copied.size, copied.time_ns)
         }
         todo = [name for name in source.files if name not in same]
-        others = [name for name in found if name not in source.files]
+        others = [name for name in present if name not in source.files]
         note = Note(self.source, source.digest, code_of(map(os.fsencode, source.files)))
         if not todo and not others and read_note(self.place) == note:
             return
@@ -183,7 +185,7 @@ class Copy:
             left.unlink()
         journal = self.place / JOURNAL
         with atomic_file(journal) as file:
-            file.writelines(line(name, there) for name, there in same.items())
+            file.writelines(line(name, copied) for name, copied in same.items())
         (self.place / RECORD).unlink(missing_ok=True)
         for name in others:
             (self.folder / name).unlink()
@@ -192,7 +194,7 @@ class Copy:
         same |= self._bring(source, todo, lock, beat)
         with atomic_file(self.place / RECORD) as file:
             file.write(json.dumps(note._asdict()).encode() + b"\n")
-            file.writelines(line(name, there) for name, there in same.items())
+            file.writelines(line(name, copied) for name, copied in same.items())
         journal.unlink()
 
     def _bring(self, source: Source, names: list[str], lock: Lock, beat: Callable[[], None]) -> dict[str, CopiedFile]:

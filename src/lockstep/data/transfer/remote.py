@@ -76,11 +76,11 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
         system, path = _opened(url)
         start = f"{path.rstrip('/')}/" if path.rstrip("/") else ""
         root = f"{start}{below}".rstrip("/")
-        found = _listed(system, root)
+        listed = _listed(system, root)
     turn = contextlib.nullcontext() if _takes_threads(system) else threading.Lock()
     is_encoded = url.startswith(ENCODED)
     paths: dict[str, str] = {}
-    for remote_path in found:
+    for remote_path in listed:
         name = remote_path.removeprefix(start)
         if is_encoded:
             if "?" in name or "#" in name:
@@ -102,7 +102,7 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
         what = f"a file that ends with {', '.join(suffixes)}" if suffixes else "a file"
         raise ValueError(f"{asked} has nothing to copy: looked for {what}{f' in {below}' if below else ''}, below it.")
     names = sorted(paths)
-    known = [(paths[name], found[paths[name]]) for name in names]
+    known = [(paths[name], listed[paths[name]]) for name in names]
     states = dict(zip(names, _states(system, asked, known, turn, beat), strict=True))
 
     def fetch(name: str, path: Path) -> None:
@@ -172,16 +172,16 @@ def _listed(system: Any, root: str) -> dict[str, dict[str, Any]]:
     kind: Any = type(system)
     # fsspec's own walk leaves out what fails below the first folder, as if those files were gone (2026.9)
     is_walk = kind._find is AsyncFileSystem._find if system.async_impl else kind.find is AbstractFileSystem.find
-    found = _walked(system, root) if is_walk else system.find(root, detail=True)
-    if not found and root and system.isfile(root):
+    files = _walked(system, root) if is_walk else system.find(root, detail=True)
+    if not files and root and system.isfile(root):
         return {root: system.info(root)}
-    if not found:
+    if not files:
         system.ls(root, detail=False)  # a reason is better than none
-    return {path: facts for path, facts in found.items() if facts.get("type") != "directory" and path[-1:] != "/"}
+    return {path: facts for path, facts in files.items() if facts.get("type") != "directory" and path[-1:] != "/"}
 
 
 def _walked(system: Any, root: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, Any]] = {}
     folders = [(root, 0)]
     while folders:
         folder, depth = folders.pop()
@@ -190,10 +190,10 @@ def _walked(system: Any, root: str) -> dict[str, dict[str, Any]]:
         for facts in system.ls(folder, detail=True):
             path = facts["name"].rstrip("/")
             if facts["type"] != "directory":
-                found[path] = facts
+                files[path] = facts
             elif path != folder.rstrip("/") and not facts.get("islink"):
                 folders.append((path, depth + 1))
-    return found
+    return files
 
 
 def _states(
