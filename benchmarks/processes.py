@@ -83,11 +83,11 @@ def import_breakdown(count: int = 12) -> list[tuple[str, float]]:
     modules = "lockstep.training.train, lockstep.cli.main"
     code = f"from lockstep.system.lazy_imports import lazy\nwith lazy():\n    import {modules}"
     done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], cwd=ROOT, capture_output=True, text=True)
-    own: dict[str, float] = {}
+    seconds_by_package: dict[str, float] = {}
     for microseconds, name in re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", done.stderr, re.MULTILINE):
         package = name.split(".")[0]
-        own[package] = own.get(package, 0.0) + int(microseconds) / 1e6
-    return sorted(own.items(), key=lambda item: -item[1])[:count]
+        seconds_by_package[package] = seconds_by_package.get(package, 0.0) + int(microseconds) / 1e6
+    return sorted(seconds_by_package.items(), key=lambda item: -item[1])[:count]
 
 
 RESNET = (

@@ -44,7 +44,7 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 def markdown(title: str, rows: Sequence[Row]) -> str:
     """A section with a table."""
     lines = [f"## {title}", "", "| what | median | spread | n | aim |", "| --- | --- | --- | --- | --- |"]
-    lines += ["| " + " | ".join(map(str, each)) + " |" for each in rows]
+    lines += ["| " + " | ".join(map(str, cells)) + " |" for cells in rows]
     return "\n".join(lines) + "\n"
 
 

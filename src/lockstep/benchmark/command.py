@@ -91,8 +91,8 @@ class Benchmark:
         """All environments, then the report. Returns the exit code."""
         self._flag.install()
         trained = [environment for environment in self._environments if environment.config is not None]
-        each = duration(self._settings.budget_s)
-        self._say(f"Benchmark of {len(trained)} environments, {each} of training each, in {shown(self._path)}")
+        budget = duration(self._settings.budget_s)
+        self._say(f"Benchmark of {len(trained)} environments, {budget} of training each, in {shown(self._path)}")
         for environment in self._environments:
             if environment.config is None:
                 self._say(f"{environment.name}: skipped, {environment.skipped}")

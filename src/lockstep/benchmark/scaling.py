@@ -219,7 +219,7 @@ def _comparison(result: Result, alone: Result | None) -> str:
     who = f"{result.name} ({result.num_workers} workers)"
     if alone is None:
         return f"{who}: no single worker on the same device was measured, so that there is nothing to compare it with."
-    unsteady = " and ".join(f"in {each.name} {each.unsteady}" for each in (alone, result) if each.unsteady)
+    unsteady = " and ".join(f"in {run.name} {run.unsteady}" for run in (alone, result) if run.unsteady)
     if unsteady:
         return (
             f"{who}: {unsteady}, half of them more than {STEADY:.0%} off their median, so that nothing is said of "

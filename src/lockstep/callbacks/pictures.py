@@ -174,8 +174,8 @@ def _grid(pixels: Pixels, findings: Findings, rows: Any, names: tuple[str, ...],
     for row in rows:
         true, predicted = names[findings.labels[row]], names[findings.predictions[row]]
         is_right.append(findings.labels[row] == findings.predictions[row])
-        said = f"{plots.short(predicted)} {findings.probabilities[row]:.2f}"
-        captions.append(said if is_right[-1] else f"{said}\nis {plots.short(true)}")
+        prediction = f"{plots.short(predicted)} {findings.probabilities[row]:.2f}"
+        captions.append(prediction if is_right[-1] else f"{prediction}\nis {plots.short(true)}")
     return plots.image_grid(shown, captions, is_right, title)
 
 

@@ -295,8 +295,8 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     except faults.ConfigError as error:
         faults.exit_with(error)
     options |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint)}
-    asked = resolve_workers(config)
-    num_workers = asked.world_size
+    workers = resolve_workers(config)
+    num_workers = workers.world_size
     if num_workers == 1:
         supervision.begin()
     listed, flag = signals.SignalList(), spawn.flag_of(task)
@@ -304,7 +304,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
         with (listed if num_workers > 1 else flag).installed(), tempfile.TemporaryDirectory(prefix="lockstep-") as path:
             job = spawn.Job(task, path, options)
             if num_workers > 1:
-                return spawn.run_workers(job, num_workers, listed, uses_gpus=bool(asked.gpus))
+                return spawn.run_workers(job, num_workers, listed, uses_gpus=bool(workers.gpus))
             return supervision.run(job, None, flag)
     except signals.Ended as ended:  # before or after the work itself
         signals.say_ended(ended.number)

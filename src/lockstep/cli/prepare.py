@@ -31,7 +31,7 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
     if cache is None:
         raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
     is_url = remote.is_url(root)
-    asked = f"data.root={remote.shown(root) if is_url else root}"
+    setting = f"data.root={remote.shown(root) if is_url else root}"
     listing = list_classes(_fetched(section) if is_url else root)
     entry = caches.entry(cache, listing, image_size=image_size, channels=channels)
     table = entry.opened()
@@ -41,7 +41,7 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
         from lockstep.data.sources.folders import Folder
 
         try:
-            table = Folder(asked, listing, image_size, channels, cache).decoded()
+            table = Folder(setting, listing, image_size, channels, cache).decoded()
         except ImageFault as error:
             print("\n".join(f"lockstep: {fault}" for fault in error.faults), file=sys.stderr)
             return EXIT_CONFIG

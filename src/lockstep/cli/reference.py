@@ -66,7 +66,7 @@ def configuration() -> str:
     options = groups(CONF)
     lines = [
         CONFIGURATION
-        + "\n".join(f"| {_word(each)} | {each.value} | {' | '.join(row)} |" for each, row in CHANGES.items())
+        + "\n".join(f"| {_word(change)} | {change.value} | {' | '.join(row)} |" for change, row in CHANGES.items())
     ]
     tree = _tree()
     tops = [key for key in tree if not isinstance(tree[key], dict)]
@@ -146,8 +146,8 @@ def _signature(target: str, definition: Any) -> str:
     node = ast.parse(textwrap.dedent(inspect.getsource(definition))).body[0]
     returned = ""
     if isinstance(node, ast.ClassDef):
-        inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-        fields = [ast.unparse(each) for each in node.body if isinstance(each, ast.AnnAssign)]
+        inits = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+        fields = [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign)]
         parameters = _parameters(inits[0].args)[1:] if inits else fields
     else:
         assert isinstance(node, ast.FunctionDef)
@@ -156,17 +156,17 @@ def _signature(target: str, definition: Any) -> str:
     line = f"{target}({', '.join(parameters)}){returned}"
     if len(line) <= LINE_LENGTH:
         return line
-    return f"{target}(\n" + "".join(f"    {each},\n" for each in parameters) + f"){returned}"
+    return f"{target}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f"){returned}"
 
 
 def _parameters(arguments: ast.arguments) -> list[str]:
     """Each parameter by itself, as it stands in the source, the bare star between them included."""
     others = [*arguments.defaults, arguments.vararg, arguments.kwarg]
     assert not any(others), f"not known how to show {ast.unparse(arguments)}"
-    named = [ast.unparse(each) for each in arguments.args]
+    named = [ast.unparse(argument) for argument in arguments.args]
     by_keyword = [
-        ast.unparse(each) + (f" = {ast.unparse(default)}" if default is not None else "")
-        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        ast.unparse(argument) + (f" = {ast.unparse(default)}" if default is not None else "")
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     return [*named, *(["*", *by_keyword] if by_keyword else [])]
 

@@ -109,7 +109,7 @@ def _table(rows: Sequence[dict[str, str]], width: int) -> Text:
     wide = {name: max(map(cells.cell_len, [name, *(row[name] for row in rows)])) for name in names}
     wide |= {"reason": min(wide["reason"], 30)} if "reason" in names else {}
     for name in DROPPED:
-        if sum(wide[each] + 2 for each in names) - 2 > width and name in names:
+        if sum(wide[shown_name] + 2 for shown_name in names) - 2 > width and name in names:
             names.remove(name)
     rest = width - sum(wide[name] + 2 for name in names if name != "run")
     wide["run"] = max(1, min(wide["run"], rest))

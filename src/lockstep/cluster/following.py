@@ -65,7 +65,7 @@ def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"follow shows one job, not {len(chosen_jobs)}: choose from {', '.join(job.id for job in chosen_jobs)}."
         )
-    asking, said, log, at = _Asking(chosen_jobs), "", "", 0
+    asking, shown_state, log, at = _Asking(chosen_jobs), "", "", 0
     try:
         while asking.look() and output.is_read():
             job = asking.jobs[0]
@@ -75,9 +75,9 @@ def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             is_live = job.is_live
             at = _print_from(Path(log), at)
             state = f"{job.state}: {explained(job.scheduled.reason)}" if job.scheduled.reason else job.state
-            if state != said and job.state != "running":
+            if state != shown_state and job.state != "running":
                 print(f"[job {job.id} {state}]", file=sys.stderr, flush=True)
-            said = state
+            shown_state = state
             if not is_live:
                 return job.exit_code or 0
             time.sleep(READ_EVERY_S)
@@ -106,14 +106,14 @@ def _print_from(log: Path, at: int) -> int:
 def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Wait for the end of all jobs, and name each as it ends. Returns the first exit code that is not 0, else 0."""
     asking = _Asking(chosen_jobs)
-    told: set[str] = set()
+    reported: set[str] = set()
     try:
         while True:
             ended = [job for job in asking.look() if not job.is_live]
             for job in ended:
-                if job.id not in told:
+                if job.id not in reported:
                     print(f"{job.id}\t{job.state}\t{job.run.name}", flush=True)
-            told |= {job.id for job in ended}
+            reported |= {job.id for job in ended}
             if len(ended) == len(asking.jobs):
                 return next((job.exit_code for job in ended if job.exit_code), 0)
             time.sleep(READ_EVERY_S)

@@ -52,11 +52,11 @@ class Job:
     @property
     def reason(self) -> str:
         """Why it waits, what its run is about, or how it ended; empty where there is nothing to say."""
-        own = self.facts.get("reason", "")
+        run_reason = self.facts.get("reason", "")
         if self.scheduled.reason or not self.is_live:
-            return self.scheduled.reason or own
+            return self.scheduled.reason or run_reason
         # a run that has not begun has a word of its submission alone
-        return f"{self.facts['state']}: {own}" if own and self.facts["state"] in LIVE_STATES else ""
+        return f"{self.facts['state']}: {run_reason}" if run_reason and self.facts["state"] in LIVE_STATES else ""
 
     @property
     def is_live(self) -> bool:
@@ -70,8 +70,8 @@ class Job:
             return None
         if self.facts["state"] == "finished" and self.state in ("completed", "unknown"):
             return 0
-        own = self.folder.read_status().get("exit_code")
-        code = own if isinstance(own, int) else self.scheduled.exit_code
+        run_code = self.folder.read_status().get("exit_code")
+        code = run_code if isinstance(run_code, int) else self.scheduled.exit_code
         return code or (EXIT_STOPPED if self.record.cancelled else EXIT_FAILED)
 
 
@@ -94,7 +94,7 @@ def below(roots: Iterable[Path], *, may_be_silent: bool = False) -> list[Job]:
                 continue
             if read is not None:
                 records[path] = DiscoveredRun(run.id, shown(path), RunFolder(path)), read
-    ordered = sorted(records.values(), key=lambda each: (each[1].submitted, _number(each[1].id)))
+    ordered = sorted(records.values(), key=lambda pair: (pair[1].submitted, _number(pair[1].id)))
     return _joined(ordered, may_be_silent=may_be_silent)
 
 
@@ -140,11 +140,11 @@ def chosen(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
 
 
 def _joined(read: Sequence[tuple[DiscoveredRun, Record]], *, may_be_silent: bool = False) -> list[Job]:
-    asked = [job_record.id for _, job_record in read if job_record.engine == "slurm"]
+    ids = [job_record.id for _, job_record in read if job_record.engine == "slurm"]
     is_slurm_here = scheduler.is_here()
     known: dict[str, Scheduled] = {}
     try:
-        known = scheduler.states(asked) if asked and is_slurm_here else {}
+        known = scheduler.states(ids) if ids and is_slurm_here else {}
     except ValueError as error:
         if not may_be_silent:
             raise

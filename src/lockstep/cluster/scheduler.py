@@ -61,11 +61,11 @@ def call(*words: str) -> str:
 
 def states(ids: Iterable[str]) -> dict[str, Scheduled]:
     """What SLURM knows of jobs such as 17 or 17_3; those it has forgotten are not in it."""
-    asked = set(ids)
-    if not asked:
+    wanted = set(ids)
+    if not wanted:
         return {}
-    queued = {job: each for job, each in _queued(asked).items() if job in asked}
-    return {**_accounted(asked - queued.keys()), **queued}
+    queued = {job: scheduled for job, scheduled in _queued(wanted).items() if job in wanted}
+    return {**_accounted(wanted - queued.keys()), **queued}
 
 
 def show(job: str) -> dict[str, str]:
@@ -86,15 +86,15 @@ def requeue(job: str) -> None:
     call("scontrol", "requeue", job)
 
 
-def _queued(asked: set[str]) -> dict[str, Scheduled]:
+def _queued(wanted: set[str]) -> dict[str, Scheduled]:
     """What the controller has in memory: all that waits or runs, and what ended some minutes ago."""
     columns = ",".join(f"{name}:{width}" for name, width in QUEUE.items())
-    jobs = ",".join(sorted({job.partition("_")[0] for job in asked}))
+    jobs = ",".join(sorted({job.partition("_")[0] for job in wanted}))
     words = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={jobs}", f"--Format={columns}")
     done = _run(words)
     if done.returncode and "Invalid job id" not in done.stderr:  # it has forgotten all of them
         raise ValueError(f"squeue failed: {_said(done)}")
-    return {job: each for line in done.stdout.splitlines() for job, each in _queue_line(line)}
+    return {job: scheduled for line in done.stdout.splitlines() for job, scheduled in _queue_line(line)}
 
 
 def _queue_line(line: str) -> Iterable[tuple[str, Scheduled]]:
@@ -135,11 +135,11 @@ def _code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _accounted(asked: set[str]) -> dict[str, Scheduled]:
+def _accounted(wanted: set[str]) -> dict[str, Scheduled]:
     """What the data base knows, where there is one. Raises ValueError where it does not answer."""
-    if not asked or shutil.which("sacct") is None:
+    if not wanted or shutil.which("sacct") is None:
         return {}
-    jobs = ",".join(sorted({job.partition("_")[0] for job in asked}))
+    jobs = ",".join(sorted({job.partition("_")[0] for job in wanted}))
     format_ = "--format=JobID,State,NodeList,Elapsed,ExitCode"
     done = _run(("sacct", "--allocations", "--noheader", "--parsable2", format_, f"--jobs={jobs}"))
     if done.returncode:
@@ -153,7 +153,7 @@ def _accounted(asked: set[str]) -> dict[str, Scheduled]:
         word = re.sub(r"\W.*", "", state)  # "CANCELLED by 1000"
         exit_code = None if word in LIVE else int(number or 0) or (128 + int(killed) if int(killed or 0) else 0)
         accounted[job] = Scheduled(word.lower(), "", nodes, seconds(elapsed), exit_code)
-    return {job: each for job, each in accounted.items() if job in asked}
+    return {job: scheduled for job, scheduled in accounted.items() if job in wanted}
 
 
 def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:

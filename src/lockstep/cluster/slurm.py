@@ -44,7 +44,7 @@ def executor(
     prefix, python = interpreter(cluster)
     slurm_executor = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
     cpus = cluster.cpus_per_worker
-    asked: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
@@ -56,7 +56,7 @@ def executor(
         "array_parallelism": cluster.parallel or ALL,
     }
     slurm_executor.update_parameters(
-        **{key: value for key, value in asked.items() if value is not None},
+        **{key: value for key, value in parameters.items() if value is not None},
         job_name=name,
         wckey=None,
         nodes=workers.num_nodes,
@@ -132,8 +132,8 @@ def submit(
 def _said(error: Exception) -> str:
     """What sbatch said, without the traceback that submitit puts in front."""
     lines = [line.removeprefix("sbatch: error: ").strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and not line.startswith(("Traceback", "File ", "stderr", "stdout"))]
-    return "; ".join(told[-3:]) or type(error).__name__
+    reasons = [line for line in lines if line and not line.startswith(("Traceback", "File ", "stderr", "stdout"))]
+    return "; ".join(reasons[-3:]) or type(error).__name__
 
 
 @contextlib.contextmanager

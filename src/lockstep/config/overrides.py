@@ -238,8 +238,8 @@ def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> 
         text, key, value = override.input_line or "", override.key_or_group, override.value()
         parent, _, last = key.rpartition(".")
         node = OmegaConf.select(cfg, parent) if parent else cfg
-        there: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
-        is_set, current = last in there, there.get(last)
+        values: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
+        is_set, current = last in values, values.get(last)
         is_added = override.is_add() or override.is_force_add()
         if not is_set and not is_added:
             unset.append(override)

@@ -139,11 +139,11 @@ def check_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
     check = at(value, ["_check_"])
     if source is not OpenData or not isinstance(value, dict) or not isinstance(check, str) or "." not in check:
         return  # the schema has said it all
-    key, asked = "data._check_", f"data._check_={check}"
+    key, setting = "data._check_", f"data._check_={check}"
     try:
         signature = signatures.find(check)
     except signatures.Missing as error:
-        yield key, f"{asked}: {error}" + _cure(check, error)
+        yield key, f"{setting}: {error}" + _cure(check, error)
         return
     if signature is None:
         return
@@ -154,7 +154,7 @@ def check_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{key}.{k}", f"data.{k} is no parameter of {check}: {reason}"
     for k in signature.required:
         if k not in given:
-            yield f"{key}.{k}", f"{asked} needs {k}, which is not set: add +data.{k}=..., or give it a default"
+            yield f"{key}.{k}", f"{setting} needs {k}, which is not set: add +data.{k}=..., or give it a default"
 
 
 def _cure(target: str, error: signatures.Missing) -> str:

@@ -168,7 +168,7 @@ class Rows(NamedTuple):
 
     mine: Tensor
     every: Tensor
-    each: Sequence[Tensor]
+    by_rank: Sequence[Tensor]
 
 
 class Channel:
@@ -297,7 +297,7 @@ class Neighbours:
         """Replace `values` (n,) by the sum over all ranks, added in rank order: the same bits on each."""
         for part in self._parts(values):
             if part.numel() * part.element_size() <= SMALL_BYTES:
-                _sum(self._gather(part).each, out=part)
+                _sum(self._gather(part).by_rank, out=part)
             else:
                 self._add_up_by_parts(part)
 
@@ -309,7 +309,7 @@ class Neighbours:
                 rows.mine.copy_(part)
             self._exchange()
             self._tensors.turn()
-            part.copy_(rows.each[0])
+            part.copy_(rows.by_rank[0])
 
     def _parts(self, values: Tensor) -> Sequence[Tensor]:
         most = self._tensors.row_bytes // values.element_size()

@@ -66,7 +66,10 @@ class Outcomes:
         gathered = [parts for parts in gather_objects(mine) if parts]  # a rank's share of a split can be empty
         indices, labels, predictions, probabilities = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
         order = np.argsort(indices)
-        counts = [sum_over_ranks(each).view(-1, NUM_THRESHOLDS).cpu().numpy() for each in (self._positives, self._all)]
+        counts = [
+            sum_over_ranks(histogram).view(-1, NUM_THRESHOLDS).cpu().numpy()
+            for histogram in (self._positives, self._all)
+        ]
         return Findings(
             indices[order],
             labels[order],

@@ -76,13 +76,18 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
     """How far the runs are, what they have measured and how fast, by name."""
     facts, tests = [look_at(folder) for folder in folders], [read_tests(folder) for folder in folders]
-    rows: list[Row] = [("state", [each["state"] for each in facts])]
-    rows += [(name, [each.get(name) for each in facts]) for name in ("epoch", "step", "monitor", "best")]
+    rows: list[Row] = [("state", [run_facts["state"] for run_facts in facts])]
+    rows += [(name, [run_facts.get(name) for run_facts in facts]) for name in ("epoch", "step", "monitor", "best")]
     # the newest values of a finished run have those of its test among them
-    for metrics_of_runs in ([each["metrics"] for each in facts], tests):
-        names = sorted({name for each in metrics_of_runs for name in each}, key=_metric_order)
-        rows += [(name, [each.get(name) for each in metrics_of_runs]) for name in names if not name.startswith("test/")]
-    rows += [(name, [each.get(name) for each in facts]) for name in ("epoch_s", "images_per_s", "workers", "device")]
+    for metrics_of_runs in ([run_facts["metrics"] for run_facts in facts], tests):
+        names = sorted({name for metrics in metrics_of_runs for name in metrics}, key=_metric_order)
+        rows += [
+            (name, [metrics.get(name) for metrics in metrics_of_runs]) for name in names if not name.startswith("test/")
+        ]
+    rows += [
+        (name, [run_facts.get(name) for run_facts in facts])
+        for name in ("epoch_s", "images_per_s", "workers", "device")
+    ]
     return [(name, values) for name, values in rows if any(value is not None for value in values)]
 
 

@@ -64,7 +64,7 @@ def remove(runs: Sequence[DiscoveredRun], root: Path, *, is_sure: bool) -> int:
 
 def _ask_and_remove(going: Sequence[Candidate], root: Path, *, is_sure: bool) -> int:
     _list(going)
-    total = f"{cells.plural(len(going), 'run')}, {cells.size(sum(each.num_bytes for each in going))}"
+    total = f"{cells.plural(len(going), 'run')}, {cells.size(sum(candidate.num_bytes for candidate in going))}"
     if not is_sure:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             print("lockstep: nothing was removed, there is nobody to ask: add --yes to remove these.", file=sys.stderr)
@@ -109,8 +109,8 @@ def _candidate(run: Listed) -> Candidate:
     path = run.discovered.folder.path
     for where, folders, files in os.walk(path):
         here = RunFolder(Path(where))
-        own = {here.lock_file.name, here.status_file.name, here.overrides.name, here.checkpoints.name}
-        if here.path != path and here.config.name in files and own & {*folders, *files}:
+        marks = {here.lock_file.name, here.status_file.name, here.overrides.name, here.checkpoints.name}
+        if here.path != path and here.config.name in files and marks & {*folders, *files}:
             nested.append(here.path)
         for name in files:
             has_checkpoint = has_checkpoint or name.endswith(".ckpt")
@@ -158,13 +158,13 @@ def _is_elsewhere(host: str | None) -> bool:
 def _list(going: Iterable[Candidate]) -> None:
     heads = ("state", "run", "size", "")
     lines = [[Text(head, style="bold") for head in heads]]
-    for each in going:
+    for candidate in going:
         texts = (
-            printable(each.run.discovered.name),
-            cells.size(each.num_bytes),
-            "checkpoint" if each.has_checkpoint else "",
+            printable(candidate.run.discovered.name),
+            cells.size(candidate.num_bytes),
+            "checkpoint" if candidate.has_checkpoint else "",
         )
-        state = each.run.facts["state"]
+        state = candidate.run.facts["state"]
         lines.append([Text(state, style=cells.STYLES[state]), *map(Text, texts)])
     widths = [max(line[i].cell_len for line in lines) for i in range(len(heads))]
     terminal().print(cells.aligned(lines, widths, [False, False, True, False]), soft_wrap=True)
@@ -176,35 +176,35 @@ def _list(going: Iterable[Candidate]) -> None:
 def _remove_all(going: Sequence[Candidate], root: Path) -> int:
     removed, is_whole = [], True
     try:
-        for each in going:
-            reason = _removed(each)
+        for candidate in going:
+            reason = _removed(candidate)
             if reason:
                 is_whole = False
-                print(f"Left alone: {printable(each.run.discovered.name)}: {reason}", file=sys.stderr)
+                print(f"Left alone: {printable(candidate.run.discovered.name)}: {reason}", file=sys.stderr)
             else:
-                removed.append(each)
+                removed.append(candidate)
     except KeyboardInterrupt:
         print("Ended by Ctrl-C.", file=sys.stderr)
         return EXIT_INTERRUPTED
     finally:
-        paths = [each.folder.path for each in removed]
+        paths = [candidate.folder.path for candidate in removed]
         _repoint(paths)
         _remove_empty(paths, root)
-        freed = cells.size(sum(each.num_bytes for each in removed))
+        freed = cells.size(sum(candidate.num_bytes for candidate in removed))
         print(f"Removed {cells.plural(len(removed), 'run')}, {freed}.")
     return 0 if is_whole else EXIT_FAILED
 
 
-def _removed(each: Candidate) -> str:
+def _removed(candidate: Candidate) -> str:
     """Remove a run, holding its lock; why it stays if it does."""
     try:
-        with each.folder.lock():
-            now = _candidate(each.run)
-            if now.stamp != each.stamp:
+        with candidate.folder.lock():
+            now = _candidate(candidate.run)
+            if now.stamp != candidate.stamp:
                 return "it was gone on with meanwhile"
             if now.nested:
                 return "it holds another run"
-            each.folder.remove()
+            candidate.folder.remove()
     except BlockingIOError:
         return "it is being trained"
     except OSError as error:

@@ -60,11 +60,11 @@ def selection(folder: str, filter_text: str, state_text: str) -> Selection:
 def states(text: str) -> tuple[str, ...]:
     """The states of a list like `failed,no-signal`. Raises ValueError naming those there are."""
     known = {state.replace(" ", "-"): state for state in STATES}
-    asked = [word.strip().replace(" ", "-") for word in text.split(",") if word.strip()]
-    for word in asked:
+    chosen_words = [word.strip().replace(" ", "-") for word in text.split(",") if word.strip()]
+    for word in chosen_words:
         if word not in known:
             raise ValueError(f"--state {word}: there is no such state, choose from {', '.join(known)}.")
-    return tuple(known[word] for word in asked)
+    return tuple(known[word] for word in chosen_words)
 
 
 def _since(run: DiscoveredRun, facts: dict[str, Any]) -> float:

@@ -105,8 +105,8 @@ def in_order(runs: Sequence[Listed], sort: str, *, is_reversed: bool) -> list[Li
     column, is_down = COLUMNS[sort.removeprefix("-")], sort.startswith("-") != is_reversed
     settings = _settings(runs)
     valued = [(column.value(run, settings[run.discovered.id]), run) for run in runs]
-    there = sorted((pair for pair in valued if pair[0] is not None), key=lambda pair: pair[0], reverse=is_down)
-    return [run for _, run in there] + [run for value, run in valued if value is None]
+    with_value = sorted((pair for pair in valued if pair[0] is not None), key=lambda pair: pair[0], reverse=is_down)
+    return [run for _, run in with_value] + [run for value, run in valued if value is None]
 
 
 def _settings(runs: Sequence[Listed]) -> dict[str, str]:

@@ -147,7 +147,7 @@ class Watched:
     def look(self) -> list[dict[str, Any]]:
         """What every run says of itself, the newest first."""
         facts = [self._look(run) for run in self.runs().values()]
-        return sorted(facts, key=lambda each: (each.get("started", 0.0), each["run"]), reverse=True)
+        return sorted(facts, key=lambda run_facts: (run_facts.get("started", 0.0), run_facts["run"]), reverse=True)
 
     def _look(self, run: DiscoveredRun) -> dict[str, Any]:
         try:

@@ -113,8 +113,8 @@ def told(ranks: dict[int, Beat], world_size: int) -> str:
 
 def absent(folder: RunFolder, world_size: int) -> list[int]:
     """Ranks that have shown nothing of their life: while ranks meet for the first time, those that never came."""
-    there = _beats(folder)
-    return [rank for rank in range(world_size) if rank not in there]
+    beats = _beats(folder)
+    return [rank for rank in range(world_size) if rank not in beats]
 
 
 def told_absent(ranks: list[int], world_size: int) -> str:

@@ -43,7 +43,7 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
         with submission.in_one_piece() as flag:
             records = submission.submit_all(
                 [trial.folder for trial, _ in left],
-                [each for _, each in left],
+                [left_config for _, left_config in left],
                 flag,
                 base=RunFolder(ledger.path),
                 name=_name(config),

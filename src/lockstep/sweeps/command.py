@@ -53,8 +53,8 @@ def prepared(
     `compose` makes the configuration and the name of the folder of a trial by its number. Raises ConfigError where the
     trial is known with other values: then it is not the same sweep any more.
     """
-    own = trial_of(overrides)
-    trial = ledger.find(own)
+    trial_overrides = trial_of(overrides)
+    trial = ledger.find(trial_overrides)
     config, subdir = compose(ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(["scale_with_workers=true: say how many workers a trial of a sweep has, trainer.devices=..."])
@@ -62,7 +62,7 @@ def prepared(
     saved = submission.for_job(config)
     if trial is None:
         try:
-            trial = ledger.add(own, subdir)
+            trial = ledger.add(trial_overrides, subdir)
         except ValueError as error:
             raise ConfigError([f"hydra.sweep.subdir: {error}"]) from error
     folder = trial.folder
@@ -70,14 +70,14 @@ def prepared(
         _check_same(ledger, trial, storage.load(folder.config), saved)
     folder.path.mkdir(parents=True, exist_ok=True)
     if trial.state not in (*DONE, *LIVE_STATES):
-        runner.save(folder, saved, own)
+        runner.save(folder, saved, trial_overrides)
     return trial, config
 
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
     """Raise ConfigError where a trial would compute something else; how many workers do so is another matter."""
     tree = storage.to_tree(config)
-    before, after = (dict(leaves(each, "")) for each in (storage.to_tree(saved), tree))
+    before, after = (dict(leaves(config_tree, "")) for config_tree in (storage.to_tree(saved), tree))
     keys = [key for key in {**before, **after} if scope(key, tree) not in FREE_IN_A_SWEEP_THAT_GOES_ON]
     changed = [key for key in keys if before.get(key) != after.get(key)]
     if changed:
@@ -125,8 +125,8 @@ def run(
         return table(ledger, objectives, running or {}, monitored=monitored(config))
 
     def need_of(trial: Trial) -> devices.Need:
-        own = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
-        return devices.need(own, machine, at_once)
+        trial_config = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
+        return devices.need(trial_config, machine, at_once)
 
     view = views.Silent() if config.silent else views.Shown(known, total)
     course_of = partial(
@@ -161,8 +161,8 @@ def _num_at_once(machine: Machine, total: int, config: Config, configs: Sequence
     """How many trials run side by side. Raises ConfigError where one of them needs what the machine has not."""
     try:
         at_once = devices.num_at_once(config.launcher, machine, total, configs or [config])
-        for each in configs:
-            devices.need(each, machine, at_once)
+        for trial_config in configs:
+            devices.need(trial_config, machine, at_once)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
     return at_once

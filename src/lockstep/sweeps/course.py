@@ -98,7 +98,7 @@ class Course:
         while True:
             for trial, code in self.pool.ended():
                 states[trial.number] = self._end(trial, code, is_pruned=trial.number in pruned)
-            running = [each.trial for each in self.pool.running]
+            running = [active.trial for active in self.pool.running]
             if not stopped:
                 stopped = self._why_to_stop(received, list(states.values()))
                 if stopped:
@@ -114,7 +114,7 @@ class Course:
                 return EXIT_INTERRUPTED
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + LOOK_EVERY_S
-                running = [each.trial for each in self.pool.running]
+                running = [active.trial for active in self.pool.running]
                 for trial in running:
                     if not stopped and trial.number not in pruned and self.source.is_poor(trial):
                         pruned.add(trial.number)

@@ -140,7 +140,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def command_of(overrides: Sequence[str]) -> list[str]:

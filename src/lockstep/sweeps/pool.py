@@ -70,32 +70,32 @@ class Pool:
 
     def ended(self) -> list[tuple[Trial, int]]:
         """The trials that have ended since the last call, with their exit codes; their devices are free."""
-        ended = [(each, code) for each in self.running if (code := each.process.poll()) is not None]
-        for each, code in ended:
-            self.running.remove(each)
-            self._devices.give_back(each.share)
+        ended = [(active, code) for active in self.running if (code := active.process.poll()) is not None]
+        for active, code in ended:
+            self.running.remove(active)
+            self._devices.give_back(active.share)
             with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone, or not ours to write
-                _account_for(each.trial, code)
-        return [(each.trial, code) for each, code in ended]
+                _account_for(active.trial, code)
+        return [(active.trial, code) for active, code in ended]
 
     def stop(self) -> None:
         """Ask all trials to stop in good order."""
-        for each in self.running:
-            each.process.send_signal(signal.SIGTERM)
+        for active in self.running:
+            active.process.send_signal(signal.SIGTERM)
 
     def leave(self) -> None:
         """Stop all trials in good order, and wait for their ends; not for ever."""
         self.stop()
         deadline = time.monotonic() + LEAVE_S
-        while time.monotonic() < deadline and any(each.process.poll() is None for each in self.running):
+        while time.monotonic() < deadline and any(active.process.poll() is None for active in self.running):
             time.sleep(0.1)
 
     def kill(self) -> None:
         """End all trials at once; their workers die with them."""
-        for each in self.running:
-            each.process.kill()
-        for each in self.running:
-            each.process.wait()
+        for active in self.running:
+            active.process.kill()
+        for active in self.running:
+            active.process.wait()
 
 
 def _fresh(folder: Path, task: str, environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

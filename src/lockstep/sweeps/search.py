@@ -80,7 +80,7 @@ def study_in(folder: Path, search: Search, objectives: Sequence[Objective]) -> o
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     file = folder / JOURNAL
     file.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed
-    directions = [StudyDirection.MAXIMIZE if each.is_max else StudyDirection.MINIMIZE for each in objectives]
+    directions = [StudyDirection.MAXIMIZE if objective.is_max else StudyDirection.MINIMIZE for objective in objectives]
     try:
         storage = JournalStorage(JournalFileBackend(str(file)))
         study = optuna.create_study(storage=storage, study_name="study", directions=directions, load_if_exists=True)
@@ -255,7 +255,7 @@ class Draws:
             self._tell(drawn, trial, state)
 
     def _tell(self, drawn: optuna.Trial, trial: Trial, state: str) -> None:
-        values = [each.of(trial.folder, self._monitored) for each in self._objectives]
+        values = [objective.of(trial.folder, self._monitored) for objective in self._objectives]
         if state == "pruned":
             self._study.tell(drawn, state=TrialState.PRUNED)
         elif state == "finished" and None not in values:

@@ -85,7 +85,7 @@ class Table:
 
         def gains(row: Row) -> list[float]:
             pairs = zip(self.objectives, row.values, strict=True)
-            return [(value or 0.0) * (1 if each.is_max else -1) for each, value in pairs]
+            return [(value or 0.0) * (1 if objective.is_max else -1) for objective, value in pairs]
 
         rows = [row for row in self.rows if row.state == "finished" and None not in row.values]
         known = [(row.trial.number, gains(row)) for row in rows]
@@ -138,8 +138,8 @@ def table(ledger: Ledger, objectives: Sequence[Objective], running: dict[int, st
 def differing(trials: Sequence[Trial]) -> tuple[str, ...]:
     """The keys whose values differ between the trials, in the order in which they were typed."""
     settings = [trial.settings for trial in trials]
-    keys = dict.fromkeys(key for each in settings for key in each)
-    return tuple(key for key in keys if len({each.get(key) for each in settings}) > 1)
+    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
+    return tuple(key for key in keys if len({run_settings.get(key) for run_settings in settings}) > 1)
 
 
 def told(trial: Trial, trials: Sequence[Trial]) -> str:
@@ -172,7 +172,7 @@ def write(ledger: Ledger, sweep_table: Table) -> None:
         *sweep_table.keys,
         "state",
         "epoch",
-        *(each.name for each in sweep_table.objectives),
+        *(objective.name for objective in sweep_table.objectives),
         "test_accuracy",
     ]
     heads += ["training_s", "device", "folder", "reason"]
@@ -186,7 +186,7 @@ def write(ledger: Ledger, sweep_table: Table) -> None:
         "command": list(ledger.command),
         "best": best.trial.number if best is not None else None,
         "front": sweep_table.front,
-        "objectives": {each.name: "max" if each.is_max else "min" for each in sweep_table.objectives},
+        "objectives": {objective.name: "max" if objective.is_max else "min" for objective in sweep_table.objectives},
         "trials": [dict(zip(heads, line, strict=True)) for line in lines],
         "groups": [group._asdict() for group in sweep_table.groups],
     }
@@ -205,7 +205,7 @@ def _markdown(sweep_table: Table) -> str:
         "trial",
         *sweep_table.keys,
         "state",
-        *(each.name for each in sweep_table.objectives),
+        *(objective.name for objective in sweep_table.objectives),
         "test accuracy",
         "seconds",
     ]

@@ -61,7 +61,7 @@ def fit(image: Tensor, size: tuple[int, int]) -> Tensor:
     else:
         scaled = [height * new_width // width, new_width]
     scaled_image = resize(image, scaled)
-    top, left = (round((there - wanted) / 2) for there, wanted in zip(size_of(scaled_image), size, strict=True))
+    top, left = (round((length - wanted) / 2) for length, wanted in zip(size_of(scaled_image), size, strict=True))
     return scaled_image[..., top : top + new_height, left : left + new_width]
 
 

@@ -148,11 +148,11 @@ def list_images(folder: Path) -> Names:
     return files.summary()[0]
 
 
-def existing(root: str, asked: str) -> Path:
-    """The path, when there is something; else FileNotFoundError naming the setting that was `asked`."""
+def existing(root: str, setting: str) -> Path:
+    """The path, when there is something; else FileNotFoundError that names `setting`, such as data.root=images."""
     path = Path(root).expanduser()
     if not path.exists():
-        raise FileNotFoundError(f"{asked} does not exist (from {Path.cwd()}): correct the path.")
+        raise FileNotFoundError(f"{setting} does not exist (from {Path.cwd()}): correct the path.")
     return path
 
 

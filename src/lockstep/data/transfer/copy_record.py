@@ -57,9 +57,9 @@ def read_files(place: Path) -> dict[str, CopiedFile]:
     return {}
 
 
-def line(name: str, there: CopiedFile) -> bytes:
+def line(name: str, copied: CopiedFile) -> bytes:
     """A file in the record or journal."""
-    numbers = " ".join(map(str, (there.size, there.time_ns, *there.state)))
+    numbers = " ".join(map(str, (copied.size, copied.time_ns, *copied.state)))
     return os.fsencode(f"{numbers} {name}\0")
 
 

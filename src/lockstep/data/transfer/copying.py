@@ -203,9 +203,9 @@ class Copy:
         journal = os.open(self.place / JOURNAL, os.O_WRONLY | os.O_APPEND)
 
         def bring(name: str) -> CopiedFile:
-            there = self._bring_one(source, name)
-            os.write(journal, line(name, there))
-            return there
+            copied = self._bring_one(source, name)
+            os.write(journal, line(name, copied))
+            return copied
 
         try:
             with ThreadPoolExecutor(NUM_THREADS) as pool:
@@ -218,7 +218,7 @@ class Copy:
         finally:
             os.close(journal)
             progress.end()
-        num_bytes = sum(there.size for there in brought.values())
+        num_bytes = sum(file.size for file in brought.values())
         if brought:
             print(
                 f"Copied {len(brought):,} files of {self.name} ({num_bytes / 2**20:,.1f} MiB) in "

@@ -71,8 +71,8 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
     `beat` is called now and then where each file is asked for. Raises ValueError where the URL cannot be listed, or has
     a name that leads out of the folder of a copy.
     """
-    asked = f"{key}={shown(url)}"
-    with _Told(f"{asked} cannot be listed", "correct the URL, or give the driver access"):
+    setting = f"{key}={shown(url)}"
+    with _Told(f"{setting} cannot be listed", "correct the URL, or give the driver access"):
         system, path = _opened(url)
         start = f"{path.rstrip('/')}/" if path.rstrip("/") else ""
         root = f"{start}{below}".rstrip("/")
@@ -88,25 +88,27 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
             name = unquote(name)
         if remote_path in (root, path):
             raise ValueError(
-                f"{asked} is no folder with files: give one; an archive is one as {key}=zip://::{shown(url)}"
+                f"{setting} is no folder with files: give one; an archive is one as {key}=zip://::{shown(url)}"
             )
         if suffixes and (not name.lower().endswith(tuple(suffixes)) or name.rpartition("/")[2].startswith(".")):
             continue
         # no part may be empty either: "/etc/passwd" joined to a folder is /etc/passwd
         if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
             raise ValueError(
-                f"{asked} has a file {name!r}, which would lie outside the folder of a copy: rename it there."
+                f"{setting} has a file {name!r}, which would lie outside the folder of a copy: rename it there."
             )
         paths[name] = remote_path
     if not paths:
         what = f"a file that ends with {', '.join(suffixes)}" if suffixes else "a file"
-        raise ValueError(f"{asked} has nothing to copy: looked for {what}{f' in {below}' if below else ''}, below it.")
+        raise ValueError(
+            f"{setting} has nothing to copy: looked for {what}{f' in {below}' if below else ''}, below it."
+        )
     names = sorted(paths)
     known = [(paths[name], listed[paths[name]]) for name in names]
-    states = dict(zip(names, _states(system, asked, known, turn, beat), strict=True))
+    states = dict(zip(names, _states(system, setting, known, turn, beat), strict=True))
 
     def fetch(name: str, path: Path) -> None:
-        with turn, _Told(f"{asked}: {name} cannot be fetched", "start again; what is copied already stays"):
+        with turn, _Told(f"{setting}: {name} cannot be fetched", "start again; what is copied already stays"):
             system.get_file(paths[name], str(path))
 
     return Source(states, fetch, digest_of(states))
@@ -198,7 +200,7 @@ def _walked(system: Any, root: str) -> dict[str, dict[str, Any]]:
 
 def _states(
     system: Any,
-    asked: str,
+    setting: str,
     files: Sequence[tuple[str, dict[str, Any]]],
     turn: AbstractContextManager[Any],
     beat: Callable[[], None],
@@ -208,7 +210,7 @@ def _states(
     def state(file: tuple[str, dict[str, Any]]) -> State:
         path, facts = file
         if facts.get("size") is None:
-            with turn, _Told(f"{asked} cannot be looked through", "start again, or look at the server"):
+            with turn, _Told(f"{setting} cannot be looked through", "start again, or look at the server"):
                 facts = system.info(path)
         telling = sorted(
             f"{key}={value}" for key, value in facts.items() if any(word in key.lower() for word in TELLING)
