@@ -35,7 +35,7 @@ def paragraph(text: str, *, size: float = 9, is_bold: bool = False) -> Chart:
 
 
 def heading(text: str) -> Chart:
-    """A line with space above."""
+    """A bold line of text with space above."""
     chart = paragraph(text, size=11, is_bold=True)
 
     def draw(fig: FigureBase) -> None:

@@ -100,7 +100,7 @@ def _title(benchmark: dict[str, Any]) -> str:
 
 
 def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was run where, and when."""
+    """Command, date, machine, software and budget of a benchmark, as (name, value)."""
     machine, kept = benchmark["environment"], benchmark["kept"]
     packages = machine.get("packages", {})
     rows = [

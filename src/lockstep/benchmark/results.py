@@ -107,7 +107,7 @@ def terms(num_workers: int, measured: Record) -> Terms:
 
 
 def terms_of(entry: Record) -> Terms | None:
-    """The terms in a record."""
+    """The terms of a step in a record, None where they were not measured."""
     if "terms" not in entry:
         return None
     values = dict(entry["terms"])

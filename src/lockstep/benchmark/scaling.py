@@ -40,7 +40,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
+    """Median, extremes, deviation and number of at least one value."""
     middle = median(values)
     return Spread(middle, min(values), max(values), median(abs(value - middle) for value in values), len(values))
 
@@ -74,7 +74,7 @@ class Terms:
 
     @property
     def communication_s(self) -> float:
-        """Never below 0."""
+        """The median time of communication in a step, in seconds, never below 0."""
         return max(0.0, self.communication.median) if self.communication is not None else 0.0
 
     @property

@@ -37,7 +37,7 @@ class TrainingLoader(base_plugin.TBLoader):
     """What TensorBoard finds by the entry point."""
 
     def define_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add ours to the flags of TensorBoard."""
+        """Add the flags of the Training tab to those of TensorBoard."""
         group = parser.add_argument_group("Training tab of Lockstep")
         group.add_argument(
             "--training_control",
@@ -83,7 +83,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         }
 
     def is_active(self) -> bool:
-        """Always: where there are no runs, the tab says how to start one."""
+        """Show the tab always: without runs it tells how to start one."""
         return True
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:

@@ -49,7 +49,7 @@ class Pictures(L.Callback):
 
     @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Collect, in the epochs that are drawn."""
+        """Begin to collect outcomes in the epochs that are drawn."""
         every = self._every_n_epochs
         if every is not None and trainer.state.fn == TrainerFn.FITTING and (trainer.current_epoch + 1) % every == 0:
             self._start(pl_module)

@@ -45,7 +45,7 @@ class _Asking:
         self._pause, self._next, self._failed = ASK_EVERY_S[0], time.monotonic() + ASK_EVERY_S[0], 0
 
     def look(self) -> list[Job]:
-        """The jobs as of some seconds ago."""
+        """The jobs as the scheduler told them at most some seconds ago."""
         if time.monotonic() < self._next:
             return self.jobs
         try:

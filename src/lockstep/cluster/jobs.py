@@ -36,12 +36,12 @@ class Job:
 
     @property
     def id(self) -> str:
-        """Such as 17, 17_3 or local-3fa9c1."""
+        """The id of the job, such as 17, 17_3 or local-3fa9c1."""
         return self.record.id
 
     @property
     def folder(self) -> RunFolder:
-        """The folder of its run."""
+        """The folder of the job's run."""
         return self.run.folder
 
     @property
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def reason(self) -> str:
-        """Why it waits, what its run is about, or how it ended; empty where there is nothing to say."""
+        """Why the job waits, what its run is about, or how it ended; empty where no reason is known."""
         run_reason = self.facts.get("reason", "")
         if self.scheduled.reason or not self.is_live:
             return self.scheduled.reason or run_reason
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def is_live(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether the job waits or runs."""
         return self.scheduled.is_live
 
     @property
@@ -174,13 +174,13 @@ def _has_ended(folder: RunFolder, facts: dict[str, Any]) -> bool:
 
 
 def _number(job: str) -> int:
-    """The place in an array."""
+    """The place of a job in its array, 0 for a job without one."""
     place = job.partition("_")[2]
     return int(place) if place else 0
 
 
 def plain(job: Job) -> dict[str, Any]:
-    """All of a job as plain values."""
+    """Everything that is known of a job, as values for JSON."""
     return {
         "id": job.id,
         "state": job.state,

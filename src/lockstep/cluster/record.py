@@ -33,7 +33,7 @@ class Record:
     earlier: tuple[str, ...] = ()
 
     def save(self, folder: RunFolder) -> None:
-        """Make it the record of a run."""
+        """Write this record into the folder of a run."""
         folder.write_job(asdict(self))
 
 

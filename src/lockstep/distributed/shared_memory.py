@@ -79,7 +79,7 @@ class Layout(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Of a rank in a large exchange."""
+        """Bytes of the row of one rank in a large exchange."""
         return max(LINE, min(ROW_BYTES, MOST_BYTES // (2 * self.num_ranks)) // LINE * LINE)
 
     def channel_bytes(self, row_bytes: int) -> int:
@@ -145,7 +145,7 @@ class Segment:
         self.memory[LINE * (1 + self.rank)] = 1
 
     def has_left(self, rank: int) -> bool:
-        """Whether a rank has told that."""
+        """Whether a rank has told the others that it comes to no exchange any more."""
         return self.memory[LINE * (1 + rank)] == 1
 
 
@@ -222,7 +222,7 @@ class Channel:
         self.is_pending = True
 
     def wait(self) -> None:
-        """Wait until all others have told so. Raises RankLost when one of them does not within the timeout."""
+        """Wait until all other ranks have posted. Raises RankLost when one of them does not within the timeout."""
         for address, other in self._from:
             if not self._semaphores.has_taken(address):
                 self._await(address, other)

@@ -152,7 +152,7 @@ def remove_copy(job: Job) -> None:
 
 
 def _environ(rank: int, num_workers: int, port: int) -> dict[str, str]:
-    """The variables of a worker."""
+    """The environment variables of a worker process."""
     variables = {
         "RANK": rank,
         "LOCAL_RANK": rank,

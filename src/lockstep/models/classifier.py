@@ -205,7 +205,7 @@ class Classifier(L.LightningModule):
 
     @property
     def gradient_norm(self) -> Tensor | None:
-        """Of the global mean loss in the last logging step, before clipping; the same on every rank."""
+        """The gradient norm of the global mean loss in the last logging step, before clipping; equal on all ranks."""
         return self._step.gradient_norm if self._step is not None else None
 
     def end_batch(self, batch_idx: int) -> None:

@@ -25,7 +25,7 @@ class Layout(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As it is written in the configuration."""
+        """The name of the layout, as the configuration has it."""
         return "channels_last" if self.memory_format == torch.channels_last else "contiguous"
 
 

@@ -61,7 +61,7 @@ class Outcomes:
             counts.index_add_(0, bins.flatten(), torch.ones_like(bins).flatten())
 
     def findings(self) -> Findings:
-        """Of all ranks. Every rank must call it."""
+        """Gather the findings of all ranks. Every rank must call it."""
         mine: Any = [torch.cat(parts).cpu().numpy() for parts in zip(*self._samples, strict=True)]
         gathered = [parts for parts in gather_objects(mine) if parts]  # a rank's share of a split can be empty
         indices, labels, predictions, probabilities = (np.concatenate(parts) for parts in zip(*gathered, strict=True))

@@ -33,7 +33,7 @@ def number(value: float | None) -> str:
 
 
 def epochs(facts: Mapping[str, Any]) -> str:
-    """Epochs begun, of all."""
+    """The number of epochs begun, and of all epochs."""
     if "epoch" not in facts:
         return NONE
     return f"{facts['epoch']}/{facts['max_epochs']}" if "max_epochs" in facts else str(facts["epoch"])
@@ -51,7 +51,7 @@ def moment(seconds: float | None) -> str:
 
 
 def short_moment(seconds: float | None, now: float) -> str:
-    """As `moment`, without what everybody knows."""
+    """As `moment`, without the year, the day or the seconds where they go without saying."""
     local_time, today = _local(seconds), datetime.fromtimestamp(now)
     if local_time is None:
         return NONE
@@ -76,7 +76,7 @@ def size(num_bytes: int) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """1 run, 2 runs."""
+    """A count with its noun: 1 run, 2 runs."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 

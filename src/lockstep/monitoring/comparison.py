@@ -138,7 +138,7 @@ def _letter(i: int) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A setting as it is typed."""
+    """A setting as a person types it in an override."""
     return printable(value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
 
 

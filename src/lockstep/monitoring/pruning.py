@@ -33,7 +33,7 @@ class Candidate:
 
     @property
     def folder(self) -> RunFolder:
-        """Its folder."""
+        """The folder of the run."""
         return self.run.discovered.folder
 
 

@@ -165,7 +165,7 @@ def _screen(selection: Selection, runs: Sequence[Listed], width: int, height: in
 
 
 def _cropped(text: Text, height: int) -> Text:
-    """At most so many lines; the last one tells of the others."""
+    """Cut a text to `height` lines, of which the last one says how many are left out."""
     lines = text.split("\n")
     if len(lines) <= height:
         return text

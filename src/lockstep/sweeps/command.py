@@ -33,16 +33,16 @@ class Grid:
         self._left = [trial for trial in trials if trial.state not in DONE]
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
-        """All of them, the first time."""
+        """Hand out all trials that are not done in the first call, none in later ones."""
         trials, self._left = self._left, []
         return trials
 
     def is_poor(self, trial: Trial) -> bool:
-        """None is."""
+        """Prune no trial: every combination of a grid is trained to its end."""
         return False
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Nothing follows."""
+        """Learn nothing from the end of a trial: the others are known already."""
 
 
 def prepared(
@@ -210,7 +210,7 @@ def _refuse_live(ledger: Ledger) -> None:
 
 
 class Once(Grid):
-    """A task on trials that are done."""
+    """A pass over trials that are done, each exactly once, such as their test."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._left = list(trials)
@@ -225,7 +225,7 @@ def machine_here() -> Machine:
 
 
 def monitored(config: Config) -> Objective:
-    """What best.ckpt is chosen by."""
+    """The objective by which best.ckpt is chosen."""
     for section in config.callbacks.values():
         if section is not None and section.target.endswith(".ModelCheckpoint"):
             arguments = section.arguments()

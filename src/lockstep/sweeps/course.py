@@ -20,7 +20,7 @@ PRUNED = "other trials were better by now"
 
 
 class Source(Protocol):
-    """Where trials come from."""
+    """Proposes the trials of a sweep: a grid, or a search that draws them."""
 
     @property
     def note(self) -> str:
@@ -36,27 +36,27 @@ class Source(Protocol):
         ...
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Hear how a trial ended."""
+        """Take in the state in which a trial ended."""
         ...
 
 
 class View(AbstractContextManager["View"], Protocol):
-    """What a person sees."""
+    """Shows a person how a sweep goes on."""
 
     def started(self, trial: Trial) -> None:
-        """A trial begins."""
+        """Show that a trial begins."""
         ...
 
     def ended(self, trial: Trial, state: str) -> None:
-        """A trial has ended."""
+        """Show that a trial has ended in a state."""
         ...
 
     def stopping(self, reason: str) -> None:
-        """The sweep ends early."""
+        """Show why the sweep ends early."""
         ...
 
     def refresh(self, running: Sequence[Trial]) -> None:
-        """Some time has passed."""
+        """Draw anew the trials that run; called now and then."""
         ...
 
 

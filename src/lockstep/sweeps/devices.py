@@ -132,5 +132,5 @@ class Devices:
         return share
 
     def give_back(self, share: Share) -> None:
-        """The trial that held them has ended."""
+        """Free the devices of a trial that has ended."""
         self.held.remove(share)

@@ -59,7 +59,7 @@ def _count(drawn: BaseDistribution) -> int | None:
 
 
 def _values(drawn: BaseDistribution) -> Sequence[Any]:
-    """All values of what can be counted."""
+    """All values of a distribution that has finitely many."""
     if isinstance(drawn, CategoricalDistribution):
         return drawn.choices
     assert isinstance(drawn, IntDistribution | FloatDistribution)
@@ -165,7 +165,7 @@ class Draws:
         return ""
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
-        """What was interrupted first, then new draws."""
+        """Propose trials that were interrupted first, then new draws."""
         if self._resumed:
             trials, self._resumed = self._resumed[: max(num_free, 0)], self._resumed[max(num_free, 0) :]
             return trials

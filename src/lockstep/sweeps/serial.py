@@ -39,7 +39,7 @@ class Serial:
         terminal().print(text, style="bold", markup=False, soft_wrap=True)
 
     def end(self, number: int, overrides: Sequence[str], folder: RunFolder, code: int) -> None:
-        """Take down how a job ended."""
+        """Note a job that has ended for the table, and whether it failed."""
         self.trials.append(Trial(number, tuple(trial_of(overrides)), folder))
         if code not in GOOD:
             self.failed.append(folder)
@@ -58,7 +58,7 @@ class Serial:
             self.failed.append(sweep_table.best.trial.folder)
 
     def show(self) -> None:
-        """Print the table."""
+        """Print the table of all jobs of the sweep."""
         from lockstep.sweeps import views
 
         views.show(self._table()[0], None)

@@ -24,7 +24,7 @@ STYLES = {"failed": "red", "stopped": "yellow", "interrupted": "yellow", "pruned
 
 
 class Silent:
-    """Says nothing but what went wrong."""
+    """The view of a silent sweep: it prints failures and nothing else."""
 
     def __enter__(self) -> "Silent":
         return self
@@ -32,24 +32,24 @@ class Silent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is left to do."""
+        """Let an error through: this view has nothing to give back."""
 
     def started(self, trial: Trial) -> None:
-        """Nothing."""
+        """Print nothing when a trial begins."""
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Tell of a failure, at once."""
+        """Print why a trial failed as soon as it has; other ends print nothing."""
         if state == "failed":
             say(terminal(is_error=True), Text(f"Trial {trial.number} failed: ").append(_failure(trial)))
 
     def said(self, text: str) -> None:
-        """Pass over what is no failure."""
+        """Print none of the messages that are no failures."""
 
     def stopping(self, reason: str) -> None:
-        """Nothing."""
+        """Print nothing when the sweep ends early."""
 
     def refresh(self, running: Sequence[Trial]) -> None:
-        """Nothing."""
+        """Draw no table of the trials that run."""
 
 
 class Shown(Silent):
@@ -64,7 +64,7 @@ class Shown(Silent):
         self._since: dict[int, float] = {}
 
     def __enter__(self) -> "Shown":
-        """Take the lower part of the terminal."""
+        """Start to draw in the lower part of the terminal."""
         if self._live is not None:
             self._live.start()
         return self
@@ -72,7 +72,7 @@ class Shown(Silent):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give it back."""
+        """Clear what was drawn in the lower part of the terminal."""
         if self._live is not None:
             self._live.stop()
 
@@ -95,11 +95,11 @@ class Shown(Silent):
             say(self._out, Text("  ").append(_failure(trial)))
 
     def said(self, text: str) -> None:
-        """Show a line."""
+        """Print a message of the sweep above the table."""
         self._say(text)
 
     def stopping(self, reason: str) -> None:
-        """Say why."""
+        """Print why all trials are stopped."""
         self._say(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
 
     def refresh(self, running: Sequence[Trial]) -> None:

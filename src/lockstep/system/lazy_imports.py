@@ -274,7 +274,7 @@ def _of(module: str, name: str) -> Callable[[], Any]:
 
 
 def _torchmetrics_logger() -> logging.Logger:
-    """As its package makes it."""
+    """Make the logger of torchmetrics as its package does."""
     logger = logging.getLogger("torchmetrics")
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())

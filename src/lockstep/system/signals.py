@@ -114,13 +114,13 @@ class Early:
         self._num_pauses, self._num_ended = 0, 0  # counted by the main thread, and by the one that listens
 
     def begin(self) -> None:
-        """Take the stop signals."""
+        """Install the handlers of stop signals."""
         for number in STOP_SIGNALS:
             signal.signal(number, self.hear)
         self.listen()
 
     def listen(self) -> None:
-        """Hear the signals that are taken."""
+        """Start the thread that hears the signals for which handlers are installed."""
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)

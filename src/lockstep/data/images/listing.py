@@ -37,21 +37,21 @@ class Names(Sequence[str]):
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "Names":
-        """All of `names`."""
+        """Pack all of `names` into one text."""
         text = os.fsencode("".join([f"{name}\0" for name in names]))
         return cls(text, np.flatnonzero(np.frombuffer(text, np.uint8) == 0), np.arange(len(names)))
 
     def select(self, positions: NDArray[np.int64]) -> "Names":
-        """Those at `positions`."""
+        """The names at `positions`, in that order."""
         return Names(self._text, self._ends, self._rows[positions], self._prefix)
 
     def below(self, folder: Path) -> "Names":
-        """The same as paths of files in `folder`."""
+        """The same names as paths of files in `folder`."""
         return Names(self._text, self._ends, self._rows, f"{folder}/")
 
     @property
     def text(self) -> bytes:
-        """All names there are, also those that are not meant."""
+        """The text of all packed names, also of those that are not selected."""
         return self._text
 
     def __len__(self) -> int:

@@ -102,7 +102,7 @@ def whole(pixels: Pixels) -> Tensor:
 
 
 def copied(pixels: Pixels, device: torch.device) -> Tensor:
-    """All images on `device`, in one tensor there; what is elsewhere passes through host memory in chunks."""
+    """All images in one tensor on `device`; images that are not in memory are copied in chunks."""
     if isinstance(pixels, Tensor):
         return pixels.to(device)
     images = torch.empty(pixels.shape, dtype=torch.uint8, device=device)

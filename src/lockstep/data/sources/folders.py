@@ -99,7 +99,7 @@ class Folder:
 
     @property
     def entry(self) -> Entry:
-        """Their place in the cache."""
+        """The place of the decoded images in the cache."""
         assert self.cache is not None
         return caches.entry(self.cache, self.listing, image_size=self.image_size, channels=self.channels)
 

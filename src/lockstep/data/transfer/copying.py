@@ -70,7 +70,7 @@ class Copy:
 
     @property
     def folder(self) -> Path:
-        """What is read instead of the source."""
+        """The folder of the copy, which is read instead of the source."""
         return self.place / self.name
 
     def make(self, find: Callable[[], Source], beat: Callable[[], None], held: contextlib.ExitStack) -> None:
@@ -300,12 +300,12 @@ def note(folder: Path) -> Note | None:
 
 
 def code_of(names: Iterable[bytes]) -> str:
-    """Changes with any name; their order does not matter."""
+    """A code that changes with any of the names, but not with their order."""
     return hashlib.blake2b(b"\0".join(sorted(names)), digest_size=16).hexdigest()
 
 
 def digest_of(files: Mapping[str, State]) -> str:
-    """Changes with any name or state."""
+    """A code that changes with any name or state of the files."""
     text = "".join(f"{name}\0{state}\0" for name, state in sorted(files.items()))
     return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
 
