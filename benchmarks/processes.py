@@ -98,7 +98,7 @@ SMALL = ("data=digits", "model.width=16", "global_batch_size=64", "trainer.max_e
 
 
 def _images_per_s(num_workers: int, overrides: Sequence[str]) -> float:
-    """Of the last epoch, on all cores of the machine."""
+    """Images per second of the last epoch of a training on all cores of the machine."""
     with tempfile.TemporaryDirectory() as folder:
         where = ["strategy=cpu", f"trainer.devices={num_workers}", f"hydra.run.dir={folder}/run"]
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

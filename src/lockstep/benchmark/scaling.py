@@ -127,7 +127,7 @@ class Network:
 
 
 def network(terms: Terms) -> Network | None:
-    """From the all-reduces of a run; None where only one worker was measured."""
+    """The latency and bandwidth that the all-reduces of a run tell of; None where only one worker was measured."""
     if terms.num_workers < 2 or terms.message is None or terms.gradient is None:
         return None
     moving_s = terms.gradient.median - terms.message.median

@@ -53,7 +53,7 @@ class Machine(NamedTuple):
 
     @classmethod
     def here(cls) -> "Machine | None":
-        """Of this process; None where memory cannot be shared this way, e.g. outside of Linux."""
+        """The machine of this process; None where memory cannot be shared this way, e.g. outside of Linux."""
         if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
             return None
         try:

@@ -129,7 +129,7 @@ class _Here(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> None:
-        """Not followed, so that the answer counts as an error."""
+        """Follow no redirection, so that the answer counts as an error."""
 
 
 def _post(url: str, message: dict[str, Any], timeout_s: float) -> str:

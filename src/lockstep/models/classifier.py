@@ -121,7 +121,7 @@ class Classifier(L.LightningModule):
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
     def _logits(self, images: Tensor) -> Tensor:
-        """Of the compiled network; eager for empty and ragged batches, which would be compiled each for itself."""
+        """Logits of the compiled network; of the eager one for empty and ragged batches, else each compiled anew."""
         size = len(images)
         if size and size == self._compiled_sizes.setdefault(self.training, size):
             return self.net(images)

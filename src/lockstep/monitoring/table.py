@@ -101,7 +101,7 @@ def check_order(sort: str) -> None:
 
 
 def in_order(runs: Sequence[Listed], sort: str, *, is_reversed: bool) -> list[Listed]:
-    """By a column, from the smallest up, with a minus from the largest down; what has no value comes last."""
+    """Sort runs by a column, the smallest first, with a minus the largest first; runs without a value come last."""
     column, is_down = COLUMNS[sort.removeprefix("-")], sort.startswith("-") != is_reversed
     settings = _settings(runs)
     valued = [(column.value(run, settings[run.discovered.id]), run) for run in runs]

@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For people: `GPU 0,1` or `cores 2-3`."""
+        """The devices as people read them: `GPU 0,1` or `cores 2-3`."""
         if self.gpus:
             return f"GPU {','.join(self.gpus)}"
         first, last = self.cores[0], self.cores[-1]

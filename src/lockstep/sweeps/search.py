@@ -67,7 +67,7 @@ def _values(drawn: BaseDistribution) -> Sequence[Any]:
 
 
 def _place(drawn: BaseDistribution, value: Any) -> Any:
-    """Equal for values that differ by rounding alone: the number of the value, where they can be counted."""
+    """A key, equal for values that differ by rounding alone: the number of the value, where they can be counted."""
     if isinstance(drawn, CategoricalDistribution):
         return drawn.choices.index(value)
     assert isinstance(drawn, IntDistribution | FloatDistribution)

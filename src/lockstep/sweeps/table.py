@@ -43,7 +43,7 @@ class Objective:
     is_max: bool
 
     def of(self, folder: RunFolder, monitored: "Objective") -> float | None:
-        """Its value in a run. The best epoch is that of best.ckpt, which is chosen by `monitored`."""
+        """The value of the objective in a run. The best epoch is that of best.ckpt, which is chosen by `monitored`."""
         summary = _or_empty(folder.read_summary)
         if self.name == monitored.name and _is_number(summary.get("best")):
             return summary["best"]

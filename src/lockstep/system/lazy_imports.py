@@ -103,7 +103,7 @@ class _Waiting(_Before):
 
 
 class _Path(list[str]):
-    """Where the parts of a package lie. Whoever looks for one completes the package, which may be what brings it."""
+    """The folders of a package's parts. Whoever looks for one completes the package, which may be what brings it."""
 
     def __init__(self, package: ModuleType) -> None:
         super().__init__(package.__path__)

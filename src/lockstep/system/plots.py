@@ -180,5 +180,5 @@ def _title(title: str, num_shown: int, num_all: int) -> str:
 
 
 def short(name: str) -> str:
-    """At most 18 letters of a name."""
+    """Cut a name to at most 18 letters."""
     return textwrap.shorten(name, 18, placeholder="…") or name[:18]

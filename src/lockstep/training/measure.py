@@ -130,7 +130,7 @@ class Steps(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """As in a training: signals become a flag that all ranks agree on."""
+        """Turn signals into a flag that all ranks agree on, as in a training."""
         self._channel = FlagChannel(self._here.timeout)
         self._flag.install()
         internals.silence_broadcast(trainer)
@@ -199,7 +199,7 @@ class Steps(L.Callback):
 
 
 def slowest(times_s: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Of every step the time of the rank that took longest: the others wait for it."""
+    """The time of every step on the rank that took longest, for which the others wait."""
     ranks = gather_objects(times_s)
     return {kind: [max(times) for times in zip(*(rank[kind] for rank in ranks), strict=True)] for kind in times_s}
 

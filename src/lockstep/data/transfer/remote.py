@@ -205,7 +205,7 @@ def _states(
     turn: AbstractContextManager[Any],
     beat: Callable[[], None],
 ) -> Iterator[State]:
-    """Of every file; what a listing does not tell is asked for, one file at a time, when it is its `turn`."""
+    """The state of every file; what a listing does not tell is asked for, one file at a time where `turn` is a lock."""
 
     def state(file: tuple[str, dict[str, Any]]) -> State:
         path, facts = file
