@@ -191,7 +191,7 @@ def generate(folder: Path, num_images: int) -> None:
 
 
 def table(rows: list[dict[str, Any]], title: str) -> str:
-    """The rows as Markdown."""
+    """The rows as a Markdown table."""
     lines = [
         title,
         "",
@@ -220,7 +220,7 @@ def generated(num_images: int = 10_000) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all ways to read images and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, help="folder of class folders, or of train/, val/ and test/ of them")
     parser.add_argument("--rounds", type=int, default=7)

@@ -72,7 +72,7 @@ def clock(rank: int, device: torch.device) -> dict[str, list[float] | str]:
 
 
 def main() -> None:
-    """Do it as one of two ranks; rank 0 writes the file."""
+    """Compare and clock the layers as one of two ranks; rank 0 writes the results."""
     what, backend, path = sys.argv[1:]
     rank = int(os.environ["RANK"])
     device = torch.device("cuda", rank if backend == "nccl" else 0)

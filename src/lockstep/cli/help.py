@@ -47,7 +47,7 @@ Exit code: 0, 1 when an environment failed, 2 for a wrong configuration, 130 aft
 
 
 def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
-    """Print it for the configuration of a command line."""
+    """Print the help for the configuration of a command line."""
     tree: Any = OmegaConf.to_container(composed(overrides, source))
     print(HEAD, end="")
     for group, options in groups(source.conf, source.added).items():

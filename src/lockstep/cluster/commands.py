@@ -28,7 +28,7 @@ EPILOG = "Names are ids such as 17, 17_3 (of an array: 17) and local-3fa9c1, run
 
 
 def run(words: Sequence[str]) -> int:
-    """Do a command. Returns its exit code. Raises ValueError for what is asked for wrongly, or fails outside."""
+    """Run a `lockstep jobs` command. Returns its exit code. Raises ValueError where that is not possible."""
     arguments = _parser().parse_args(words)
     if not all([arguments.folder, *arguments.names]):
         raise ValueError("a name is empty, perhaps a variable that is not set: give an id, a run folder, or latest.")

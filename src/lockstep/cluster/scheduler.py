@@ -34,7 +34,7 @@ class Scheduled(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Whether it waits, runs, or is about to do so again."""
+        """Whether the job waits, runs, or is about to do so again."""
         return self.state.upper() in LIVE
 
 

@@ -143,7 +143,7 @@ def _typed(value: Any) -> str:
 
 
 def _read(key: str) -> Any:
-    """How a result of this name reads."""
+    """A result of this name as text for people."""
     if key == "epoch_s":
         return lambda value: duration(value) if value is not None else cells.NONE
     if key == "images_per_s":

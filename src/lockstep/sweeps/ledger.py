@@ -34,7 +34,7 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What was typed for it, by key."""
+        """The overrides of the trial as they were typed, by key."""
         pairs = (override.lstrip("+").partition("=") for override in self.overrides)
         return {key: value for key, _, value in pairs}
 

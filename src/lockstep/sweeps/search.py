@@ -232,7 +232,7 @@ class Draws:
             self._tell(drawn, trial, trial.state)
 
     def is_poor(self, trial: Trial) -> bool:
-        """Tell Optuna of the epochs that are done, and ask."""
+        """Report the epochs that are done to Optuna, and ask whether it would prune the trial."""
         if len(self._objectives) > 1:
             return False
         drawn, name = self._open[trial.number][0], self._objectives[0].name
@@ -246,7 +246,7 @@ class Draws:
         return is_new and bool(drawn.should_prune())
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Tell Optuna; a stopped trial stays open, and goes on with the next command."""
+        """Report the end of a trial to Optuna; a stopped trial stays open, and goes on with the next command."""
         if state == "stopped":
             return
         if state in DONE:

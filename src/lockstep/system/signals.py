@@ -58,7 +58,7 @@ class SignalFlag:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Have the stop signals inside of the block."""
+        """Handle the stop signals inside of the block."""
         with given_back():
             self.install()
             yield
@@ -137,7 +137,7 @@ class Early:
         os.close(self._read)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        """Keep it for whoever takes over; Python has told the thread already."""
+        """Keep a signal for whoever takes over; Python has told the thread of it already."""
         self._heard.append(number)
 
     def pause(self) -> None:
@@ -168,7 +168,7 @@ class Early:
 
 
 def end_at_once() -> None:
-    """Let stop signals end this process at once, until something takes them; what does so already stays."""
+    """Let stop signals end this process at once, until another handler takes them; a second call changes nothing."""
     if early() is None:
         Early().begin()
 

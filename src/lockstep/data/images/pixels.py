@@ -27,7 +27,7 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W)."""
+        """The shape (N, C, H, W) of all images."""
         _, channels, height, width = self.table.shape
         return len(self.rows), channels, height, width
 
@@ -35,7 +35,7 @@ class Rows:
         return self.table.index_select(0, self.rows[positions])
 
     def head(self, count: int) -> "Rows":
-        """The first `count`."""
+        """The first `count` images."""
         return Rows(self.table, self.rows[:count], self.origin)
 
 
@@ -54,7 +54,7 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W)."""
+        """The shape (N, C, H, W) of all images."""
         return len(self.files), self.channels, *self.size
 
     def __getitem__(self, positions: Positions) -> Tensor:
@@ -69,7 +69,7 @@ class ImageFiles:
         return pixels
 
     def head(self, count: int) -> "ImageFiles":
-        """The first `count`."""
+        """The first `count` images."""
         files = self.files.select(np.arange(min(count, len(self.files))))
         return ImageFiles(files, self.size, self.channels, self.first, self.reason)
 
