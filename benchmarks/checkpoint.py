@@ -38,8 +38,8 @@ def checkpoint(num_rounds: int = 7) -> list[Row]:
             io.save_checkpoint(saved, path / "last.ckpt")
             return time.perf_counter() - started
 
-        found = alternate(num_rounds, plain=plain, atomic=atomic)
+        seconds = alternate(num_rounds, plain=plain, atomic=atomic)
     return [
-        row(f"torch.save of {size_mib:.0f} MiB", [1e3 * v for v in found["plain"]], "{:.0f} ms"),
-        row("last.ckpt, synced to the disk and renamed", [1e3 * v for v in found["atomic"]], "{:.0f} ms"),
+        row(f"torch.save of {size_mib:.0f} MiB", [1e3 * v for v in seconds["plain"]], "{:.0f} ms"),
+        row("last.ckpt, synced to the disk and renamed", [1e3 * v for v in seconds["atomic"]], "{:.0f} ms"),
     ]

@@ -17,6 +17,6 @@ class FirstStep(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Once."""
+        """Write the time after the first batch, and never again."""
         if trainer.is_global_zero and not self._path.exists():
             self._path.write_text(str(getattr(time, self._clock)()))

@@ -69,8 +69,8 @@ def measure(root: Path, *, num_rounds: int, num_builds: int) -> list[dict[str, A
                 rates[name].append(ways[name]())
             starts.append(_seconds(lambda: _read(root, cache, "host")))
     rows = [
-        _row(name, "images/s", found, [rate / usual for rate, usual in zip(found, rates[USUAL], strict=True)])
-        for name, found in rates.items()
+        _row(name, "images/s", values, [rate / usual for rate, usual in zip(values, rates[USUAL], strict=True)])
+        for name, values in rates.items()
     ]
     return [*rows, _row("build of the cache", "s", builds), _row("later start", "s", starts)]
 
@@ -191,7 +191,7 @@ def generate(folder: Path, num_images: int) -> None:
 
 
 def table(rows: list[dict[str, Any]], title: str) -> str:
-    """The rows as Markdown."""
+    """The rows as a Markdown table."""
     lines = [
         title,
         "",
@@ -210,17 +210,17 @@ def generated(num_images: int = 10_000) -> list[Row]:
     """Rows for a folder of generated JPEGs."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         generate(Path(scratch) / "images", num_images)
-        found = measure(Path(scratch) / "images", num_rounds=5, num_builds=3)
+        ways = measure(Path(scratch) / "images", num_rounds=5, num_builds=3)
     rows = []
-    for each in found:
-        form = f"{{:,.{0 if each['unit'] == 'images/s' else 3}f}} {each['unit']}"
-        spread = f"{form.format(each['lowest'])} to {form.format(each['highest'])}"
-        rows.append(Row(each["what"], form.format(each["median"]), spread, each["n"], AIMS.get(each["what"], "")))
+    for way in ways:
+        form = f"{{:,.{0 if way['unit'] == 'images/s' else 3}f}} {way['unit']}"
+        spread = f"{form.format(way['lowest'])} to {form.format(way['highest'])}"
+        rows.append(Row(way["what"], form.format(way["median"]), spread, way["n"], AIMS.get(way["what"], "")))
     return rows
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all ways to read images and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, help="folder of class folders, or of train/, val/ and test/ of them")
     parser.add_argument("--rounds", type=int, default=7)

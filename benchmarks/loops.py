@@ -38,7 +38,7 @@ class Task(NamedTuple):
 
     @property
     def num_images(self) -> int:
-        """Images of an epoch."""
+        """The number of images of an epoch."""
         return self.batch_size * self.num_steps
 
 

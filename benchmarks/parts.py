@@ -40,13 +40,13 @@ def _last_line(*words: str) -> str:
 
 
 def _measured(folder: Path) -> dict[str, float]:
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
 
     @contextmanager
     def part(name: str) -> Iterator[None]:
         begin = time.process_time()
         yield
-        found[name] = time.process_time() - begin
+        seconds[name] = time.process_time() - begin
 
     with part("import Hydra, pydantic"):
         from lockstep.config import compose, storage, validation
@@ -71,8 +71,8 @@ def _measured(folder: Path) -> dict[str, float]:
     begin = time.process_time()
     code = spawn.run_here(spawn.Job("train", str(folder), {"command": "", "has_test": False}), None)
     assert code == 0, RunFolder(folder).failure.read_text()
-    found["data, network of 11 million parameters, first step"] = float(step.read_text()) - begin
-    return found
+    seconds["data, network of 11 million parameters, first step"] = float(step.read_text()) - begin
+    return seconds
 
 
 if __name__ == "__main__":

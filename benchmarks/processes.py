@@ -57,7 +57,7 @@ def _first_step(num_workers: int) -> float:
 
 def start_up(num_rounds: int = 7) -> list[Row]:
     """Help, a fault, and the first step of one worker and of three, beside importing torch alone."""
-    found = alternate(
+    times = alternate(
         num_rounds,
         torch=import_torch,
         help=lambda: _seconds(*TRAIN, "--help"),
@@ -66,15 +66,15 @@ def start_up(num_rounds: int = 7) -> list[Row]:
         three=lambda: _first_step(3),
     )
     return [
-        row("import torch", found["torch"], "{:.2f} s"),
-        row("train.py --help", found["help"], "{:.2f} s"),
-        row("train.py with a fault", found["fault"], "{:.2f} s"),
-        row("first step of train.py debug=fast", found["one"], "{:.2f} s"),
-        row("first step with trainer.devices=3", found["three"], "{:.2f} s"),
-        row("--help : import torch", ratios(found["help"], found["torch"]), "{:.2f}", aim="<= 0.2"),
-        row("a fault : import torch", ratios(found["fault"], found["torch"]), "{:.2f}", aim="<= 0.2"),
-        row("first step : import torch", ratios(found["one"], found["torch"]), "{:.2f}", aim="<= 1.4"),
-        row("first step of 3 workers : of 1", ratios(found["three"], found["one"]), "{:.2f}", aim="<= 1.25"),
+        row("import torch", times["torch"], "{:.2f} s"),
+        row("train.py --help", times["help"], "{:.2f} s"),
+        row("train.py with a fault", times["fault"], "{:.2f} s"),
+        row("first step of train.py debug=fast", times["one"], "{:.2f} s"),
+        row("first step with trainer.devices=3", times["three"], "{:.2f} s"),
+        row("--help : import torch", ratios(times["help"], times["torch"]), "{:.2f}", aim="<= 0.2"),
+        row("a fault : import torch", ratios(times["fault"], times["torch"]), "{:.2f}", aim="<= 0.2"),
+        row("first step : import torch", ratios(times["one"], times["torch"]), "{:.2f}", aim="<= 1.4"),
+        row("first step of 3 workers : of 1", ratios(times["three"], times["one"]), "{:.2f}", aim="<= 1.25"),
     ]
 
 
@@ -83,11 +83,11 @@ def import_breakdown(count: int = 12) -> list[tuple[str, float]]:
     modules = "lockstep.training.train, lockstep.cli.main"
     code = f"from lockstep.system.lazy_imports import lazy\nwith lazy():\n    import {modules}"
     done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], cwd=ROOT, capture_output=True, text=True)
-    own: dict[str, float] = {}
+    seconds_by_package: dict[str, float] = {}
     for microseconds, name in re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", done.stderr, re.MULTILINE):
         package = name.split(".")[0]
-        own[package] = own.get(package, 0.0) + int(microseconds) / 1e6
-    return sorted(own.items(), key=lambda item: -item[1])[:count]
+        seconds_by_package[package] = seconds_by_package.get(package, 0.0) + int(microseconds) / 1e6
+    return sorted(seconds_by_package.items(), key=lambda item: -item[1])[:count]
 
 
 RESNET = (
@@ -98,7 +98,7 @@ SMALL = ("data=digits", "model.width=16", "global_batch_size=64", "trainer.max_e
 
 
 def _images_per_s(num_workers: int, overrides: Sequence[str]) -> float:
-    """Of the last epoch, on all cores of the machine."""
+    """Images per second of the last epoch of a training on all cores of the machine."""
     with tempfile.TemporaryDirectory() as folder:
         where = ["strategy=cpu", f"trainer.devices={num_workers}", f"hydra.run.dir={folder}/run"]
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -112,10 +112,10 @@ def _side_by_side(num_rounds: int, overrides: Sequence[str], aims: dict[int, str
     """One process against several, by their number; the launcher gives each its part of the cores as threads."""
     one = {"1": lambda: _images_per_s(1, overrides)}
     several = {str(count): lambda count=count: _images_per_s(count, overrides) for count in aims}
-    found = alternate(num_rounds, **one, **several)
-    rows = [row(f"{name} process{'es' * (name != '1')}", values, "{:.0f} images/s") for name, values in found.items()]
+    rates = alternate(num_rounds, **one, **several)
+    rows = [row(f"{name} process{'es' * (name != '1')}", values, "{:.0f} images/s") for name, values in rates.items()]
     return rows + [
-        row(f"{count} processes : 1 process", ratios(found[str(count)], found["1"]), "{:.3f}", aim=aim)
+        row(f"{count} processes : 1 process", ratios(rates[str(count)], rates["1"]), "{:.3f}", aim=aim)
         for count, aim in aims.items()
     ]
 

@@ -55,11 +55,11 @@ def threads(count: int) -> Iterator[None]:
 def overhead(num_rounds: int = 7) -> list[Row]:
     """Milliseconds a step that Lockstep adds on one thread, logging every 50 steps."""
     with threads(1):
-        found = alternate(num_rounds, raw=lambda: raw(TINY), lockstep=lambda: lockstep(TINY))
-    added = [1e3 * (a - b) for a, b in zip(found["lockstep"], found["raw"], strict=True)]
+        times = alternate(num_rounds, raw=lambda: raw(TINY), lockstep=lambda: lockstep(TINY))
+    added = [1e3 * (a - b) for a, b in zip(times["lockstep"], times["raw"], strict=True)]
     return [
-        row("tiny network, raw loop", [1e3 * value for value in found["raw"]], "{:.3f} ms a step"),
-        row("tiny network, Lockstep", [1e3 * value for value in found["lockstep"]], "{:.3f} ms a step"),
+        row("tiny network, raw loop", [1e3 * value for value in times["raw"]], "{:.3f} ms a step"),
+        row("tiny network, Lockstep", [1e3 * value for value in times["lockstep"]], "{:.3f} ms a step"),
         row("added by Lockstep", added, "{:.3f} ms a step", aim="<= 0.3 ms"),
     ]
 
@@ -74,10 +74,10 @@ def resnet18(num_rounds: int = 5) -> list[Row]:
 
 def _beside(kind: str, task: Task, others: dict[str, Callable[[Task], float]], num_rounds: int) -> list[Row]:
     """Images/s of Lockstep and of other loops, and their quotients."""
-    found = alternate(
+    times = alternate(
         num_rounds, **{name: lambda loop=loop: loop(task) for name, loop in {"Lockstep": lockstep, **others}.items()}
     )
-    speed = {name: [task.batch_size / value for value in values] for name, values in found.items()}
+    speed = {name: [task.batch_size / value for value in values] for name, values in times.items()}
     return [
         *(row(f"{name}, {kind}", values, "{:.0f} images/s") for name, values in speed.items()),
         *(
@@ -93,11 +93,11 @@ def watching(num_rounds: int = 31) -> list[Row]:
     callbacks = lockstep_tree(task)["callbacks"]
     off = {"logger": {}, "silent": True, "callbacks": {**callbacks, "curves": None, "pictures": None}}
     with threads(1):
-        found = alternate(num_rounds, on=lambda: lockstep(task), off=lambda: lockstep(task, **off))
+        times = alternate(num_rounds, on=lambda: lockstep(task), off=lambda: lockstep(task, **off))
     return [
-        row("tiny network, logged every 20 steps, watched", [1e3 * value for value in found["on"]], "{:.3f} ms a step"),
-        row("the same, nothing watched", [1e3 * value for value in found["off"]], "{:.3f} ms a step"),
-        row("watched : not watched", ratios(found["on"], found["off"]), "{:.3f}", aim="<= 1.03"),
+        row("tiny network, logged every 20 steps, watched", [1e3 * value for value in times["on"]], "{:.3f} ms a step"),
+        row("the same, nothing watched", [1e3 * value for value in times["off"]], "{:.3f} ms a step"),
+        row("watched : not watched", ratios(times["on"], times["off"]), "{:.3f}", aim="<= 1.03"),
     ]
 
 
@@ -122,8 +122,8 @@ def averaging(num_rounds: int = 5) -> list[Row]:
             kind.update_parameters(net)
         return (time.perf_counter() - started) / 5
 
-    found = alternate(num_rounds, **{name: lambda kind=kind: seconds(kind) for name, kind in kinds.items()})
+    times = alternate(num_rounds, **{name: lambda kind=kind: seconds(kind) for name, kind in kinds.items()})
     return [
         row(f"moving average of ResNet-18, {name}", [1e3 * value for value in values], "{:.1f} ms a step")
-        for name, values in found.items()
+        for name, values in times.items()
     ]

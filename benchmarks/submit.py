@@ -22,24 +22,24 @@ JOB = ("cluster=slurm", "cluster.time_min=5", "silent=false")
 def latency(num_rounds: int, overrides: Sequence[str] = ()) -> list[Row]:
     """Seconds of a submission from the command to the prompt, of sbatch alone, and of the checks without a job."""
     with tempfile.TemporaryDirectory(dir=".", prefix=".submit-") as folder:
-        found = alternate(
+        times = alternate(
             num_rounds,
             job=lambda: _submission([*TRAIN, *TINY, *JOB, *overrides], folder, r"lockstep jobs cancel (\d+)"),
             sbatch=lambda: _submission(["sbatch", "--time=5", "--wrap", "sleep 60"], folder, r"job (\d+)"),
             dry=lambda: _seconds([*TRAIN, *TINY, *JOB, *overrides, "dry_run=true"], folder)[0],
         )
     return [
-        row("train.py cluster=slurm", found["job"], "{:.2f} s", aim="<= 2 s"),
-        row("sbatch alone", found["sbatch"], "{:.3f} s"),
-        row("train.py cluster=slurm dry_run=true", found["dry"], "{:.2f} s"),
+        row("train.py cluster=slurm", times["job"], "{:.2f} s", aim="<= 2 s"),
+        row("sbatch alone", times["sbatch"], "{:.3f} s"),
+        row("train.py cluster=slurm dry_run=true", times["dry"], "{:.2f} s"),
     ]
 
 
 def _submission(command: Sequence[str], folder: str, pattern: str) -> float:
     used, text = _seconds(command, folder)
-    found = re.search(pattern, text)
-    assert found is not None, text
-    subprocess.run(["scancel", found[1]], check=True)
+    match = re.search(pattern, text)
+    assert match is not None, text
+    subprocess.run(["scancel", match[1]], check=True)
     return used
 
 

@@ -56,18 +56,22 @@ def sweeps(num_rounds: int = 3) -> list[Row]:
         kept[launcher].append(sweep(launcher))
         return kept[launcher][-1].total_s
 
-    found = alternate(num_rounds, side=lambda: measured("workstation"), one=lambda: measured("basic"))
+    times = alternate(num_rounds, side=lambda: measured("workstation"), one=lambda: measured("basic"))
     side = kept["workstation"]
     return [
-        row("from -m to the first step of the first trial", [each.first_step_s for each in side], "{:.1f} s"),
         row(
-            "from the end of a trial to the first step of the next",
-            [s for each in side for s in each.later_steps_s],
+            "from -m to the first step of the first trial",
+            [measurement.first_step_s for measurement in side],
             "{:.1f} s",
         ),
-        row(f"{NUM_TRIALS} short trials, two at once", found["side"], "{:.1f} s"),
-        row(f"{NUM_TRIALS} short trials in one process", found["one"], "{:.1f} s"),
-        row("two at once : one process", ratios(found["side"], found["one"]), "{:.2f}"),
+        row(
+            "from the end of a trial to the first step of the next",
+            [s for measurement in side for s in measurement.later_steps_s],
+            "{:.1f} s",
+        ),
+        row(f"{NUM_TRIALS} short trials, two at once", times["side"], "{:.1f} s"),
+        row(f"{NUM_TRIALS} short trials in one process", times["one"], "{:.1f} s"),
+        row("two at once : one process", ratios(times["side"], times["one"]), "{:.2f}"),
     ]
 
 
@@ -77,11 +81,11 @@ def of_two_workers(num_rounds: int = 7) -> list[Row]:
     def median_s() -> float:
         return statistics.median(sweep("workstation", NUM_OF_TWO, 1, 2).later_steps_s)
 
-    found = alternate(num_rounds, torch=import_torch, later=median_s)
+    times = alternate(num_rounds, torch=import_torch, later=median_s)
     what = f"{NUM_OF_TWO} trials of 2 workers: from the end of one to the first step of the next"
     return [
-        row(what, found["later"], "{:.2f} s"),
-        row("that : import torch", ratios(found["later"], found["torch"]), "{:.2f}", aim="<= 0.3"),
+        row(what, times["later"], "{:.2f} s"),
+        row("that : import torch", ratios(times["later"], times["torch"]), "{:.2f}", aim="<= 0.3"),
     ]
 
 

@@ -29,11 +29,11 @@ def row(what: str, values: Sequence[float], form: str, *, aim: str = "") -> Row:
 
 def alternate(num_rounds: int, **measured: Callable[[], float]) -> dict[str, list[float]]:
     """Values of every function, called in turn in every round: in the given order, then in the reverse one."""
-    found: dict[str, list[float]] = {name: [] for name in measured}
+    values: dict[str, list[float]] = {name: [] for name in measured}
     for number in range(num_rounds):
         for name in list(measured) if number % 2 == 0 else reversed(measured):
-            found[name].append(measured[name]())
-    return found
+            values[name].append(measured[name]())
+    return values
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
@@ -44,7 +44,7 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 def markdown(title: str, rows: Sequence[Row]) -> str:
     """A section with a table."""
     lines = [f"## {title}", "", "| what | median | spread | n | aim |", "| --- | --- | --- | --- | --- |"]
-    lines += ["| " + " | ".join(map(str, each)) + " |" for each in rows]
+    lines += ["| " + " | ".join(map(str, cells)) + " |" for cells in rows]
     return "\n".join(lines) + "\n"
 
 

@@ -39,15 +39,15 @@ def _talk(rank: int, num_ranks: int, folder: str, num_rounds: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
     collectives.connect(TIMEOUT)
     assert collectives.shares_memory()
-    found: dict[str, list[float]] = {}
+    microseconds: dict[str, list[float]] = {}
     for number in range(num_rounds):
         kinds = {"gloo": dist.all_reduce, "shared memory": collectives.add_up}
         for name in list(kinds) if number % 2 == 0 else reversed(kinds):
             times = sorted(_times(kinds[name]))
-            found.setdefault(f"{name}, median", []).append(1e6 * statistics.median(times))
-            found.setdefault(f"{name}, 90th percentile", []).append(1e6 * times[int(0.9 * len(times))])
+            microseconds.setdefault(f"{name}, median", []).append(1e6 * statistics.median(times))
+            microseconds.setdefault(f"{name}, 90th percentile", []).append(1e6 * times[int(0.9 * len(times))])
     if rank == 0:
-        Path(folder, "found").write_text(json.dumps(found))
+        Path(folder, "microseconds.json").write_text(json.dumps(microseconds))
     dist.barrier()
     collectives.leave()
 
@@ -56,13 +56,13 @@ def messages(num_rounds: int = 7, num_ranks: int = 2) -> list[Row]:
     """A sum of 129 float32 over two ranks of one thread: medians and 90th percentiles of every round."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(_talk, (num_ranks, folder, num_rounds), nprocs=num_ranks)
-        found = json.loads(Path(folder, "found").read_text())
+        microseconds = json.loads(Path(folder, "microseconds.json").read_text())
     aims = {"shared memory, median": "<= 60 us", "shared memory, 90th percentile": "<= 150 us"}
     rows = [
         row(f"sum of {LENGTH} float32, {name}", times, "{:.0f} us", aim=aims.get(name, ""))
-        for name, times in found.items()
+        for name, times in microseconds.items()
     ]
-    quotients = ratios(found["shared memory, median"], found["gloo, median"])
+    quotients = ratios(microseconds["shared memory, median"], microseconds["gloo, median"])
     return [*rows, row("shared memory : gloo", quotients, "{:.3f}")]
 
 
@@ -91,16 +91,16 @@ def norms(num_rounds: int = 7) -> list[Row]:
         for shape in SHAPES:
             x, dy = torch.randn(shape, requires_grad=True), torch.randn(shape)
             plain, synchronized = nn.BatchNorm2d(shape[1]), batch_norm.SyncBatchNorm(shape[1])
-            found = alternate(
+            times = alternate(
                 num_rounds,
                 plain=lambda plain=plain, x=x, dy=dy: _seconds(plain, x, dy),
                 synchronized=lambda layer=synchronized, x=x, dy=dy: _seconds(layer, x, dy),
             )
             size = " x ".join(map(str, shape))
             for name, label in (("plain", "nn.BatchNorm2d"), ("synchronized", "SyncBatchNorm")):
-                values = [1e6 * value for value in found[name]]
+                values = [1e6 * value for value in times[name]]
                 rows.append(row(f"{label}, {size}, forward and backward", values, "{:.0f} us"))
             rows.append(
-                row(f"SyncBatchNorm : BatchNorm2d, {size}", ratios(found["synchronized"], found["plain"]), "{:.2f}")
+                row(f"SyncBatchNorm : BatchNorm2d, {size}", ratios(times["synchronized"], times["plain"]), "{:.2f}")
             )
     return rows

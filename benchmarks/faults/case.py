@@ -126,9 +126,9 @@ def _await_moment(case: Case, folder: Path, process: subprocess.Popen[bytes]) ->
         time.sleep(FIRST_MOMENT_S)
         _wait(lambda: _is_heard(process.pid), PATIENCE_S, process)
         return process.pid
-    found: list[int] = []
-    _wait(lambda: bool(found.extend(_of_rank(process.pid, rank, case.num_processes)) or found), PATIENCE_S, process)
-    return found[0]
+    pids: list[int] = []
+    _wait(lambda: bool(pids.extend(_of_rank(process.pid, rank, case.num_processes)) or pids), PATIENCE_S, process)
+    return pids[0]
 
 
 def _is_heard(pid: int) -> bool:
@@ -141,17 +141,17 @@ def _of_rank(session: int, rank: int, num_processes: int) -> list[int]:
     """Processes of a session that were started as this rank; one alone is the fork of the command that leads it."""
     if num_processes == 1:
         return [pid for pid in _alive(session) if pid != session]
-    found = []
+    pids = []
     for pid in _alive(session):
         with contextlib.suppress(OSError):  # it has ended since
             if Path(f"/proc/{pid}/cmdline").read_text().startswith(f"lockstep: rank {rank} of "):
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def _alive(session: int) -> list[int]:
     """Processes of a session of which a thread still runs, or is frozen."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -161,8 +161,8 @@ def _alive(session: int) -> list[int]:
             continue
         state, num_threads = fields[0], int(fields[17])
         if int(fields[3]) == session and (state != "Z" or num_threads > 1):
-            found.append(int(entry.name))
-    return sorted(found)
+            pids.append(int(entry.name))
+    return sorted(pids)
 
 
 def _ends(process: subprocess.Popen[bytes], timeout_s: float) -> bool:

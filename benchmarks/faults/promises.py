@@ -52,18 +52,18 @@ def broken(case: Case, outcome: Outcome) -> list[str]:
     """Each promise that an outcome breaks, in words; empty where all hold."""
     may_have_no_run = case.moment == "first second" and (case.target == "parent" or case.num_processes == 1)
     end = promised(case, has_run=not (may_have_no_run and outcome.state == NO_RUN))
-    found = []
+    breaches = []
     if outcome.exit_code != end.exit_code:
-        found.append(f"exit code {outcome.exit_code}, not {end.exit_code}")
+        breaches.append(f"exit code {outcome.exit_code}, not {end.exit_code}")
     if outcome.state != end.state:
-        found.append(f"state {outcome.state}, not {end.state}")
+        breaches.append(f"state {outcome.state}, not {end.state}")
     if end.step is not None and (outcome.step or 0) < end.step:
-        found.append(f"newest checkpoint of step {outcome.step}, not {end.step}")
+        breaches.append(f"newest checkpoint of step {outcome.step}, not {end.step}")
     rank = 0 if case.target == "rank 0" else case.num_processes - 1
     if outcome.state == "failed" and f"rank {rank}" not in outcome.reason:
-        found.append(f"rank {rank} is not named: {outcome.reason}")
+        breaches.append(f"rank {rank} is not named: {outcome.reason}")
     if outcome.has_traceback:
-        found.append("a traceback on the screen")
+        breaches.append("a traceback on the screen")
     if outcome.num_left:
-        found.append(f"processes left alive: {outcome.num_left}")
-    return found
+        breaches.append(f"processes left alive: {outcome.num_left}")
+    return breaches

@@ -53,9 +53,9 @@ def _gpus(bench: Bench) -> None:
         f"torch {count}, Lockstep {ours}, CUDA_VISIBLE_DEVICES {visible}",
     )
     for number in range(count):
-        each = torch.cuda.get_device_properties(number)
-        memory = f"{each.total_memory / 2**30:.0f} GiB, {each.multi_processor_count} multiprocessors"
-        bench.tell(f"GPU {number}", f"{each.name}, capability {each.major}.{each.minor}, {memory}")
+        properties = torch.cuda.get_device_properties(number)
+        memory = f"{properties.total_memory / 2**30:.0f} GiB, {properties.multi_processor_count} multiprocessors"
+        bench.tell(f"GPU {number}", f"{properties.name}, capability {properties.major}.{properties.minor}, {memory}")
     bench.tell("driver", _driver())
     if count:
         bench.tell("NCCL", ".".join(map(str, nccl.version())))
@@ -84,21 +84,21 @@ def _data(folder: Path) -> Iterator[tuple[str, str]]:
 
 def missing_packages() -> dict[str, str]:
     """Packages that pyproject.toml asks for and that are absent or too old, in words, with the pin to bring."""
-    found = {}
+    missing = {}
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
-    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    for requirement in [*asked, "pytest"]:
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for requirement in [*requirements, "pytest"]:
         match = re.match(r"([\w-]+)(?:.*>=([\d.]+))?", requirement)
         assert match is not None
         name, least = match.groups()
         try:
-            there = metadata.version(name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = f"{name}=={pins[name]} is missing"
+            missing[name] = f"{name}=={pins[name]} is missing"
             continue
-        if least and _number(there) < _number(least):
-            found[name] = f"{name} {there} is older than {least}: {name}=={pins[name]}"
-    return found
+        if least and _number(installed) < _number(least):
+            missing[name] = f"{name} {installed} is older than {least}: {name}=={pins[name]}"
+    return missing
 
 
 def _number(version: str) -> tuple[int, ...]:

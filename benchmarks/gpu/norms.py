@@ -21,7 +21,7 @@ WARM_UP, NUM_ROUNDS = 5, 20
 
 def compare(rank: int, device: torch.device) -> dict[str, float]:
     """Largest difference to nn.BatchNorm2d on the whole batch, on the CPU, float64: of any value, for every split."""
-    found = {}
+    largest = {}
     for shares in SHARES:
         draws = torch.Generator().manual_seed(0)
         images, gradient = torch.randn(2, 8, 4, 6, 5, dtype=torch.float64, generator=draws)
@@ -44,8 +44,8 @@ def compare(rank: int, device: torch.device) -> dict[str, float]:
         differences = [(a.detach().cpu() - b.detach()).abs().max() for a, b in pairs if a.numel()]
         worst = torch.stack(differences).max().to(device)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
-        found[" + ".join(map(str, shares))] = worst.item()
-    return found
+        largest[" + ".join(map(str, shares))] = worst.item()
+    return largest
 
 
 def clock(rank: int, device: torch.device) -> dict[str, list[float] | str]:
@@ -53,7 +53,7 @@ def clock(rank: int, device: torch.device) -> dict[str, list[float] | str]:
     images = torch.randn(256, 64, 32, 32, device=device, dtype=torch.bfloat16)
     images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
     gradient = torch.randn_like(images)
-    found: dict[str, list[float] | str] = {}
+    results: dict[str, list[float] | str] = {}
     for name, layer in (("local", nn.BatchNorm2d(64)), ("ours", SyncBatchNorm(64)), ("torch's", nn.SyncBatchNorm(64))):
         layer.to(device)
         times = []
@@ -65,14 +65,14 @@ def clock(rank: int, device: torch.device) -> dict[str, list[float] | str]:
                 torch.autograd.grad(layer(images), images, gradient)
                 torch.cuda.synchronize()
                 times.append(1e3 * (time.perf_counter() - started))
-            found[name] = times[WARM_UP:]
+            results[name] = times[WARM_UP:]
         except RuntimeError as error:  # on both ranks alike; the other layers follow
-            found[name] = str(error).splitlines()[0]
-    return found
+            results[name] = str(error).splitlines()[0]
+    return results
 
 
 def main() -> None:
-    """Do it as one of two ranks; rank 0 writes the file."""
+    """Compare and clock the layers as one of two ranks; rank 0 writes the results."""
     what, backend, path = sys.argv[1:]
     rank = int(os.environ["RANK"])
     device = torch.device("cuda", rank if backend == "nccl" else 0)

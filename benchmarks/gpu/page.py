@@ -21,7 +21,7 @@ def write(folder: Path, title: str, results: Sequence[dict[str, Any]]) -> None:
 def markdown(title: str, day: str, results: Sequence[dict[str, Any]]) -> str:
     """The page: the stages with their ends, then what each of them found."""
     device = next(
-        (row["result"] for each in results for row in each["rows"] if row["what"] == "GPU 0"), "device unknown"
+        (row["result"] for stage in results for row in stage["rows"] if row["what"] == "GPU 0"), "device unknown"
     )
     parts = [f"# On a GPU\n\n`{title}`: {device}; {day}.\n"]
     lines = [["stage", "how it ended", "seconds", "limit", "why"]]

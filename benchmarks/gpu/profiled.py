@@ -68,9 +68,9 @@ class Profiled(L.Callback):
             self._profiler.step()
         if batch_idx == last:
             self._profiler.stop()
-            self._path.write_text(json.dumps(self._found()))
+            self._path.write_text(json.dumps(self._costs()))
 
-    def _found(self) -> dict[str, Any]:
+    def _costs(self) -> dict[str, Any]:
         averages = self._profiler.key_averages()
         events = [event for event in averages if not event.is_user_annotation]
         kernels = [event for event in events if event.device_type == DeviceType.CUDA]

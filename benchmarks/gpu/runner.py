@@ -128,8 +128,8 @@ def _verdict(code: int, rows: Sequence[dict[str, Any]], log_file: Path, begin: i
     if code:
         with open(log_file, "rb") as log:
             log.seek(begin)
-            said = [line for line in log.read().decode(errors="replace").splitlines()[1:-1] if line.strip()]
-        return "failed", (said[-1].strip()[:200] if said else f"code {code}, without a word")
+            lines = [line for line in log.read().decode(errors="replace").splitlines()[1:-1] if line.strip()]
+        return "failed", (lines[-1].strip()[:200] if lines else f"code {code}, without a word")
     unmet = [row["what"] for row in rows if row["is_met"] is False]
     return ("failed", f"not met: {'; '.join(unmet)}") if unmet else ("passed", "")
 
@@ -169,10 +169,10 @@ def _kill(process: subprocess.Popen[bytes]) -> bool:
 
 def _children() -> list[int]:
     """Processes whose parent is this one: the stage, and orphans it left."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # gone since
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             if parent == os.getpid():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids

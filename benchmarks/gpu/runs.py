@@ -96,8 +96,8 @@ def _nan(bench: Bench) -> None:
         *(f"~model.{name}" for name in RESNET18),
     )
     folder, done = bench.train("nan", *DATA, *TINY, *network, code=EXIT_FAILED)
-    found = re.search(r"The loss is not finite in optimizer step 30 .{40}", done.output)
-    bench.check("NaN guard names the step", found is not None, found[0] if found else "no such message")
+    match = re.search(r"The loss is not finite in optimizer step 30 .{40}", done.output)
+    bench.check("NaN guard names the step", match is not None, match[0] if match else "no such message")
     bench.check("NaN guard: no checkpoint of a bad state", not folder.last_checkpoint.exists())
 
 

@@ -940,7 +940,7 @@ def test_a_broken_record_hides_no_other_job(tmp_path: Path, capsys: pytest.Captu
         submitted(RunFolder(tmp_path / name), "local-0", engine="local")
     RunFolder(tmp_path / "bad").job_file.write_text('{"id": "x; rm"}')
     RunFolder(tmp_path / "worse").job_file.write_text("[")
-    assert [each.found.folder.path.name for each in jobs.below([tmp_path])] == ["good"]
+    assert [each.run.folder.path.name for each in jobs.below([tmp_path])] == ["good"]
     assert capsys.readouterr().err.count("is no record of a job") == 2
 
 

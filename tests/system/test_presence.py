@@ -197,3 +197,11 @@ def test_missing_data_leaves_a_run_that_goes_on_as_it_is(tmp_path: Path) -> None
         assert done.returncode == EXIT_CONFIG
         assert done.stderr.startswith(f"config error: data.root={images} does not exist")
         assert RunFolder(folder.path).read_status()["state"] == "stopped"
+
+
+def test_a_benchmark_without_its_data_makes_no_folder(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "lockstep", "benchmark", "data=image_folder", f"data.root={tmp_path / 'no'}"]
+    done = subprocess.run(words, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == EXIT_CONFIG, done.stderr
+    assert f"data.root={tmp_path / 'no'} does not exist" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -25,19 +25,19 @@ class Chart:
 
     def figure(self) -> Figure:
         """The picture alone, bound to no display."""
-        found = new_figure(self.height)
-        self.draw(found)
-        return found
+        figure = new_figure(self.height)
+        self.draw(figure)
+        return figure
 
 
-def label(found: Record) -> str:
+def label(record: Record) -> str:
     """An environment with its workers and devices, in short lines."""
-    names = list(dict.fromkeys(found["devices"]))
-    device = f"{found['workers']} × {', '.join(names) or found['device'].upper()}"
-    if found["device"] == "cpu":
-        threads = found["threads_per_worker"]
-        device += f", {threads} thread{'s' if threads > 1 else ''}{' each' if found['workers'] > 1 else ''}"
-    return "\n".join([printable(found["name"]), *textwrap.wrap(printable(device), 30)[:3]])
+    names = list(dict.fromkeys(record["devices"]))
+    device = f"{record['workers']} × {', '.join(names) or record['device'].upper()}"
+    if record["device"] == "cpu":
+        threads = record["threads_per_worker"]
+        device += f", {threads} thread{'s' if threads > 1 else ''}{' each' if record['workers'] > 1 else ''}"
+    return "\n".join([printable(record["name"]), *textwrap.wrap(printable(device), 30)[:3]])
 
 
 def epoch_times(records: Sequence[Record], title: str) -> Chart | None:
@@ -128,8 +128,8 @@ def _draw_predicted(fig: FigureBase, shown: Sequence[tuple[Record, scaling.Terms
     ax = fig.subplots()
     workers = [2**n for n in range(11)]
     for number, (r, terms) in enumerate(shown):
-        curve = [found.efficiency for n in workers if (found := scaling.predict(terms, n)) is not None]
-        marks = [found for n in scaling.FAR if (found := scaling.predict(terms, n)) is not None]
+        curve = [prediction.efficiency for n in workers if (prediction := scaling.predict(terms, n)) is not None]
+        marks = [prediction for n in scaling.FAR if (prediction := scaling.predict(terms, n)) is not None]
         colour = list(COLOURS.values())[number % len(COLOURS)]
         ax.plot(workers, [100 * value for value in curve], color=colour, label=printable(r["name"]))
         ax.plot([m.num_workers for m in marks], [100 * m.efficiency for m in marks], "o", color=colour, markersize=4)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from lockstep.benchmark import child, results
 from lockstep.benchmark.environments import Environment, environments
-from lockstep.config import compose, faults, overrides, project, storage, validation
+from lockstep.config import compose, faults, overrides, presence, project, storage, validation
 from lockstep.config.options import REFUSALS
 from lockstep.config.schema import BenchmarkConfig
 from lockstep.launch.spawn import Job
@@ -40,14 +40,17 @@ def run(texts: Sequence[str]) -> int:
     """Benchmark the configuration of these overrides. Returns the exit code."""
     try:
         config = _checked(overrides.benchmarked(texts))
-        found = environments(config, hardware.num_cores(), hardware.num_visible_gpus())
-        if all(environment.config is None for environment in found):
-            raise faults.ConfigError([f"{p.name}: {p.skipped}: add an environment this has" for p in found])
+        presence.check(config.data)
+        chosen_environments = environments(config, hardware.num_cores(), hardware.num_visible_gpus())
+        if all(environment.config is None for environment in chosen_environments):
+            raise faults.ConfigError(
+                [f"{p.name}: {p.skipped}: add an environment this has" for p in chosen_environments]
+            )
     except faults.ConfigError as error:
         faults.exit_with(error)
     path = naming.create_path(Path("outputs").resolve(), "benchmark", datetime.now())
     try:
-        return Benchmark(path, config, found, texts).run()
+        return Benchmark(path, config, chosen_environments, texts).run()
     except KeyboardInterrupt:
         print(f"Left at once; what was measured before is in {shown(path)}", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -68,7 +71,9 @@ def _checked(texts: Sequence[str]) -> BenchmarkConfig:
 class Benchmark:
     """A benchmark under way: the records so far, and whether somebody wants it to end."""
 
-    def __init__(self, path: Path, config: BenchmarkConfig, found: Sequence[Environment], texts: Sequence[str]) -> None:
+    def __init__(
+        self, path: Path, config: BenchmarkConfig, chosen_environments: Sequence[Environment], texts: Sequence[str]
+    ) -> None:
         self._path = path
         self._settings = config.benchmark
         self._experiment = {
@@ -76,7 +81,7 @@ class Benchmark:
             "model": config.model.target.rpartition(".")[2],
             "name": config.name,
         }
-        self._environments = found
+        self._environments = chosen_environments
         self._command = shlex.join(["lockstep", "benchmark", *texts])
         self._out = terminal()
         self._flag = SignalFlag()
@@ -87,8 +92,8 @@ class Benchmark:
         """All environments, then the report. Returns the exit code."""
         self._flag.install()
         trained = [environment for environment in self._environments if environment.config is not None]
-        each = duration(self._settings.budget_s)
-        self._say(f"Benchmark of {len(trained)} environments, {each} of training each, in {shown(self._path)}")
+        budget = duration(self._settings.budget_s)
+        self._say(f"Benchmark of {len(trained)} environments, {budget} of training each, in {shown(self._path)}")
         for environment in self._environments:
             if environment.config is None:
                 self._say(f"{environment.name}: skipped, {environment.skipped}")

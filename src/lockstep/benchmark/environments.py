@@ -41,28 +41,28 @@ def environments(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list
                 "torchrun or srun; in a batch script of SLURM as `env -u SLURM_PROCID lockstep benchmark ...`"
             ]
         )
-    found, faults = [], []
+    built, faults = [], []
     for name, entry in config.benchmark.environments.items():
         if entry is None:
             continue
         try:
-            found.append(_environment(name, entry, config, num_cores, num_gpus))
+            built.append(_environment(name, entry, config, num_cores, num_gpus))
         except ConfigError as error:
             faults += [f"benchmark.environments.{name}: {fault}" for fault in error.faults]
-    if not found and not faults:
+    if not built and not faults:
         faults.append("benchmark.environments has no entry: leave one, or add +benchmark.environments.NAME=...")
     if faults:
         raise ConfigError(faults)
-    return found
+    return built
 
 
 def _environment(
     name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, num_cores: int, num_gpus: int
 ) -> Environment:
     device = "gpu" if entry.strategy in GPU_STRATEGIES else "cpu"
-    there = num_gpus if device == "gpu" else num_cores
-    num_workers = there if entry.devices == "all" else entry.devices
-    skipped = _missing(device, entry, there)
+    num_present = num_gpus if device == "gpu" else num_cores
+    num_workers = num_present if entry.devices == "all" else entry.devices
+    skipped = _missing(device, entry, num_present)
     if skipped:
         return Environment(name, device, num_workers, 0, None, skipped)
     tree = storage.to_tree(config)
@@ -79,13 +79,13 @@ def _environment(
     return Environment(name, device, num_workers, max(1, num_cores // num_workers), scaled, "")
 
 
-def _missing(device: str, entry: ExecutionEnvironment, there: int) -> str:
+def _missing(device: str, entry: ExecutionEnvironment, num_present: int) -> str:
     """What this machine lacks for an environment; empty if it has all."""
     what = "GPU" if device == "gpu" else "core"
-    has = f"this machine has {there or 'no'} {what}{'' if there == 1 else 's'}"
-    if there == 0:
+    has = f"this machine has {num_present or 'no'} {what}{'' if num_present == 1 else 's'}"
+    if num_present == 0:
         return has
     if entry.devices == "all":
-        return f"needs at least two {what}s, {has}" if there < 2 else ""
+        return f"needs at least two {what}s, {has}" if num_present < 2 else ""
     # processes can share cores, but not GPUs
-    return f"needs {entry.devices} {what}s, {has}" if device == "gpu" and entry.devices > there else ""
+    return f"needs {entry.devices} {what}s, {has}" if device == "gpu" and entry.devices > num_present else ""

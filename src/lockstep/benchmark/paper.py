@@ -35,13 +35,13 @@ def paragraph(text: str, *, size: float = 9, is_bold: bool = False) -> Chart:
 
 
 def heading(text: str) -> Chart:
-    """A line with space above."""
-    found = paragraph(text, size=11, is_bold=True)
+    """A bold line of text with space above."""
+    chart = paragraph(text, size=11, is_bold=True)
 
     def draw(fig: FigureBase) -> None:
         fig.text(0, 0.62, text, size=11, weight="bold", va="top")
 
-    return Chart(found.height + 0.15, draw)
+    return Chart(chart.height + 0.15, draw)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Chart:

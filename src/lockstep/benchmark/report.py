@@ -48,20 +48,20 @@ svg{max-width:100%;height:auto}.faint{color:#5f6368;font-size:.85rem}code{backgr
 """
 
 
-def write(path: Path, found: dict[str, Any]) -> list[Path]:
-    """Write the report of `found` into the folder `path`. Returns its files."""
+def write(path: Path, benchmark: dict[str, Any]) -> list[Path]:
+    """Write the report of `benchmark` into the folder `path`. Returns its files."""
     with style():
-        return _write(path, found)
+        return _write(path, benchmark)
 
 
-def _write(path: Path, found: dict[str, Any]) -> list[Path]:
-    records = found["environments"]
-    chart = charts.epoch_times(records, _title(found))
+def _write(path: Path, benchmark: dict[str, Any]) -> list[Path]:
+    records = benchmark["environments"]
+    chart = charts.epoch_times(records, _title(benchmark))
     drawn = [c for c in (chart, charts.step_parts(records), charts.predicted(records)) if c is not None]
     files = [path / "report.html", path / "report.pdf"]
-    write_atomically(files[0], html(found, [charts.svg(each.figure()) for each in drawn]))
+    write_atomically(files[0], html(benchmark, [charts.svg(drawing.figure()) for drawing in drawn]))
     with atomic_file(files[1]) as file, PdfPages(file, metadata={"CreationDate": None}) as pdf:
-        for page in paper.pages(_blocks(found, drawn)):
+        for page in paper.pages(_blocks(benchmark, drawn)):
             pdf.savefig(page)
     if chart is not None:
         files += [path / "epoch_time.png", path / "epoch_time.svg"]
@@ -71,42 +71,48 @@ def _write(path: Path, found: dict[str, Any]) -> list[Path]:
     return files
 
 
-def _blocks(found: dict[str, Any], drawn: Sequence[charts.Chart]) -> list[charts.Chart]:
+def _blocks(benchmark: dict[str, Any], drawn: Sequence[charts.Chart]) -> list[charts.Chart]:
     """The report from top to bottom, for paper."""
-    records = found["environments"]
+    records = benchmark["environments"]
     head, step_rows = details(records)
-    blocks = [paper.paragraph("Do more workers pay?", size=17, is_bold=True), paper.paragraph(_title(found), size=10)]
-    blocks += [paper.paragraph(text) for text in found["verdict"]]
+    blocks = [
+        paper.paragraph("Do more workers pay?", size=17, is_bold=True),
+        paper.paragraph(_title(benchmark), size=10),
+    ]
+    blocks += [paper.paragraph(text) for text in benchmark["verdict"]]
     blocks += [*drawn[:1], paper.table(COLUMNS, results.rows(records))]
     blocks += [paper.paragraph(note, size=8) for note in results.notes(records)]
     blocks += drawn[1:]
     if step_rows:
         blocks += [paper.heading("Steps"), paper.table(head, step_rows)]
     blocks += [paper.heading("Method"), paper.paragraph(METHOD), *(paper.paragraph(line, size=8) for line in FORMULA)]
-    blocks += [paper.heading("Facts"), *(paper.paragraph(f"{name}: {value}", size=8) for name, value in facts(found))]
+    blocks += [
+        paper.heading("Facts"),
+        *(paper.paragraph(f"{name}: {value}", size=8) for name, value in facts(benchmark)),
+    ]
     return blocks
 
 
-def _title(found: dict[str, Any]) -> str:
-    first = next((r for r in found["environments"] if "precision" in r), None)
-    what = f"{found['experiment']['model']} on {found['experiment']['data']}"
+def _title(benchmark: dict[str, Any]) -> str:
+    first = next((r for r in benchmark["environments"] if "precision" in r), None)
+    what = f"{benchmark['experiment']['model']} on {benchmark['experiment']['data']}"
     return printable(f"{what}, {first['precision']}" if first else what)
 
 
-def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was run where, and when."""
-    machine, kept = found["environment"], found["kept"]
+def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
+    """Command, date, machine, software and budget of a benchmark, as (name, value)."""
+    machine, kept = benchmark["environment"], benchmark["kept"]
     packages = machine.get("packages", {})
     rows = [
-        ("command", found["command"]),
-        ("date", found["date"]),
+        ("command", benchmark["command"]),
+        ("date", benchmark["date"]),
         ("machine", f"{machine.get('cpu')}, {machine.get('cpu_cores')} cores; GPUs: {_counted(machine.get('gpus'))}"),
         (
             "software",
             ", ".join(f"{name} {packages[name]}" for name in ("torch", "lightning", "lockstep") if name in packages),
         ),
         ("commit", str(machine.get("commit"))),
-        ("budget", f"{found['settings']['budget_s']:g} s of training in each environment"),
+        ("budget", f"{benchmark['settings']['budget_s']:g} s of training in each environment"),
     ]
     if kept is not None:
         text = f"{kept['environment']}: validation accuracy {kept['val_accuracy']:.4f}"
@@ -133,7 +139,7 @@ def details(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
 
 def _details(r: Record) -> dict[str, str]:
     t, bandwidth, latency = r["terms"], r["bandwidth_bytes_per_s"], r["latency_s"]
-    found = {
+    values = {
         "full step (ms)": _ms(t["step"]),
         "step without synchronization (ms)": _ms(t["compute"]),
         "difference, in pairs (ms)": _ms(t["communication"]),
@@ -147,8 +153,8 @@ def _details(r: Record) -> dict[str, str]:
         "training FLOPs of an image (M)": f"{r['flops_per_image'] / 1e6:,.1f}",
     }
     for name, peak in r["peak_flops_per_s"].items():
-        found[f"matrix product, {name} (GFLOP/s)"] = _told(peak, 1e-9)
-    return found
+        values[f"matrix product, {name} (GFLOP/s)"] = _told(peak, 1e-9)
+    return values
 
 
 def _ms(spread: dict[str, float] | None) -> str:
@@ -170,17 +176,17 @@ def _told(spread: dict[str, float] | None, scale: float) -> str:
 # -- HTML --------------------------------------------------------------------------------------------------------------
 
 
-def html(found: dict[str, Any], svgs: Sequence[str]) -> str:
+def html(benchmark: dict[str, Any], svgs: Sequence[str]) -> str:
     """The report as one file that needs no other."""
-    records = found["environments"]
-    rows = "".join(f"<tr><td>{escape(n)}</td><td>{escape(v)}</td></tr>" for n, v in facts(found))
-    words = "".join(f"<p>{escape(printable(text))}</p>" for text in found["verdict"])
+    records = benchmark["environments"]
+    rows = "".join(f"<tr><td>{escape(n)}</td><td>{escape(v)}</td></tr>" for n, v in facts(benchmark))
+    words = "".join(f"<p>{escape(printable(text))}</p>" for text in benchmark["verdict"])
     notes = "".join(f"<li>{escape(note)}</li>" for note in results.notes(records))
     head, step_rows = details(records)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width"><title>{escape(_title(found))}</title><style>{CSS}</style></head><body>'
-        f"<h1>Do more workers pay?</h1><p class=faint>{escape(_title(found))}</p>{words}"
+        f'content="width=device-width"><title>{escape(_title(benchmark))}</title><style>{CSS}</style></head><body>'
+        f"<h1>Do more workers pay?</h1><p class=faint>{escape(_title(benchmark))}</p>{words}"
         + "".join(svgs[:1])
         + _html_table(COLUMNS, results.rows(records))
         + (f"<ul>{notes}</ul>" if notes else "")

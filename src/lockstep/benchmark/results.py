@@ -29,7 +29,7 @@ def record(environment: Environment, folder: RunFolder, state: str, reason: str)
     rates = rates or [rate for rate in [status.get("images_per_s")] if rate]
     images = status.get("train_images")
     seen = status.get("best") if status.get("monitor") == "val/accuracy" else None  # where the end came too early
-    found: Record = {
+    known: Record = {
         "name": environment.name,
         "device": environment.device,
         "state": state,
@@ -52,7 +52,7 @@ def record(environment: Environment, folder: RunFolder, state: str, reason: str)
         "val_accuracy": measured.get("val_accuracy", seen),
         "val_images": measured.get("val_images"),
     }
-    return found | (_steps(found, measured) if measured else {})
+    return known | (_steps(known, measured) if measured else {})
 
 
 def checkpoint(folder: RunFolder) -> str | None:
@@ -61,25 +61,25 @@ def checkpoint(folder: RunFolder) -> str | None:
     return next((name for name, path in names.items() if path.exists()), None)
 
 
-def _steps(found: Record, measured: Record) -> Record:
+def _steps(known: Record, measured: Record) -> Record:
     """What `measurement.json` says of the steps, with what follows from it."""
     peaks = {name: spread(values) for name, values in measured["peak_flops_per_s"].items()}
-    flops, rate = measured["flops_per_image"], found["images_per_s"]
+    flops, rate = measured["flops_per_image"], known["images_per_s"]
     peak = peaks[measured["precision"]].high
-    found_terms = terms(found["workers"], measured)
-    between = scaling.network(found_terms)
-    predicted = [scaling.predict(found_terms, n) for n in sorted({found["workers"], *scaling.FAR})]
+    step_terms = terms(known["workers"], measured)
+    between = scaling.network(step_terms)
+    predicted = [scaling.predict(step_terms, n) for n in sorted({known["workers"], *scaling.FAR})]
     return {
         "num_parameters": measured["num_parameters"],
         "flops_per_image": flops,
         "peak_flops_per_s": {name: asdict(value) for name, value in peaks.items()},
         "mfu": flops * rate["median"] / peak if rate else None,
         "peak_memory_bytes": measured["peak_memory_bytes"],
-        "terms": asdict(found_terms),
-        "shares": found_terms.shares(),
-        "communication_is_noise": found_terms.is_noise,
+        "terms": asdict(step_terms),
+        "shares": step_terms.shares(),
+        "communication_is_noise": step_terms.is_noise,
         "latency_s": between.latency_s if between else None,
-        "synchronization_s": scaling.synchronization_s(found_terms) if between else None,
+        "synchronization_s": scaling.synchronization_s(step_terms) if between else None,
         "bandwidth_bytes_per_s": between.bytes_per_s if between else None,
         "predictions": [asdict(p) for p in predicted if p is not None],
     }
@@ -106,21 +106,21 @@ def terms(num_workers: int, measured: Record) -> Terms:
     )
 
 
-def terms_of(found: Record) -> Terms | None:
-    """The terms in a record."""
-    if "terms" not in found:
+def terms_of(entry: Record) -> Terms | None:
+    """The terms of a step in a record, None where they were not measured."""
+    if "terms" not in entry:
         return None
-    values = dict(found["terms"])
+    values = dict(entry["terms"])
     for name in ("step", "input", "compute", "communication", "message", "gradient"):
         values[name] = Spread(**values[name]) if values[name] is not None else None
     return Terms(**values)
 
 
-def result(found: Record) -> scaling.Result:
+def result(entry: Record) -> scaling.Result:
     """What the words about an environment need, of one that trained."""
-    rate, epoch_s = found["images_per_s"]["median"], found.get("epoch_s")
+    rate, epoch_s = entry["images_per_s"]["median"], entry.get("epoch_s")
     spread_s = Spread(**epoch_s) if epoch_s else None
-    return scaling.Result(found["name"], found["device"], found["workers"], rate, terms_of(found), spread_s)
+    return scaling.Result(entry["name"], entry["device"], entry["workers"], rate, terms_of(entry), spread_s)
 
 
 def words(records: Sequence[Record]) -> list[str]:
@@ -158,12 +158,12 @@ def rows(records: Sequence[Record]) -> list[list[str]]:
     return [_cells(r, factor(r, records)) for r in records if r["state"] != "skipped"]
 
 
-def factor(found: Record, records: Sequence[Record]) -> float | None:
+def factor(entry: Record, records: Sequence[Record]) -> float | None:
     """How many times faster an epoch is than in the first environment that has one; None where one is unsteady."""
     first = next((r for r in records if r.get("epoch_s")), None)
-    if first is None or not found.get("epoch_s") or result(first).unsteady or result(found).unsteady:
+    if first is None or not entry.get("epoch_s") or result(first).unsteady or result(entry).unsteady:
         return None
-    return first["epoch_s"]["median"] / found["epoch_s"]["median"]
+    return first["epoch_s"]["median"] / entry["epoch_s"]["median"]
 
 
 def _cells(r: Record, times: float | None) -> list[str]:
@@ -201,14 +201,14 @@ def seconds(value: float) -> str:
 
 def notes(records: Sequence[Record]) -> list[str]:
     """What a reader of the rows must know: extrapolated, skipped, stopped and failed."""
-    found = []
+    texts = []
     if any(r.get("is_extrapolated") for r in records):
-        found.append("* no whole epoch in the budget: extrapolated from the images per second of its steps")
+        texts.append("* no whole epoch in the budget: extrapolated from the images per second of its steps")
     for r in records:
         unsteady = result(r).unsteady if r.get("images_per_s") else ""
-        found += [f"{r['name']}: {unsteady}: too unsteady for factors and shares"] if unsteady else []
-    found += [f"{r['name']}: {r['state']}: {r['reason']}" for r in records if r["state"] != "measured"]
-    return [printable(note) for note in found]
+        texts += [f"{r['name']}: {unsteady}: too unsteady for factors and shares"] if unsteady else []
+    texts += [f"{r['name']}: {r['state']}: {r['reason']}" for r in records if r["state"] != "measured"]
+    return [printable(note) for note in texts]
 
 
 def table(records: Sequence[Record], width: int) -> str:

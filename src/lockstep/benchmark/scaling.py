@@ -40,7 +40,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
+    """Median, extremes, deviation and number of at least one value."""
     middle = median(values)
     return Spread(middle, min(values), max(values), median(abs(value - middle) for value in values), len(values))
 
@@ -70,11 +70,11 @@ class Terms:
     @property
     def is_unsteady(self) -> bool:
         """Whether steps vary so much that their medians say nothing."""
-        return any(is_unsteady(found) for found in (self.step, self.compute))
+        return any(is_unsteady(step_s) for step_s in (self.step, self.compute))
 
     @property
     def communication_s(self) -> float:
-        """Never below 0."""
+        """The median time of communication in a step, in seconds, never below 0."""
         return max(0.0, self.communication.median) if self.communication is not None else 0.0
 
     @property
@@ -95,9 +95,9 @@ class Terms:
         return {name: value / self.total_s for name, value in parts.items()}
 
 
-def is_unsteady(found: Spread | None) -> bool:
+def is_unsteady(measured: Spread | None) -> bool:
     """Whether half of the measurements are further from the median than `STEADY` of it."""
-    return found is not None and found.deviation > STEADY * found.median
+    return measured is not None and measured.deviation > STEADY * measured.median
 
 
 def tree_rounds(num_workers: int) -> int:
@@ -127,7 +127,7 @@ class Network:
 
 
 def network(terms: Terms) -> Network | None:
-    """From the all-reduces of a run; None where only one worker was measured."""
+    """The latency and bandwidth that the all-reduces of a run tell of; None where only one worker was measured."""
     if terms.num_workers < 2 or terms.message is None or terms.gradient is None:
         return None
     moving_s = terms.gradient.median - terms.message.median
@@ -192,8 +192,8 @@ class Result:
     def unsteady(self) -> str:
         """What varied too much to say anything of speed, from the shortest to the longest; "" where all was steady."""
         if self.terms is not None and self.terms.is_unsteady:
-            found = self.terms.step if is_unsteady(self.terms.step) else self.terms.compute
-            return f"steps took {milliseconds(found.low)} to {milliseconds(found.high)}"
+            times = self.terms.step if is_unsteady(self.terms.step) else self.terms.compute
+            return f"steps took {milliseconds(times.low)} to {milliseconds(times.high)}"
         if self.epoch_s is not None and is_unsteady(self.epoch_s):
             return f"epochs took {self.epoch_s.low:.3g} s to {self.epoch_s.high:.3g} s"
         return ""
@@ -219,7 +219,7 @@ def _comparison(result: Result, alone: Result | None) -> str:
     who = f"{result.name} ({result.num_workers} workers)"
     if alone is None:
         return f"{who}: no single worker on the same device was measured, so that there is nothing to compare it with."
-    unsteady = " and ".join(f"in {each.name} {each.unsteady}" for each in (alone, result) if each.unsteady)
+    unsteady = " and ".join(f"in {run.name} {run.unsteady}" for run in (alone, result) if run.unsteady)
     if unsteady:
         return (
             f"{who}: {unsteady}, half of them more than {STEADY:.0%} off their median, so that nothing is said of "
@@ -255,18 +255,18 @@ def _reason(result: Result) -> str:
 
 def _forecast(result: Result) -> str:
     terms = result.terms
-    far = [found for found in (predict(terms, n) for n in FAR) if found is not None] if terms is not None else []
+    far = [p for p in (predict(terms, n) for n in FAR) if p is not None] if terms is not None else []
     if terms is None or not far:
         return ""
-    told = ", ".join(f"{percent(found.efficiency)} with {found.num_workers:,}" for found in far)
-    told_here = (
+    predictions = ", ".join(f"{percent(p.efficiency)} with {p.num_workers:,}" for p in far)
+    comparison = (
         f"{milliseconds(messages_s(terms))} a step by the model, {milliseconds(terms.communication_s)} were measured"
     )
     more = "the rest is the merging of batch statistics and waiting"
     why = more if synchronization_s(terms) > 0 else "it overstates them here"
     return (
-        f"Its messages take {told_here}: {why}. Predicted efficiency: {told} workers, if their network is like the one "
-        "measured here and messages go along trees."
+        f"Its messages take {comparison}: {why}. Predicted efficiency: {predictions} workers, if their network is like "
+        "the one measured here and messages go along trees."
     )
 
 

@@ -37,7 +37,7 @@ class TrainingLoader(base_plugin.TBLoader):
     """What TensorBoard finds by the entry point."""
 
     def define_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add ours to the flags of TensorBoard."""
+        """Add the flags of the Training tab to those of TensorBoard."""
         group = parser.add_argument_group("Training tab of Lockstep")
         group.add_argument(
             "--training_control",
@@ -83,7 +83,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         }
 
     def is_active(self) -> bool:
-        """Always: where there are no runs, the tab says how to start one."""
+        """Show the tab always: without runs it tells how to start one."""
         return True
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
@@ -95,20 +95,20 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _show(self, request: Request) -> dict[str, Any]:
         """What is too much to be told of every run: rows, mistakes, how to go on, where the loss of a step is."""
-        found = self._find(request.args.get("id"))
-        rows = discovery.read_rows(found)
+        run = self._find(request.args.get("id"))
+        rows = discovery.read_rows(run)
         every = -(-len(rows) // MAX_ROWS) or 1
         return {
             "rows": rows[::-every][::-1],  # the last one is among them
-            "resume": discovery.resume_command(found),
-            "curves": _steps(found.folder, self._root),
-            "confusion": discovery.read_confusion(found.folder),
+            "resume": discovery.resume_command(run),
+            "curves": _steps(run.folder, self._root),
+            "confusion": discovery.read_confusion(run.folder),
         }
 
     def _show_config(self, request: Request) -> dict[str, Any]:
-        found = self._find(request.args.get("id"))
+        run = self._find(request.args.get("id"))
         try:
-            return {"text": SECRETS.sub("", read_text(found.folder.config, MAX_CONFIG_BYTES))}
+            return {"text": SECRETS.sub("", read_text(run.folder.config, MAX_CONFIG_BYTES))}
         except (OSError, ValueError) as error:
             raise Refusal(404, f"config.yaml cannot be shown: {type(error).__name__}.") from error
 
@@ -124,21 +124,21 @@ class TrainingPlugin(base_plugin.TBPlugin):
             key = json.loads(request.get_data())["run"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Refusal(400, 'Expected {"run": id}.') from error
-        found = self._find(key, is_fresh=True)
-        state = discovery.look(found)["state"]
+        run = self._find(key, is_fresh=True)
+        state = discovery.look(run)["state"]
         if state not in LIVE_STATES:
-            raise Refusal(409, f"{found.name} is not running: {state}.")
+            raise Refusal(409, f"{run.name} is not running: {state}.")
         try:
-            found.folder.request_stop("Training tab of TensorBoard")
+            run.folder.request_stop("Training tab of TensorBoard")
         except OSError as error:
-            raise Refusal(403, f"{found.name} cannot be stopped from here: {error.strerror}.") from error
-        return {"message": f"Asked {found.name} to stop; it saves a checkpoint first."}
+            raise Refusal(403, f"{run.name} cannot be stopped from here: {error.strerror}.") from error
+        return {"message": f"Asked {run.name} to stop; it saves a checkpoint first."}
 
-    def _find(self, key: Any, *, is_fresh: bool = False) -> discovery.Found:
-        found = self._watched.found(is_fresh=is_fresh).get(key) if isinstance(key, str) else None
-        if found is None:
+    def _find(self, key: Any, *, is_fresh: bool = False) -> discovery.DiscoveredRun:
+        run = self._watched.runs(is_fresh=is_fresh).get(key) if isinstance(key, str) else None
+        if run is None:
             raise Refusal(404, "There is no such run any more.")
-        return found
+        return run
 
     def _application(self, method: str, answer: Callable[[Request], dict[str, Any]]) -> "WSGIApplication":
         """A WSGI application that answers one method under a known host with JSON, and a refusal with its reason."""

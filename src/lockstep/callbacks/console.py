@@ -115,13 +115,13 @@ class Console(L.Callback):
 
     @override
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Tell how far the test is."""
+        """Begin to show how far the test is."""
         if trainer.is_global_zero:
             self._begin(trainer)
 
     @override
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say no more of the test."""
+        """Stop showing how far the test is."""
         self._end()
 
     @override

@@ -121,14 +121,16 @@ def hyperparameters(folder: RunFolder) -> dict[str, bool | str | float]:
 def settings(folder: RunFolder) -> dict[str, bool | str | float]:
     """The settings of a run that make its training another one, flat: `optimizer.lr`. What is no number is text."""
     tree = yaml.safe_load(folder.config.read_text())
-    found = {name: tree[name] for name in OTHERS}
+    values = {name: tree[name] for name in OTHERS}
     for section in SECTIONS:
         for name, value in tree[section].items():
             if name == "_target_":
-                found[section] = value.rpartition(".")[2]
+                values[section] = value.rpartition(".")[2]
             elif not name.startswith("_"):
-                found[f"{section}.{name}"] = value
-    return {name: value if isinstance(value, bool | str | int | float) else str(value) for name, value in found.items()}
+                values[f"{section}.{name}"] = value
+    return {
+        name: value if isinstance(value, bool | str | int | float) else str(value) for name, value in values.items()
+    }
 
 
 class _Forward(nn.Module):

@@ -64,7 +64,7 @@ class SplitTensorBoardLogger(TensorBoardLogger):
     @override
     @rank_zero_only
     def save(self) -> None:
-        """Lightning's own also writes a file of hyperparameters: here config.yaml has them."""
+        """Flush the events. Lightning's own method also writes the hyperparameters, which config.yaml has."""
         for writer in (self.experiment, *self._others.values()):
             writer.flush()
 

@@ -52,14 +52,14 @@ class Pace:
         self._last, self.num_done, self._is_inside = now, self.num_batches, False
 
     def epoch_left_s(self, now: float) -> float | None:
-        """Until the last batch of the epoch; None before the speed is known."""
+        """Seconds until the last batch of the epoch; None before the speed is known."""
         if self._batch_s is None:
             return None
         left_s = self._batch_s * (self.num_batches - self.num_done)
         return max(0.0, left_s - (now - self._last)) if left_s else 0.0
 
     def left_s(self, now: float, num_later_epochs: int) -> float | None:
-        """Until the end of the training; None before the speed is known.
+        """Seconds until the end of the training; None before the speed is known.
 
         Where no epoch has ended yet, nothing is known of the validation, and it is left out.
         """

@@ -49,7 +49,7 @@ class Pictures(L.Callback):
 
     @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Collect, in the epochs that are drawn."""
+        """Begin to collect outcomes in the epochs that are drawn."""
         every = self._every_n_epochs
         if every is not None and trainer.state.fn == TrainerFn.FITTING and (trainer.current_epoch + 1) % every == 0:
             self._start(pl_module)
@@ -132,8 +132,8 @@ def _write_confusion(folder: RunFolder, module: Classifier, split: str, findings
 
     names, counts = module.image_format.class_names, findings.confusion
     shown = plots.shown_classes(counts)
-    found = {"step": module.global_step, "num_classes": len(names), "classes": [names[number] for number in shown]}
-    write_json(folder.confusion(split), {**found, "counts": counts[np.ix_(shown, shown)].tolist()})
+    facts = {"step": module.global_step, "num_classes": len(names), "classes": [names[number] for number in shown]}
+    write_json(folder.confusion(split), {**facts, "counts": counts[np.ix_(shown, shown)].tolist()})
 
 
 def _figures(
@@ -174,8 +174,8 @@ def _grid(pixels: Pixels, findings: Findings, rows: Any, names: tuple[str, ...],
     for row in rows:
         true, predicted = names[findings.labels[row]], names[findings.predictions[row]]
         is_right.append(findings.labels[row] == findings.predictions[row])
-        said = f"{plots.short(predicted)} {findings.probabilities[row]:.2f}"
-        captions.append(said if is_right[-1] else f"{said}\nis {plots.short(true)}")
+        prediction = f"{plots.short(predicted)} {findings.probabilities[row]:.2f}"
+        captions.append(prediction if is_right[-1] else f"{prediction}\nis {plots.short(true)}")
     return plots.image_grid(shown, captions, is_right, title)
 
 

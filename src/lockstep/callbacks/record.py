@@ -175,7 +175,7 @@ class Record(L.Callback):
         self.phase = Phase(name, time.monotonic(), int(sum(num_batches)))
 
     def left_s(self, trainer: L.Trainer) -> float | None:
-        """Until the end of the training, None before the speed is known."""
+        """Seconds until the end of the training, None before the speed is known."""
         num_later = (trainer.max_epochs or 0) - trainer.current_epoch - 1
         return self.pace.left_s(time.monotonic(), num_later) if num_later >= 0 else 0.0
 

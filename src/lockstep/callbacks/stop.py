@@ -58,7 +58,7 @@ class StopTogether(Checkpoint):
         internals.keep_signals(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the signals back from whoever took them."""
+        """Install the handlers of stop signals again, which others may have replaced."""
         self._started = time.monotonic()
         self._channel = FlagChannel(self._timeout)
         self._flag.install()

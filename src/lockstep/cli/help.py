@@ -47,7 +47,7 @@ Exit code: 0, 1 when an environment failed, 2 for a wrong configuration, 130 aft
 
 
 def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
-    """Print it for the configuration of a command line."""
+    """Print the help for the configuration of a command line."""
     tree: Any = OmegaConf.to_container(composed(overrides, source))
     print(HEAD, end="")
     for group, options in groups(source.conf, source.added).items():
@@ -59,8 +59,8 @@ def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
     wide = max(len(key) for name, rows in sections.items() if name not in NAMED for key, meaning in rows if meaning)
     _print("Keys", top, wide)
     for name, rows in sections.items():
-        found = section(tree, [name])
-        _print(f"{name}: {found.__doc__}" if found else name, rows, wide)
+        section_type = section(tree, [name])
+        _print(f"{name}: {section_type.__doc__}" if section_type else name, rows, wide)
     print(FOOT, end="")
 
 

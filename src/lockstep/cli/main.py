@@ -67,10 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     benchmark.set_defaults(function=_benchmark)
 
     def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        found = commands.add_parser(name, help=text, description=text)
-        found.add_argument("run", help="run folder, or latest")
-        found.set_defaults(function=function)
-        return found
+        subparser = commands.add_parser(name, help=text, description=text)
+        subparser.add_argument("run", help="run folder, or latest")
+        subparser.set_defaults(function=function)
+        return subparser
 
     _add_watching_commands(commands)
     commands.add_parser("jobs", help="what was submitted to a cluster: list, follow, cancel, ...", add_help=False)
@@ -82,10 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     predict = command("predict", _predict, "classes of images, in order, as a CSV file")
     predict.add_argument("source", help="folder or file of images; or val or test, of the data of the run")
     predict.add_argument("--output", required=True, help="CSV file: file, class, probability")
-    for found in (evaluate, predict):
-        found.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
-        found.add_argument("--devices", type=int, metavar="N", help="number of workers; default: as many as trained it")
-        found.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
+    for subparser in (evaluate, predict):
+        subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
+        subparser.add_argument(
+            "--devices", type=int, metavar="N", help="number of workers; default: as many as trained it"
+        )
+        subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
     board = commands.add_parser("board", help="show all runs in a browser", description="TensorBoard on all runs.")
     board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
     board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine alone")
@@ -148,19 +150,19 @@ def _add_watching_commands(commands: Any) -> None:
     compare = commands.add_parser("compare", help=text, description=text)
     compare.add_argument("runs", nargs="+", metavar="run", help="two or more run folders")
     compare.set_defaults(function=_compare)
-    for found in (status, what, compare):
-        found.add_argument("--json", action="store_true", help="as JSON")
+    for subparser in (status, what, compare):
+        subparser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _joined(words: Sequence[str]) -> list[str]:
     """`--sort -best` as one word: argparse takes the minus for an option."""
-    found: list[str] = []
+    joined: list[str] = []
     for word in words:
-        if found and found[-1] == "--sort" and not word.startswith("--"):
-            found[-1] += f"={word}"
+        if joined and joined[-1] == "--sort" and not word.startswith("--"):
+            joined[-1] += f"={word}"
         else:
-            found.append(word)
-    return found
+            joined.append(word)
+    return joined
 
 
 def _add_data_commands(parser: argparse.ArgumentParser) -> None:
@@ -293,8 +295,8 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     except faults.ConfigError as error:
         faults.exit_with(error)
     options |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint)}
-    asked = resolve_workers(config)
-    num_workers = asked.world_size
+    workers = resolve_workers(config)
+    num_workers = workers.world_size
     if num_workers == 1:
         supervision.begin()
     listed, flag = signals.SignalList(), spawn.flag_of(task)
@@ -302,7 +304,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
         with (listed if num_workers > 1 else flag).installed(), tempfile.TemporaryDirectory(prefix="lockstep-") as path:
             job = spawn.Job(task, path, options)
             if num_workers > 1:
-                return spawn.run_workers(job, num_workers, listed, uses_gpus=bool(asked.gpus))
+                return spawn.run_workers(job, num_workers, listed, uses_gpus=bool(workers.gpus))
             return supervision.run(job, None, flag)
     except signals.Ended as ended:  # before or after the work itself
         signals.say_ended(ended.number)

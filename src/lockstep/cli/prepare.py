@@ -31,7 +31,7 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
     if cache is None:
         raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
     is_url = remote.is_url(root)
-    asked = f"data.root={remote.shown(root) if is_url else root}"
+    setting = f"data.root={remote.shown(root) if is_url else root}"
     listing = list_classes(_fetched(section) if is_url else root)
     entry = caches.entry(cache, listing, image_size=image_size, channels=channels)
     table = entry.opened()
@@ -41,7 +41,7 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
         from lockstep.data.sources.folders import Folder
 
         try:
-            table = Folder(asked, listing, image_size, channels, cache).decoded()
+            table = Folder(setting, listing, image_size, channels, cache).decoded()
         except ImageFault as error:
             print("\n".join(f"lockstep: {fault}" for fault in error.faults), file=sys.stderr)
             return EXIT_CONFIG
@@ -71,5 +71,5 @@ def _quoted(text: str) -> str:
     if re.fullmatch(r"[\w.~-]*/[\w./~-]*|[A-Za-z_][\w.-]*", text) and text.lower() not in NO_TEXTS:
         return text
     # backslashes count only before a quote
-    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (r"\'" if found[2] else ""), text)
+    escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (r"\'" if match[2] else ""), text)
     return f"'{escaped}'"

@@ -66,7 +66,7 @@ def configuration() -> str:
     options = groups(CONF)
     lines = [
         CONFIGURATION
-        + "\n".join(f"| {_word(each)} | {each.value} | {' | '.join(row)} |" for each, row in CHANGES.items())
+        + "\n".join(f"| {_word(change)} | {change.value} | {' | '.join(row)} |" for change, row in CHANGES.items())
     ]
     tree = _tree()
     tops = [key for key in tree if not isinstance(tree[key], dict)]
@@ -92,8 +92,8 @@ def _word(decided: Scope) -> str:
 
 
 def _tree(*overrides: str) -> dict[str, Any]:
-    found: Any = OmegaConf.to_container(composed(overrides))
-    return found
+    tree: Any = OmegaConf.to_container(composed(overrides))
+    return tree
 
 
 def _table(title: str, tree: dict[str, Any], keys: list[str]) -> Iterator[str]:
@@ -127,11 +127,11 @@ def api() -> str:
     return "\n".join(lines)
 
 
-def _name(target: str, found: Any) -> Iterator[str]:
+def _name(target: str, definition: Any) -> Iterator[str]:
     """A heading, how it is called, what its docstring says, and which options of the configuration name it."""
     yield f"### {target.rpartition('.')[2]}\n"
-    yield f"```python\n{_signature(target, found)}\n```\n"
-    yield f"{inspect.getdoc(found)}\n"
+    yield f"```python\n{_signature(target, definition)}\n```\n"
+    yield f"{inspect.getdoc(definition)}\n"
     options = sorted(
         path.relative_to(CONF).with_suffix("").as_posix().replace("/", "=")
         for path in CONF.rglob("*.yaml")
@@ -141,13 +141,13 @@ def _name(target: str, found: Any) -> Iterator[str]:
         yield f"Chosen by {', '.join(f'`{option}`' for option in options)}.\n"
 
 
-def _signature(target: str, found: Any) -> str:
-    """How `found`, a function or a class, is called: parameters and types as they stand in its source."""
-    node = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
+def _signature(target: str, definition: Any) -> str:
+    """How `definition`, a function or a class, is called: parameters and types as they stand in its source."""
+    node = ast.parse(textwrap.dedent(inspect.getsource(definition))).body[0]
     returned = ""
     if isinstance(node, ast.ClassDef):
-        inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-        fields = [ast.unparse(each) for each in node.body if isinstance(each, ast.AnnAssign)]
+        inits = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+        fields = [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign)]
         parameters = _parameters(inits[0].args)[1:] if inits else fields
     else:
         assert isinstance(node, ast.FunctionDef)
@@ -156,17 +156,17 @@ def _signature(target: str, found: Any) -> str:
     line = f"{target}({', '.join(parameters)}){returned}"
     if len(line) <= LINE_LENGTH:
         return line
-    return f"{target}(\n" + "".join(f"    {each},\n" for each in parameters) + f"){returned}"
+    return f"{target}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f"){returned}"
 
 
 def _parameters(arguments: ast.arguments) -> list[str]:
     """Each parameter by itself, as it stands in the source, the bare star between them included."""
     others = [*arguments.defaults, arguments.vararg, arguments.kwarg]
     assert not any(others), f"not known how to show {ast.unparse(arguments)}"
-    named = [ast.unparse(each) for each in arguments.args]
+    named = [ast.unparse(argument) for argument in arguments.args]
     by_keyword = [
-        ast.unparse(each) + (f" = {ast.unparse(default)}" if default is not None else "")
-        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        ast.unparse(argument) + (f" = {ast.unparse(default)}" if default is not None else "")
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     return [*named, *(["*", *by_keyword] if by_keyword else [])]
 

@@ -33,22 +33,22 @@ def files(root: Path = ROOT, max_bytes: int = MAX_BYTES) -> list[Path]:
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     names = sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
     paths = [path for path in map(Path, names) if RUNS not in path.parts]
-    found = [path for path in paths if (root / path).is_file()]  # not what is gone, no other repositories
-    if Path(MAIN) not in found:
-        found = [path for path in _walk(root) if RUNS not in path.parts]
-    sizes = {path: os.stat(root / path).st_size for path in found}
+    chosen = [path for path in paths if (root / path).is_file()]  # not what is gone, no other repositories
+    if Path(MAIN) not in chosen:
+        chosen = [path for path in _walk(root) if RUNS not in path.parts]
+    sizes = {path: os.stat(root / path).st_size for path in chosen}
     total = sum(sizes.values())
     if total > max_bytes:
-        largest = ", ".join(f"{path} ({size(sizes[path])})" for path in sorted(found, key=lambda p: -sizes[p])[:3])
+        largest = ", ".join(f"{path} ({size(sizes[path])})" for path in sorted(chosen, key=lambda p: -sizes[p])[:3])
         message = f"the code in {shown(root)} has {size(total)}, and a job gets a copy of at most {size(max_bytes)}"
         raise ConfigError([f"{message}: let .gitignore name what is not code, largest are {largest}"])
-    return found
+    return chosen
 
 
 def needed(configs: Iterable[Config], root: Path = ROOT) -> list[Path]:
     """As `files`. Raises ConfigError, too, where a package that one of the configurations names would be left out."""
-    found = files(root)
-    beside, copied = {entry.name for entry in root.iterdir()}, {path.parts[0] for path in found}
+    paths = files(root)
+    beside, copied = {entry.name for entry in root.iterdir()}, {path.parts[0] for path in paths}
     faults = []
     for key, target in (name for config in configs for name in called(to_tree(config))):
         package = target.partition(".")[0]
@@ -58,17 +58,17 @@ def needed(configs: Iterable[Config], root: Path = ROOT) -> list[Path]:
             faults.append(f"{key}={target}: {what}: see git check-ignore -v {quoted(root / package)}")
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
-    return found
+    return paths
 
 
-def freeze(found: Sequence[Path], base: Path, root: Path = ROOT) -> Path:
-    """Copy `found` into the next free folder of `base`, with the commit and what differs from it. Returns the folder.
+def freeze(paths: Sequence[Path], base: Path, root: Path = ROOT) -> Path:
+    """Copy `paths` into the next free folder of `base`, with the commit and what differs from it. Returns the folder.
 
     Never one that is there: a job that waits or runs may read it.
     """
     new = base / f".{secrets.token_hex(4)}"
     try:
-        for path in found:
+        for path in paths:
             (new / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / path, new / path)
         (new / COMMIT).write_text(f"{provenance.commit(root) or ''}\n")

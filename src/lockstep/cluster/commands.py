@@ -15,7 +15,7 @@ from lockstep.cluster import following, jobs, record, scheduler
 from lockstep.cluster.following import explained
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import cells, pruning
-from lockstep.runs.discovery import Found
+from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.runs.naming import quoted, resuming, shown
@@ -28,19 +28,19 @@ EPILOG = "Names are ids such as 17, 17_3 (of an array: 17) and local-3fa9c1, run
 
 
 def run(words: Sequence[str]) -> int:
-    """Do a command. Returns its exit code. Raises ValueError for what is asked for wrongly, or fails outside."""
+    """Run a `lockstep jobs` command. Returns its exit code. Raises ValueError where that is not possible."""
     arguments = _parser().parse_args(words)
     if not all([arguments.folder, *arguments.names]):
         raise ValueError("a name is empty, perhaps a variable that is not set: give an id, a run folder, or latest.")
     roots = [Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())]
     if arguments.folder != "outputs" and not roots[0].is_dir():
         raise ValueError(f"--folder {arguments.folder} is no folder: give one that holds runs.")
-    found = jobs.below(roots, may_be_silent=arguments.function in ONLY_LOOK)
+    chosen_jobs = jobs.below(roots, may_be_silent=arguments.function in ONLY_LOOK)
     if arguments.names or not arguments.may_be_all:
-        found = jobs.chosen(found, arguments.names or ["latest"])
+        chosen_jobs = jobs.chosen(chosen_jobs, arguments.names or ["latest"])
     if arguments.function not in ONLY_LOOK:
-        jobs.need_certain(found)
-    return arguments.function(found, arguments)
+        jobs.need_certain(chosen_jobs)
+    return arguments.function(chosen_jobs, arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,12 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     def command(
         name: str, function: Callable[[list[Job], argparse.Namespace], int], text: str, *, names: str = "*"
     ) -> argparse.ArgumentParser:
-        found = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", epilog=EPILOG)
+        subparser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", epilog=EPILOG)
         default = "; default: all" if name == "list" else "; default: latest" if names == "*" else ""
-        found.add_argument("names", nargs=names, metavar="job", help=NAMES + default)
-        found.add_argument("--folder", default="outputs", help="where runs are searched; default: outputs")
-        found.set_defaults(function=function, may_be_all=name == "list")
-        return found
+        subparser.add_argument("names", nargs=names, metavar="job", help=NAMES + default)
+        subparser.add_argument("--folder", default="outputs", help="where runs are searched; default: outputs")
+        subparser.set_defaults(function=function, may_be_all=name == "list")
+        return subparser
 
     for name, function, text in (
         ("list", _list, "all jobs, the newest last; tab-separated in a pipe"),
@@ -80,7 +80,7 @@ def _row(job: Job) -> dict[str, str]:
     return {
         "job": job.id,
         "state": job.state,
-        "run": printable(job.found.name),
+        "run": printable(job.run.name),
         "epoch": cells.epochs(facts),
         "best": printable(cells.best(facts)),
         "time": duration(job.scheduled.elapsed_s) if job.scheduled.elapsed_s else cells.NONE,
@@ -89,10 +89,10 @@ def _row(job: Job) -> dict[str, str]:
     }
 
 
-def _list(found: list[Job], arguments: argparse.Namespace) -> int:
-    rows = [_row(job) for job in found]
+def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
+    rows = [_row(job) for job in chosen_jobs]
     if arguments.json:
-        print(to_json([jobs.plain(job) for job in found]))
+        print(to_json([jobs.plain(job) for job in chosen_jobs]))
     elif not rows:
         print("No jobs: submit a run with cluster=slurm or cluster=local, or name another --folder.", file=sys.stderr)
     elif sys.stdout.isatty():
@@ -109,7 +109,7 @@ def _table(rows: Sequence[dict[str, str]], width: int) -> Text:
     wide = {name: max(map(cells.cell_len, [name, *(row[name] for row in rows)])) for name in names}
     wide |= {"reason": min(wide["reason"], 30)} if "reason" in names else {}
     for name in DROPPED:
-        if sum(wide[each] + 2 for each in names) - 2 > width and name in names:
+        if sum(wide[shown_name] + 2 for shown_name in names) - 2 > width and name in names:
             names.remove(name)
     rest = width - sum(wide[name] + 2 for name in names if name != "run")
     wide["run"] = max(1, min(wide["run"], rest))
@@ -126,12 +126,12 @@ def _style(state: str) -> str:
     return STYLES.get(state, "cyan" if state.upper() in scheduler.LIVE else "red")
 
 
-def _show(found: list[Job], arguments: argparse.Namespace) -> int:
+def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if arguments.json:
-        values = [jobs.plain(job) for job in found]
+        values = [jobs.plain(job) for job in chosen_jobs]
         print(to_json(values if len(values) > 1 else values[0]))
         return 0
-    for job in found:
+    for job in chosen_jobs:
         _show_one(job)
     return 0
 
@@ -168,11 +168,11 @@ def _show_one(job: Job) -> None:
 # -- cancel, requeue, delete -------------------------------------------------------------------------------------------
 
 
-def _cancel(found: list[Job], arguments: argparse.Namespace) -> int:
-    for job in found:
+def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
+    for job in chosen_jobs:
         if not job.is_live:
             print(f"Job {job.id} has ended already: {job.state}.")
-    live = [job for job in found if job.is_live]
+    live = [job for job in chosen_jobs if job.is_live]
     for job in live:
         record.mark(job.folder, cancelled=True)  # first, or it would be requeued
         if job.record.engine == "local":
@@ -201,13 +201,13 @@ def _end_here(job: Job) -> None:
         os.kill(job.record.pid, signal.SIGTERM)
 
 
-def _requeue(found: list[Job], arguments: argparse.Namespace) -> int:
-    for job in found:
+def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
+    for job in chosen_jobs:
         if job.is_live:
             raise ValueError(f"job {job.id} is {job.state}: only one that has ended can be requeued.")
         if job.exit_code == 0:
             raise ValueError(f"job {job.id} is through: train longer with {resuming(job.folder.path)}.")
-    for job in found:
+    for job in chosen_jobs:
         print(f"Job {job.id} {_put_back(job)}.", flush=True)
     return 0
 
@@ -229,12 +229,12 @@ def _put_back(job: Job) -> str:
     return f"goes on as job {submission.again(job.folder, job.record).id}"
 
 
-def _delete(found: list[Job], arguments: argparse.Namespace) -> int:
-    live = [job for job in found if job.is_live]
+def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
+    live = [job for job in chosen_jobs if job.is_live]
     if live:
         raise ValueError(f"job {live[0].id} is {live[0].state}: lockstep jobs cancel {live[0].id} first.")
-    root = Path(os.path.commonpath([job.folder.path.parent for job in found]))
-    going = [Found(job.found.id, job.found.name, RunFolder(job.folder.path)) for job in found]
+    root = Path(os.path.commonpath([job.folder.path.parent for job in chosen_jobs]))
+    going = [DiscoveredRun(job.run.id, job.run.name, RunFolder(job.folder.path)) for job in chosen_jobs]
     return pruning.remove(going, root, is_sure=arguments.yes)
 
 

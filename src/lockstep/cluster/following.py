@@ -40,12 +40,12 @@ def explained(reason: str) -> str:
 class _Asking:
     """The same jobs, asked for again and again with growing pauses; what fails in between fails only if it stays."""
 
-    def __init__(self, found: Sequence[Job]) -> None:
-        self.jobs = list(found)
+    def __init__(self, chosen_jobs: Sequence[Job]) -> None:
+        self.jobs = list(chosen_jobs)
         self._pause, self._next, self._failed = ASK_EVERY_S[0], time.monotonic() + ASK_EVERY_S[0], 0
 
     def look(self) -> list[Job]:
-        """The jobs as of some seconds ago."""
+        """The jobs as the scheduler told them at most some seconds ago."""
         if time.monotonic() < self._next:
             return self.jobs
         try:
@@ -59,11 +59,13 @@ class _Asking:
         return self.jobs
 
 
-def follow(found: list[Job], arguments: argparse.Namespace) -> int:
+def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Print what a job prints, to its end. Returns its exit code. Raises ValueError where there is not one job."""
-    if len(found) > 1:
-        raise ValueError(f"follow shows one job, not {len(found)}: choose from {', '.join(job.id for job in found)}.")
-    asking, said, log, at = _Asking(found), "", "", 0
+    if len(chosen_jobs) > 1:
+        raise ValueError(
+            f"follow shows one job, not {len(chosen_jobs)}: choose from {', '.join(job.id for job in chosen_jobs)}."
+        )
+    asking, shown_state, log, at = _Asking(chosen_jobs), "", "", 0
     try:
         while asking.look() and output.is_read():
             job = asking.jobs[0]
@@ -73,18 +75,18 @@ def follow(found: list[Job], arguments: argparse.Namespace) -> int:
             is_live = job.is_live
             at = _print_from(Path(log), at)
             state = f"{job.state}: {explained(job.scheduled.reason)}" if job.scheduled.reason else job.state
-            if state != said and job.state != "running":
+            if state != shown_state and job.state != "running":
                 print(f"[job {job.id} {state}]", file=sys.stderr, flush=True)
-            said = state
+            shown_state = state
             if not is_live:
                 return job.exit_code or 0
             time.sleep(READ_EVERY_S)
     except KeyboardInterrupt:
-        print(f"\nJob {found[0].id} goes on: lockstep jobs cancel {found[0].id} ends it.", file=sys.stderr)
+        print(f"\nJob {chosen_jobs[0].id} goes on: lockstep jobs cancel {chosen_jobs[0].id} ends it.", file=sys.stderr)
         return EXIT_INTERRUPTED
     if not output.is_read():  # the job goes on
         return 0
-    raise ValueError(f"job {found[0].id} was deleted.")
+    raise ValueError(f"job {chosen_jobs[0].id} was deleted.")
 
 
 def _print_from(log: Path, at: int) -> int:
@@ -101,17 +103,17 @@ def _print_from(log: Path, at: int) -> int:
     return at + len(text)
 
 
-def wait(found: list[Job], arguments: argparse.Namespace) -> int:
+def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Wait for the end of all jobs, and name each as it ends. Returns the first exit code that is not 0, else 0."""
-    asking = _Asking(found)
-    told: set[str] = set()
+    asking = _Asking(chosen_jobs)
+    reported: set[str] = set()
     try:
         while True:
             ended = [job for job in asking.look() if not job.is_live]
             for job in ended:
-                if job.id not in told:
-                    print(f"{job.id}\t{job.state}\t{job.found.name}", flush=True)
-            told |= {job.id for job in ended}
+                if job.id not in reported:
+                    print(f"{job.id}\t{job.state}\t{job.run.name}", flush=True)
+            reported |= {job.id for job in ended}
             if len(ended) == len(asking.jobs):
                 return next((job.exit_code for job in ended if job.exit_code), 0)
             time.sleep(READ_EVERY_S)
@@ -120,15 +122,15 @@ def wait(found: list[Job], arguments: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
 
 
-def result(found: list[Job], arguments: argparse.Namespace) -> int:
+def result(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Print the summaries of the jobs as JSON. Returns 1 where one has none."""
-    results = [job.folder.read_summary() or None for job in found]
-    for job, result in zip(found, results, strict=True):
+    results = [job.folder.read_summary() or None for job in chosen_jobs]
+    for job, result in zip(chosen_jobs, results, strict=True):
         if result is None:
             reason = f": {job.facts['reason']}" if job.facts.get("reason") else ""
             text = f"job {job.id} has no result: it is {job.state}, its run {job.facts['state']}{reason}"
             print(f"lockstep: {printable(text)}", file=sys.stderr)
-    if len(found) > 1:
+    if len(chosen_jobs) > 1:
         print(to_json(results))
     elif results[0] is not None:
         print(to_json(results[0]))

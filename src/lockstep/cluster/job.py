@@ -112,7 +112,7 @@ def take_signals() -> None:
 
 
 def _pass(number: int, frame: FrameType | None) -> None:
-    """Do nothing."""
+    """Handle a signal by doing nothing."""
 
 
 def _trained(folder: RunFolder, settings: Settings) -> int:

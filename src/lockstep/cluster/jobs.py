@@ -12,7 +12,7 @@ from lockstep.cluster import record, scheduler
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.runs import discovery
-from lockstep.runs.discovery import Found
+from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.terminal import printable
@@ -28,7 +28,7 @@ class Job:
     `is_certain` is False where SLURM cannot be asked and the run does not say that the job has ended: it may wait.
     """
 
-    found: Found
+    run: DiscoveredRun
     record: Record
     facts: dict[str, Any]
     scheduled: Scheduled
@@ -36,13 +36,13 @@ class Job:
 
     @property
     def id(self) -> str:
-        """Such as 17, 17_3 or local-3fa9c1."""
+        """The id of the job, such as 17, 17_3 or local-3fa9c1."""
         return self.record.id
 
     @property
     def folder(self) -> RunFolder:
-        """The folder of its run."""
-        return self.found.folder
+        """The folder of the job's run."""
+        return self.run.folder
 
     @property
     def state(self) -> str:
@@ -51,16 +51,16 @@ class Job:
 
     @property
     def reason(self) -> str:
-        """Why it waits, what its run is about, or how it ended; empty where there is nothing to say."""
-        own = self.facts.get("reason", "")
+        """Why the job waits, what its run is about, or how it ended; empty where no reason is known."""
+        run_reason = self.facts.get("reason", "")
         if self.scheduled.reason or not self.is_live:
-            return self.scheduled.reason or own
+            return self.scheduled.reason or run_reason
         # a run that has not begun has a word of its submission alone
-        return f"{self.facts['state']}: {own}" if own and self.facts["state"] in LIVE_STATES else ""
+        return f"{self.facts['state']}: {run_reason}" if run_reason and self.facts["state"] in LIVE_STATES else ""
 
     @property
     def is_live(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether the job waits or runs."""
         return self.scheduled.is_live
 
     @property
@@ -70,8 +70,8 @@ class Job:
             return None
         if self.facts["state"] == "finished" and self.state in ("completed", "unknown"):
             return 0
-        own = self.folder.read_status().get("exit_code")
-        code = own if isinstance(own, int) else self.scheduled.exit_code
+        run_code = self.folder.read_status().get("exit_code")
+        code = run_code if isinstance(run_code, int) else self.scheduled.exit_code
         return code or (EXIT_STOPPED if self.record.cancelled else EXIT_FAILED)
 
 
@@ -83,8 +83,8 @@ def below(roots: Iterable[Path], *, may_be_silent: bool = False) -> list[Job]:
     """
     records = {}
     for root in roots:
-        for found in discovery.scan(root).values():
-            path = found.folder.path.resolve()
+        for run in discovery.scan(root).values():
+            path = run.folder.path.resolve()
             if path in records:
                 continue
             try:
@@ -93,21 +93,21 @@ def below(roots: Iterable[Path], *, may_be_silent: bool = False) -> list[Job]:
                 print(f"lockstep: {error}", file=sys.stderr)
                 continue
             if read is not None:
-                records[path] = Found(found.id, shown(path), RunFolder(path)), read
-    ordered = sorted(records.values(), key=lambda each: (each[1].submitted, _number(each[1].id)))
+                records[path] = DiscoveredRun(run.id, shown(path), RunFolder(path)), read
+    ordered = sorted(records.values(), key=lambda pair: (pair[1].submitted, _number(pair[1].id)))
     return _joined(ordered, may_be_silent=may_be_silent)
 
 
 def again(jobs: Sequence[Job]) -> list[Job]:
     """The same jobs as they are now, perhaps submitted anew. What was removed meanwhile is left out."""
-    read = [(job.found, record.read(job.folder)) for job in jobs]
-    return _joined([(found, each) for found, each in read if each is not None])
+    read = [(job.run, record.read(job.folder)) for job in jobs]
+    return _joined([(run, job_record) for run, job_record in read if job_record is not None])
 
 
 def of(folder: RunFolder) -> Job | None:
     """The job of a run, None where nobody submitted it. Raises ValueError as `record.read` and `scheduler.states`."""
     read = record.read(folder)
-    return None if read is None else _joined([(Found("", shown(folder.path), folder), read)])[0]
+    return None if read is None else _joined([(DiscoveredRun("", shown(folder.path), folder), read)])[0]
 
 
 def need_certain(jobs: Iterable[Job]) -> None:
@@ -139,24 +139,24 @@ def chosen(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
     return list(picked.values())
 
 
-def _joined(read: Sequence[tuple[Found, Record]], *, may_be_silent: bool = False) -> list[Job]:
-    asked = [each.id for _, each in read if each.engine == "slurm"]
+def _joined(read: Sequence[tuple[DiscoveredRun, Record]], *, may_be_silent: bool = False) -> list[Job]:
+    ids = [job_record.id for _, job_record in read if job_record.engine == "slurm"]
     is_slurm_here = scheduler.is_here()
     known: dict[str, Scheduled] = {}
     try:
-        known = scheduler.states(asked) if asked and is_slurm_here else {}
+        known = scheduler.states(ids) if ids and is_slurm_here else {}
     except ValueError as error:
         if not may_be_silent:
             raise
         is_slurm_here = False
         print(f"lockstep: {error}: what is listed is what the runs say themselves.", file=sys.stderr)
-    found = []
-    for run, each in read:
+    joined = []
+    for run, job_record in read:
         facts = discovery.look(run)
-        scheduled = known.get(each.id) or _without_scheduler(run.folder, each, facts)
-        is_certain = each.engine == "local" or is_slurm_here or _has_ended(run.folder, facts)
-        found.append(Job(run, each, facts, scheduled, is_certain))
-    return found
+        scheduled = known.get(job_record.id) or _without_scheduler(run.folder, job_record, facts)
+        is_certain = job_record.engine == "local" or is_slurm_here or _has_ended(run.folder, facts)
+        joined.append(Job(run, job_record, facts, scheduled, is_certain))
+    return joined
 
 
 def _without_scheduler(folder: RunFolder, job: Record, facts: dict[str, Any]) -> Scheduled:
@@ -174,13 +174,13 @@ def _has_ended(folder: RunFolder, facts: dict[str, Any]) -> bool:
 
 
 def _number(job: str) -> int:
-    """The place in an array."""
+    """The place of a job in its array, 0 for a job without one."""
     place = job.partition("_")[2]
     return int(place) if place else 0
 
 
 def plain(job: Job) -> dict[str, Any]:
-    """All of a job as plain values."""
+    """Everything that is known of a job, as values for JSON."""
     return {
         "id": job.id,
         "state": job.state,

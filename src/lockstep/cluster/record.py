@@ -33,17 +33,17 @@ class Record:
     earlier: tuple[str, ...] = ()
 
     def save(self, folder: RunFolder) -> None:
-        """Make it the record of a run."""
+        """Write this record into the folder of a run."""
         folder.write_job(asdict(self))
 
 
 def read(folder: RunFolder) -> Record | None:
     """The record of a run, None where nobody submitted it. Raises ValueError for a file that is no record."""
     try:
-        found = folder.read_job()
-        if not found:
+        values = folder.read_job()
+        if not values:
             return None
-        record = Record(**{**found, "earlier": tuple(found["earlier"])})
+        record = Record(**{**values, "earlier": tuple(values["earlier"])})
         if not ID.fullmatch(record.id) or record.task not in TASKS:
             raise ValueError("it has no id of a job")
     except (KeyError, TypeError, ValueError) as error:

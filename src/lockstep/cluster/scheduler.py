@@ -34,7 +34,7 @@ class Scheduled(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Whether it waits, runs, or is about to do so again."""
+        """Whether the job waits, runs, or is about to do so again."""
         return self.state.upper() in LIVE
 
 
@@ -61,11 +61,11 @@ def call(*words: str) -> str:
 
 def states(ids: Iterable[str]) -> dict[str, Scheduled]:
     """What SLURM knows of jobs such as 17 or 17_3; those it has forgotten are not in it."""
-    asked = set(ids)
-    if not asked:
+    wanted = set(ids)
+    if not wanted:
         return {}
-    found = {job: each for job, each in _queued(asked).items() if job in asked}
-    return {**_accounted(asked - found.keys()), **found}
+    queued = {job: scheduled for job, scheduled in _queued(wanted).items() if job in wanted}
+    return {**_accounted(wanted - queued.keys()), **queued}
 
 
 def show(job: str) -> dict[str, str]:
@@ -86,15 +86,15 @@ def requeue(job: str) -> None:
     call("scontrol", "requeue", job)
 
 
-def _queued(asked: set[str]) -> dict[str, Scheduled]:
+def _queued(wanted: set[str]) -> dict[str, Scheduled]:
     """What the controller has in memory: all that waits or runs, and what ended some minutes ago."""
     columns = ",".join(f"{name}:{width}" for name, width in QUEUE.items())
-    jobs = ",".join(sorted({job.partition("_")[0] for job in asked}))
+    jobs = ",".join(sorted({job.partition("_")[0] for job in wanted}))
     words = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={jobs}", f"--Format={columns}")
     done = _run(words)
     if done.returncode and "Invalid job id" not in done.stderr:  # it has forgotten all of them
         raise ValueError(f"squeue failed: {_said(done)}")
-    return {job: each for line in done.stdout.splitlines() for job, each in _queue_line(line)}
+    return {job: scheduled for line in done.stdout.splitlines() for job, scheduled in _queue_line(line)}
 
 
 def _queue_line(line: str) -> Iterable[tuple[str, Scheduled]]:
@@ -117,16 +117,16 @@ def _queue_line(line: str) -> Iterable[tuple[str, Scheduled]]:
 
 def seconds(text: str) -> float | None:
     """A time of squeue or sacct, [days-[hours:]][minutes:]seconds, in seconds; None for what is no time."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
+    if match is None:
         return None
-    parts = [int(part) for part in found[2].split(":")]
-    if found[1]:  # then hours come first
+    parts = [int(part) for part in match[2].split(":")]
+    if match[1]:  # then hours come first
         parts += [0] * (3 - len(parts))
     value = 0
     for part in parts:
         value = 60 * value + part
-    return float(value + 86400 * int(found[1] or 0))
+    return float(value + 86400 * int(match[1] or 0))
 
 
 def _code(status: int) -> int:
@@ -135,25 +135,25 @@ def _code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _accounted(asked: set[str]) -> dict[str, Scheduled]:
+def _accounted(wanted: set[str]) -> dict[str, Scheduled]:
     """What the data base knows, where there is one. Raises ValueError where it does not answer."""
-    if not asked or shutil.which("sacct") is None:
+    if not wanted or shutil.which("sacct") is None:
         return {}
-    jobs = ",".join(sorted({job.partition("_")[0] for job in asked}))
+    jobs = ",".join(sorted({job.partition("_")[0] for job in wanted}))
     format_ = "--format=JobID,State,NodeList,Elapsed,ExitCode"
     done = _run(("sacct", "--allocations", "--noheader", "--parsable2", format_, f"--jobs={jobs}"))
     if done.returncode:
         if "accounting storage is disabled" in done.stderr:  # the run's own status has to do
             return {}
         raise ValueError(f"sacct failed: {_said(done)}")
-    found = {}
+    accounted = {}
     for line in done.stdout.splitlines():
         job, state, nodes, elapsed, code = line.split("|")[:5]
         number, _, killed = code.partition(":")
         word = re.sub(r"\W.*", "", state)  # "CANCELLED by 1000"
         exit_code = None if word in LIVE else int(number or 0) or (128 + int(killed) if int(killed or 0) else 0)
-        found[job] = Scheduled(word.lower(), "", nodes, seconds(elapsed), exit_code)
-    return {job: each for job, each in found.items() if job in asked}
+        accounted[job] = Scheduled(word.lower(), "", nodes, seconds(elapsed), exit_code)
+    return {job: scheduled for job, scheduled in accounted.items() if job in wanted}
 
 
 def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -42,9 +42,9 @@ def executor(
     import submitit
 
     prefix, python = interpreter(cluster)
-    found = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
+    slurm_executor = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
     cpus = cluster.cpus_per_worker
-    asked: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
@@ -55,8 +55,8 @@ def executor(
         "constraint": cluster.constraint,
         "array_parallelism": cluster.parallel or ALL,
     }
-    found.update_parameters(
-        **{key: value for key, value in asked.items() if value is not None},
+    slurm_executor.update_parameters(
+        **{key: value for key, value in parameters.items() if value is not None},
         job_name=name,
         wckey=None,
         nodes=workers.num_nodes,
@@ -78,7 +78,7 @@ def executor(
             },
         },
     )
-    return found
+    return slurm_executor
 
 
 def interpreter(cluster: Cluster) -> tuple[str, str]:
@@ -102,15 +102,16 @@ def _requests(files: Path) -> list[str]:
     ]
 
 
-def script(found: "submitit.SlurmExecutor", num_runs: int) -> str:
+def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
     """What sbatch would get for so many runs."""
     if num_runs > 1:
-        found.parameters["map_count"] = num_runs
-    return found._make_submission_file_text(found._submitit_command_str, uuid.uuid4().hex)  # no public way, 1.5.4
+        slurm_executor.parameters["map_count"] = num_runs
+    # submitit has no public way to get the text (1.5.4)
+    return slurm_executor._make_submission_file_text(slurm_executor._submitit_command_str, uuid.uuid4().hex)
 
 
 def submit(
-    found: "submitit.SlurmExecutor", folders: Sequence[RunFolder], settings: job.Settings
+    slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder], settings: job.Settings
 ) -> list[tuple[str, Path]]:
     """Submit runs, several as one array. Returns the id and the log of each. Raises ConfigError where SLURM refuses."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -118,18 +119,21 @@ def submit(
     paths = [str(folder.path) for folder in folders]
     try:
         # a Ctrl-C of the terminal reaches sbatch, too, which may have submitted the job and not yet said its number
-        with signals.blocked(), _own_environment({*found.parameters, *found.parameters["additional_parameters"]}):
-            jobs = found.map_array(job.run, paths, [settings] * len(paths))
+        with (
+            signals.blocked(),
+            _own_environment({*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}),
+        ):
+            jobs = slurm_executor.map_array(job.run, paths, [settings] * len(paths))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError([f"sbatch refused the job: {_said(error)}"]) from error
-    return [(each.job_id, each.paths.stdout) for each in jobs]
+    return [(submitted.job_id, submitted.paths.stdout) for submitted in jobs]
 
 
 def _said(error: Exception) -> str:
     """What sbatch said, without the traceback that submitit puts in front."""
     lines = [line.removeprefix("sbatch: error: ").strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and not line.startswith(("Traceback", "File ", "stderr", "stdout"))]
-    return "; ".join(told[-3:]) or type(error).__name__
+    reasons = [line for line in lines if line and not line.startswith(("Traceback", "File ", "stderr", "stdout"))]
+    return "; ".join(reasons[-3:]) or type(error).__name__
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
             folder = RunFolder(chosen.resolve())
         try:
             runner.save(folder, for_job(config), typed)
-            found = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
+            records = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
         except BaseException:
             _withdraw(folder)
             if chosen is None:
@@ -55,7 +55,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
             raise
     if chosen is None:
         naming.link_latest(outputs, folder.path)
-    _show(folder, found[0], config)
+    _show(folder, records[0], config)
     return folder, 0
 
 
@@ -70,11 +70,11 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
             before = folder.config.read_text()
             storage.save(for_job(config), folder.config)
         try:
-            found = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
+            records = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
         except BaseException:
             write_atomically(folder.config, before)
             raise
-    _show(folder, found[0], config)
+    _show(folder, records[0], config)
     return folder, 0
 
 
@@ -97,8 +97,8 @@ def submit_all(
     Jobs run in `cwd`, by default the current folder. Raises ConfigError where runs ask for different nodes, or the
     scheduler refuses, and Ended where `flag` has a signal before the scheduler is asked; then nothing is submitted.
     """
-    cluster, asked = configs[0].cluster, resolve_workers(configs[0])
-    if any((config.cluster, resolve_workers(config)) != (cluster, asked) for config in configs):
+    cluster, workers = configs[0].cluster, resolve_workers(configs[0])
+    if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
         raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
     cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
     with contextlib.ExitStack() as undone:
@@ -115,13 +115,13 @@ def submit_all(
             ended.add_note("nothing was submitted")
             raise ended
         if cluster.name == "local":
-            found = background.start(cluster, folders, task=task, code=frozen, cwd=cwd)
+            started = background.start(cluster, folders, task=task, code=frozen, cwd=cwd)
         else:
-            made = slurm.executor(cluster, asked, name=name, files=base.job_files, code=frozen, cwd=cwd)
-            settings = Settings(task, cluster.max_requeues, len(asked.gpus))
-            found = [(job, log, None) for job, log in slurm.submit(made, folders, settings)]
+            made = slurm.executor(cluster, workers, name=name, files=base.job_files, code=frozen, cwd=cwd)
+            settings = Settings(task, cluster.max_requeues, len(workers.gpus))
+            started = [(job, log, None) for job, log in slurm.submit(made, folders, settings)]
         records = []
-        for folder, config, (job, log, pid) in zip(folders, configs, found, strict=True):
+        for folder, config, (job, log, pid) in zip(folders, configs, started, strict=True):
             known = _record(folder, config, job=job, log=log, pid=pid, task=task, code=frozen, cwd=cwd)
             known.save(folder)
             records.append(known)
@@ -132,16 +132,16 @@ def _record(
     folder: RunFolder, config: Config, *, job: str, log: Path, pid: int | None, task: str, code: Path, cwd: Path
 ) -> Record:
     """What is kept of a run that was submitted, after the jobs it had before."""
-    asked, old = resolve_workers(config), record.read(folder)
+    workers, old = resolve_workers(config), record.read(folder)
     return Record(
         id=job,
         engine=config.cluster.name,
         name=config.run_name,
         task=task,
         cluster=config.cluster.model_dump(),
-        num_nodes=asked.num_nodes,
-        workers_per_node=asked.num_local,
-        gpus_per_node=len(asked.gpus),
+        num_nodes=workers.num_nodes,
+        workers_per_node=workers.num_local,
+        gpus_per_node=len(workers.gpus),
         submitted=time.time(),
         log=str(log),
         code=str(code),
@@ -314,7 +314,8 @@ def _show(folder: RunFolder, job: Record, config: Config) -> None:
     show_table("Submitted to SLURM" if job.engine == "slurm" else "Started in the background", rows)
 
 
-def _described(asked: Workers) -> str:
-    nodes = "1 node" if asked.num_nodes == 1 else f"{asked.num_nodes} nodes"
-    each = f"{asked.num_local} worker{'s' if asked.num_local > 1 else ''} on {'it' if asked.num_nodes == 1 else 'each'}"
-    return f"{nodes}, {each}" + (f", {len(asked.gpus)} GPUs a node" if asked.gpus else "")
+def _described(workers: Workers) -> str:
+    nodes = "1 node" if workers.num_nodes == 1 else f"{workers.num_nodes} nodes"
+    local = f"{workers.num_local} worker{'s' if workers.num_local > 1 else ''}"
+    local += " on it" if workers.num_nodes == 1 else " on each"
+    return f"{nodes}, {local}" + (f", {len(workers.gpus)} GPUs a node" if workers.gpus else "")

@@ -27,14 +27,14 @@ def imported(target: str) -> Any:
     return get_object(target)
 
 
-def build(found: Target | Open, **supplied: Any) -> Any:
+def build(section: Target | Open, **supplied: Any) -> Any:
     """Call the target of a section, or bind it where it is partial. What the target raises comes out as it is."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
-    is_partial = getattr(found, "partial", False)
+    is_partial = getattr(section, "partial", False)
     try:
-        return instantiate({"_target_": found.target, "_partial_": is_partial, **found.arguments()}, **supplied)
+        return instantiate({"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied)
     except InstantiationException as error:
         if error.__cause__ is None:
             raise

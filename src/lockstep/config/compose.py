@@ -75,7 +75,7 @@ def right_part(tree: dict[str, Any], faults: Mapping[str, str]) -> Config:
         if not isinstance(value, dict):
             return value
         kept = {k: part(v, (*path, k)) for k, v in value.items() if ".".join((*path, k)) not in faults}
-        found = section(tree, path)
-        return kept if found is None else found.model_construct(**kept)
+        section_type = section(tree, path)
+        return kept if section_type is None else section_type.model_construct(**kept)
 
     return part(tree, ())

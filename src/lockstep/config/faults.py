@@ -54,8 +54,8 @@ def near(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -
 
     names = list(names)
     by_lower = {other.lower(): other for other in names}
-    found = get_close_matches(name, names, count, cutoff)
-    return found or [by_lower[other] for other in get_close_matches(name.lower(), by_lower, count, cutoff)]
+    matches = get_close_matches(name, names, count, cutoff)
+    return matches or [by_lower[other] for other in get_close_matches(name.lower(), by_lower, count, cutoff)]
 
 
 def question(meant: Sequence[str], otherwise: str) -> str:

@@ -30,11 +30,11 @@ def scope(key: str, tree: Mapping[str, Any] | None = None) -> Scope:
     """
     path = key.split(".")
     for depth, name in enumerate(path):
-        found = section(tree or {}, path[:depth])
-        field = fields(found).get(name) if found is not None else None
-        if found is None or field is None:
+        section_type = section(tree or {}, path[:depth])
+        field = fields(section_type).get(name) if section_type is not None else None
+        if section_type is None or field is None:
             break
-        decided = scope_of(found, field)
+        decided = scope_of(section_type, field)
         is_whole = depth == len(path) - 1 or section(tree or {}, path[: depth + 1]) is None
         if decided is not None and is_whole:
             return decided
@@ -49,6 +49,6 @@ def names(*scopes: Scope) -> list[str]:
 def is_set_by_environments(key: str) -> bool:
     """Whether each environment of a benchmark says this key, or the option of this group, itself."""
     *parents, last = key.split(".")
-    found = section({}, parents)
-    field = fields(found).get(last) if found is not None else None
+    section_type = section({}, parents)
+    field = fields(section_type).get(last) if section_type is not None else None
     return key == "strategy" or (field is not None and SetBy.ENVIRONMENT in field.metadata)

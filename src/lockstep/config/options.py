@@ -14,13 +14,13 @@ REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # by
 
 def groups(*folders: Path | None) -> dict[str, list[str]]:
     """Options of every configuration group below the folders; Hydra knows more of its own groups, hydra/..."""
-    found: dict[str, set[str]] = {}
+    options_by_group: dict[str, set[str]] = {}
     for folder in filter(None, folders):
         for file in folder.rglob("*.yaml"):
             group = file.parent.relative_to(folder).as_posix()
             if group != "." and not group.startswith("hydra/"):
-                found.setdefault(group, set()).add(file.stem)
-    return {group: sorted(options) for group, options in sorted(found.items())}
+                options_by_group.setdefault(group, set()).add(file.stem)
+    return {group: sorted(options) for group, options in sorted(options_by_group.items())}
 
 
 @cache

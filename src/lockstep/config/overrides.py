@@ -73,8 +73,8 @@ def check(
         return _chosen(choices, source)
 
     for texts in combinations(values):
-        config, found = _job([parsed(text) for text in texts], choose, options)
-        faults += found
+        config, job_faults = _job([parsed(text) for text in texts], choose, options)
+        faults += job_faults
         if config is not None:
             configs.append(config)
             faults += _sweep_faults(config, configs[0], is_multirun=is_multirun)
@@ -98,11 +98,11 @@ def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
 
     Values that differ between the jobs of a sweep are left out. Raises ConfigError where it cannot be told.
     """
-    found = [parsed(text) for text in texts]
-    may_say = any(each.is_hydra_override() or each.key_or_group in EVERYWHERE for each in found)
+    parsed_overrides = [parsed(text) for text in texts]
+    may_say = any(override.is_hydra_override() or override.key_or_group in EVERYWHERE for override in parsed_overrides)
     if not may_say and source == Source():
         return None  # to compose once more would take 0.1 s
-    kept = [each.input_line or "" for each in found if not each.is_sweep_override()]
+    kept = [override.input_line or "" for override in parsed_overrides if not override.is_sweep_override()]
     try:
         value = OmegaConf.select(composed(kept, source, with_hydra=True), key)
     except REFUSALS as error:
@@ -238,8 +238,8 @@ def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> 
         text, key, value = override.input_line or "", override.key_or_group, override.value()
         parent, _, last = key.rpartition(".")
         node = OmegaConf.select(cfg, parent) if parent else cfg
-        there: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
-        is_set, current = last in there, there.get(last)
+        values: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
+        is_set, current = last in values, values.get(last)
         is_added = override.is_add() or override.is_force_add()
         if not is_set and not is_added:
             unset.append(override)

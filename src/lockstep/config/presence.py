@@ -32,16 +32,16 @@ def check(section: Data) -> None:
 def _imported(target: str) -> Callable[..., object]:
     """The user's own check. Raises ConfigError where its module cannot be imported, whose text was read before."""
     try:
-        found = signatures.load(target)
+        own_check = signatures.load(target)
     except (ImportError, AttributeError, SyntaxError) as error:
         raise ConfigError([f"data._check_={target} cannot be imported ({error}): mend its module"]) from error
-    if not callable(found):
+    if not callable(own_check):
         raise ConfigError([f"data._check_={target} is no function: name one that raises where data is missing"])
-    return found
+    return own_check
 
 
 def _check_files(section: Files) -> None:
-    asked = f"data.root={section.root}"
+    setting = f"data.root={section.root}"
     if remote.is_url(section.root):
         remote.check(section.root, "data.root")
     elif isinstance(section, ImageFolder):
@@ -49,8 +49,8 @@ def _check_files(section: Files) -> None:
     elif isinstance(section, Downloaded) and section.download:
         root = Path(section.root).expanduser()
         if root.exists() and not root.is_dir():
-            raise ValueError(f"{asked} is a file: name a folder for what is downloaded.")
+            raise ValueError(f"{setting} is a file: name a folder for what is downloaded.")
     else:
-        folder = existing(section.root, asked) / FOLDERS[section.target]
+        folder = existing(section.root, setting) / FOLDERS[section.target]
         if not folder.is_dir():
-            raise FileNotFoundError(f"{asked} has no folder {folder}: set data.download=true, or correct the path.")
+            raise FileNotFoundError(f"{setting} has no folder {folder}: set data.download=true, or correct the path.")

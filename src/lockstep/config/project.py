@@ -25,7 +25,7 @@ class Project(NamedTuple):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """All of them."""
+        """The folders of both kinds, in the order in which they are searched."""
         return self.modules + self.started_in
 
 

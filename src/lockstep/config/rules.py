@@ -19,15 +19,15 @@ MONITOR = "val/accuracy"  # the result of a run where no checkpoint says another
 
 def conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
-    found: list[str] = []
+    faults: list[str] = []
     rules = (_batch_rules, _data_rules, _file_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules)
     for rule in (*rules, _worker_rules, *slurm_rules.RULES):
         try:
-            found += rule(config)
+            faults += rule(config)
         except AttributeError:
             if is_whole:
                 raise
-    return found
+    return faults
 
 
 def _worker_rules(config: Config) -> Sequence[str]:

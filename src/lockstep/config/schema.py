@@ -129,15 +129,15 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
         value = tree.get(head)
         target = value.get("_target_") if isinstance(value, dict) else None
         return KNOWN.get(target, FALLBACK[head]) if isinstance(target, str) else FALLBACK[head]
-    found = whole.model_fields[head].annotation if head in whole.model_fields else None
-    if found == (Search | None):
+    annotation = whole.model_fields[head].annotation if head in whole.model_fields else None
+    if annotation == (Search | None):
         return Search
-    return found if is_section(found) else None
+    return annotation if is_section(annotation) else None
 
 
-def fields(found: type[Section]) -> dict[str, FieldInfo]:
+def fields(section_type: type[Section]) -> dict[str, FieldInfo]:
     """The fields of a section by the names they have in YAML."""
-    return {field.alias or name: field for name, field in found.model_fields.items()}
+    return {field.alias or name: field for name, field in section_type.model_fields.items()}
 
 
 def kind_of(field: FieldInfo) -> str:

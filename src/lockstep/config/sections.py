@@ -66,10 +66,12 @@ class Section(BaseModel):
                 raise TypeError(f"{cls.__name__}.{name} has no scope: its annotation is to say what the key decides")
 
 
-def scope_of(found: type[Section], field: FieldInfo) -> Scope | None:
+def scope_of(section_type: type[Section], field: FieldInfo) -> Scope | None:
     """What a key of a section decides; None of a section whose keys decide several things."""
     of_key = (item for item in field.metadata if isinstance(item, Scope))
-    of_section = field.annotation.scope if found.scope is None and is_section(field.annotation) else found.scope
+    of_section = (
+        field.annotation.scope if section_type.scope is None and is_section(field.annotation) else section_type.scope
+    )
     return next(of_key, of_section)
 
 

@@ -45,8 +45,8 @@ def find(target: str) -> Signature | None:
 
     Raises Missing.
     """
-    found = read(target)
-    return found if found is not None else _imported(target)
+    signature = read(target)
+    return signature if signature is not None else _imported(target)
 
 
 def is_there(package: str) -> bool:
@@ -61,10 +61,10 @@ def load(target: str) -> Any:
     """What the dotted `target` stands for. Raises Missing, ImportError or AttributeError where it is not there."""
     located = _located(target)
     module = located[1] if located is not None else target.rpartition(".")[0]
-    found: Any = importlib.import_module(module)
+    loaded: Any = importlib.import_module(module)
     for name in target.removeprefix(f"{module}.").split("."):
-        found = getattr(found, name)
-    return found
+        loaded = getattr(loaded, name)
+    return loaded
 
 
 def _imported(target: str) -> Signature | None:
@@ -150,10 +150,10 @@ class _Module:
 @cache
 def _parsed(file: Path) -> _Module:
     """What a module defines, also below `if`, `try` and `with`."""
-    found = _Module({}, [])
+    module = _Module({}, [])
 
     def define(name: str, node: ast.stmt) -> None:
-        found.names.setdefault(name, node)
+        module.names.setdefault(name, node)
 
     def visit(statements: Iterable[ast.stmt]) -> None:
         for node in statements:
@@ -161,7 +161,7 @@ def _parsed(file: Path) -> _Module:
                 if "overload" not in map(_last_name, node.decorator_list):
                     define(node.name, node)
             elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-                found.stars.append(node)
+                module.stars.append(node)
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     define(alias.asname or alias.name, node)
@@ -182,7 +182,7 @@ def _parsed(file: Path) -> _Module:
                 visit(node.body)
 
     visit(ast.parse(file.read_text(encoding="utf-8")).body)
-    return found
+    return module
 
 
 def _last_name(node: ast.expr) -> str:
@@ -224,11 +224,11 @@ def _follow_stars(file: Path, module: str, attributes: list[str]) -> Signature |
             located = _located(_source(file, module, node))
             if located is not None and located[2]:
                 continue  # an optional module that is not there
-            found = _follow(*located[:2], attributes) if located is not None else None
+            signature = _follow(*located[:2], attributes) if located is not None else None
         except Missing:
             continue
-        if found is not None:
-            return found
+        if signature is not None:
+            return signature
         is_open = True
     if is_open:
         return None

@@ -145,8 +145,8 @@ def _option_faults(config: Config) -> Iterator[str]:
 
 def without_job(cluster: Cluster) -> Cluster:
     """The settings of what trains where it is started: nothing is asked of a scheduler any more."""
-    asked = {key: [] if isinstance(getattr(cluster, key), list) else None for key in (*OF_SLURM, *OF_JOBS)}
-    return cluster.model_copy(update={"name": "none", **asked})
+    unset = {key: [] if isinstance(getattr(cluster, key), list) else None for key in (*OF_SLURM, *OF_JOBS)}
+    return cluster.model_copy(update={"name": "none", **unset})
 
 
 RULES = (_place_faults, _unread_faults, _time_faults, _option_faults)

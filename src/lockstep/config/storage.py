@@ -21,7 +21,7 @@ def to_tree(config: Config) -> dict[str, Any]:
 
 
 def fingerprint(config: Config) -> str:
-    """Equal for equal trainings: ranks compare it before the first step.
+    """A code that is equal for equal trainings: ranks compare it before the first step.
 
     Who hears of the end is not part of it, nor how a machine reaches the others: their networks may differ in name.
     """

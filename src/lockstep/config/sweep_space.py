@@ -48,17 +48,17 @@ def values_of(override: Override, options: Groups, is_drawn: Callable[[], bool])
         if not is_drawn():
             ends = f"{override.key_or_group}={value.start},...,{value.end}"
             raise ConfigError([f"{text} needs a search that draws values (search=tpe): add one, or list them, {ends}"])
-        found = [value.start, value.end]
+        values = [value.start, value.end]
     elif isinstance(value, Glob):
-        found = value.filter(list(options.get(override.key_or_group, ())))
+        values = value.filter(list(options.get(override.key_or_group, ())))
     elif isinstance(value, RangeSweep):
-        found = _ends(value)
+        values = _ends(value)
     else:
-        found = list(override.sweep_string_iterator())
-    if not found:
+        values = list(override.sweep_string_iterator())
+    if not values:
         cure = f"choose from {', '.join(options[name])}" if name in options else "widen it"
         raise ConfigError([f"{text} stands for no value: {cure}"])
-    return [f"{name}={value}" for value in found]
+    return [f"{name}={value}" for value in values]
 
 
 def searched(overrides: Sequence[str], options_of: Callable[[str], Sequence[str]]) -> tuple[list[str], Space]:

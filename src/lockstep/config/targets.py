@@ -28,18 +28,20 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> st
 def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:
     """The names of keys that may stand below `path`; None where any may."""
     if not path:
-        own = fields(root(tree))
-        return [*own, *(group for group in groups if group not in own and "/" not in group)]
+        root_fields = fields(root(tree))
+        return [*root_fields, *(group for group in groups if group not in root_fields and "/" not in group)]
     value = at(tree, path)
     if len(path) == 1 and path[0] in NAMED:
-        there = value if isinstance(value, dict) else {}
-        return [name for name, child in there.items() if child is None or at(child, ["_target_"]) is not None]
-    found = section(tree, path)
-    if found is not None and found.model_config.get("extra") != "allow":
-        return list(fields(found))
+        entries = value if isinstance(value, dict) else {}
+        return [name for name, child in entries.items() if child is None or at(child, ["_target_"]) is not None]
+    section_type = section(tree, path)
+    if section_type is not None and section_type.model_config.get("extra") != "allow":
+        return list(fields(section_type))
     target = value.get("_target_") if isinstance(value, dict) else None
     if not isinstance(target, str):
-        return None if isinstance(value, dict) and found is None else list(fields(found)) if found else []
+        if isinstance(value, dict) and section_type is None:
+            return None
+        return list(fields(section_type)) if section_type else []
     try:
         signature = signatures.find(target)
     except signatures.Missing:
@@ -47,7 +49,10 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
     if signature is None or signature.takes_any:
         return None
     supplied = _supplied(path, signature)
-    names = [*(fields(found) if found else ()), *(name for name in signature.names if name not in supplied)]
+    names = [
+        *(fields(section_type) if section_type else ()),
+        *(name for name in signature.names if name not in supplied),
+    ]
     return list(dict.fromkeys(names))
 
 
@@ -97,8 +102,8 @@ def _supplied(path: Sequence[str], signature: signatures.Signature) -> tuple[str
 def target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, str]]:
     """(key, fault) of every parameter that is unknown to its target, of another type, missing, or not to be set."""
     for path, value in targets(tree):
-        found = section(tree, path)
-        if found is not None and found.model_config.get("extra") != "allow":
+        section_type = section(tree, path)
+        if section_type is not None and section_type.model_config.get("extra") != "allow":
             continue  # the schema has said it all
         key, target = ".".join(path), value["_target_"]
         name = target.rpartition(".")[2]
@@ -110,8 +115,8 @@ def target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, s
         if signature is None:
             continue
         supplied = _supplied(path, signature)
-        own = fields(found) if found is not None else {}
-        given = [k for k in value if not k.startswith("_") and k not in own]
+        section_fields = fields(section_type) if section_type is not None else {}
+        given = [k for k in value if not k.startswith("_") and k not in section_fields]
         for k in given:
             if k in supplied:
                 yield f"{key}.{k}", f"{key}.{k} is set by the training itself: remove it"
@@ -134,11 +139,11 @@ def check_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
     check = at(value, ["_check_"])
     if source is not OpenData or not isinstance(value, dict) or not isinstance(check, str) or "." not in check:
         return  # the schema has said it all
-    key, asked = "data._check_", f"data._check_={check}"
+    key, setting = "data._check_", f"data._check_={check}"
     try:
         signature = signatures.find(check)
     except signatures.Missing as error:
-        yield key, f"{asked}: {error}" + _cure(check, error)
+        yield key, f"{setting}: {error}" + _cure(check, error)
         return
     if signature is None:
         return
@@ -149,7 +154,7 @@ def check_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{key}.{k}", f"data.{k} is no parameter of {check}: {reason}"
     for k in signature.required:
         if k not in given:
-            yield f"{key}.{k}", f"{asked} needs {k}, which is not set: add +data.{k}=..., or give it a default"
+            yield f"{key}.{k}", f"{setting} needs {k}, which is not set: add +data.{k}=..., or give it a default"
 
 
 def _cure(target: str, error: signatures.Missing) -> str:

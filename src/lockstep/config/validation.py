@@ -41,11 +41,11 @@ def check_tree(
         config = None
     for key, fault in (*target_faults(tree, groups or {}), *check_faults(tree)):
         faults.setdefault(key, fault)
-    found = [fault for fault in faults.values() if fault]
+    messages = [fault for fault in faults.values() if fault]
     if tree.get("resume") is None:  # else these settings meet those of the saved run first
-        found += conflicts(config or right_part(tree, faults), is_whole=config is not None)
-    if found or config is None:
-        raise ConfigError(found)
+        messages += conflicts(config or right_part(tree, faults), is_whole=config is not None)
+    if messages or config is None:
+        raise ConfigError(messages)
     return config
 
 
@@ -80,10 +80,10 @@ def _is_too_large(item: Mapping[str, Any]) -> bool:
 
 
 def _wanted(tree: dict[str, Any], path: Sequence[str]) -> str:
-    found = section(tree, path)
-    if found is not None or path[-1] in NAMED:
-        with_target = " with _target_" if found is not None and issubclass(found, Target) else ""
-        return f"a section of keys{with_target}" + (" or null" if path[0] in NAMED and found is not None else "")
+    section_type = section(tree, path)
+    if section_type is not None or path[-1] in NAMED:
+        with_target = " with _target_" if section_type is not None and issubclass(section_type, Target) else ""
+        return f"a section of keys{with_target}" + (" or null" if path[0] in NAMED and section_type is not None else "")
     parent = section(tree, path[:-1])
     assert parent is not None
     return kind_of(fields(parent)[path[-1]])

@@ -78,11 +78,11 @@ def resolve_workers(config: Config, machine: Machine | None = None) -> Workers:
 
 def interface_faults(config: Config) -> list[str]:
     """A network this machine has not. Only the machines that train can tell, not the one a job is submitted from."""
-    name, there = config.strategy.interface, [name for _, name in socket.if_nameindex()]
-    if name is None or name in there:
+    name, interfaces = config.strategy.interface, [name for _, name in socket.if_nameindex()]
+    if name is None or name in interfaces:
         return []
     return [
-        f"strategy.interface={name} is not on {socket.gethostname()}, which has {', '.join(there)}: "
+        f"strategy.interface={name} is not on {socket.gethostname()}, which has {', '.join(interfaces)}: "
         "use one of these, or null"
     ]
 
@@ -92,21 +92,21 @@ def _asked(config: Config, machine: Machine) -> Workers:
     devices, name = config.trainer.devices, config.strategy.name
     world = machine.world
     num_gpus = 0 if name == "cpu" else machine.num_gpus
-    asked = f"trainer.devices={devices}".replace(" ", "")
+    setting = f"trainer.devices={devices}".replace(" ", "")
     faults = []
     gpus: tuple[int, ...] = ()
     if isinstance(devices, list):
         absent = [number for number in devices if number >= num_gpus]
         if name == "cpu":
-            faults.append(f"{asked} names GPUs, but strategy=cpu uses none: give a number of processes")
+            faults.append(f"{setting} names GPUs, but strategy=cpu uses none: give a number of processes")
         elif not devices or len(set(devices)) != len(devices):
-            faults.append(f"{asked} must list each GPU once, and at least one")
+            faults.append(f"{setting} must list each GPU once, and at least one")
         elif _each_has_own(world, num_gpus, len(devices)):
             cure = f"use trainer.devices={len(devices)}"
-            faults.append(f"{asked} names GPUs, but srun gives each task its own, which is number 0 to it: {cure}")
+            faults.append(f"{setting} names GPUs, but srun gives each task its own, which is number 0 to it: {cure}")
         elif absent:
             cure = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={len(devices)}"
-            faults.append(f"{asked}, but this machine has {_gpus(num_gpus)}: {cure}")
+            faults.append(f"{setting}, but this machine has {_gpus(num_gpus)}: {cure}")
         gpus, num_local = tuple(devices), len(devices)
     elif devices == "auto":
         num_local = 1 if name == "single_device" else max(1, num_gpus)
@@ -114,17 +114,17 @@ def _asked(config: Config, machine: Machine) -> Workers:
             num_local = world.world_size // config.trainer.num_nodes
         gpus = _one_each(world, num_gpus, num_local)
         if world is not None and num_gpus and max(gpus) >= num_gpus:
-            own = "give each a GPU of its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
+            gpu_cure = "give each a GPU of its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
             faults.append(
                 f"{world.launcher} started {num_local} workers for a machine with {_gpus(num_gpus)}: start {num_gpus}, "
-                f"{own}set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
+                f"{gpu_cure}set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
             )
     else:
         num_local = devices
         gpus = _one_each(world, num_gpus, num_local)
         if num_gpus and max(gpus) >= num_gpus:
             faults.append(
-                f"{asked}, but this machine has {_gpus(num_gpus)}: "
+                f"{setting}, but this machine has {_gpus(num_gpus)}: "
                 f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
             )
     workers = Workers(num_local, config.trainer.num_nodes, gpus)
@@ -168,10 +168,10 @@ def _gpus(count: int) -> str:
     return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
 
 
-def _device_faults(config: Config, asked: Workers) -> list[str]:
+def _device_faults(config: Config, workers: Workers) -> list[str]:
     """What only GPUs have, and what they cannot do."""
-    if asked.gpus:
-        return _graph_faults(config, asked)
+    if workers.gpus:
+        return _graph_faults(config, workers)
     settings = (
         (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
         (config.trainer.precision == "tf32", "trainer.precision=tf32", "float32"),
@@ -179,7 +179,7 @@ def _device_faults(config: Config, asked: Workers) -> list[str]:
     return [f"{typed} needs GPUs, and this run uses none: use {cure}" for is_set, typed, cure in settings if is_set]
 
 
-def _graph_faults(config: Config, asked: Workers) -> list[str]:
+def _graph_faults(config: Config, workers: Workers) -> list[str]:
     """CUDA graphs that give wrong gradients (pytorch issues 96693 and 169545), or that nobody has seen to end."""
     if config.compile != "reduce-overhead":
         return []
@@ -189,22 +189,22 @@ def _graph_faults(config: Config, asked: Workers) -> list[str]:
             f"compile=reduce-overhead and trainer.accumulate_grad_batches={num_parts}: a CUDA graph overwrites the "
             "gradients of the last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
         )
-    if asked.world_size > 1:
+    if workers.world_size > 1:
         faults.append(
-            f"compile=reduce-overhead is for one GPU, not for {asked.world_size} workers: CUDA graphs of several can "
+            f"compile=reduce-overhead is for one GPU, not for {workers.world_size} workers: CUDA graphs of several can "
             "hang when one leaves, use compile=true, or trainer.devices=1"
         )
     return faults
 
 
-def _compiler_faults(config: Config, asked: Workers, machine: Machine) -> list[str]:
-    if not config.compile or asked.gpus or machine.has_compiler:
+def _compiler_faults(config: Config, workers: Workers, machine: Machine) -> list[str]:
+    if not config.compile or workers.gpus or machine.has_compiler:
         return []
     asked_for = f"compile={str(config.compile).lower()}"
     return [f"{asked_for} needs a C++ compiler on a CPU, and there is none: install g++, or use compile=false"]
 
 
-def _number_faults(config: Config, asked: Workers, machine: Machine) -> list[str]:
+def _number_faults(config: Config, workers: Workers, machine: Machine) -> list[str]:
     """More processes than this machine can carry."""
     cure = "use fewer, or raise trainer.process_limit"
     bound, num_cores = config.trainer.process_limit, machine.num_cores
@@ -217,22 +217,22 @@ def _number_faults(config: Config, asked: Workers, machine: Machine) -> list[str
         most = max(1, memory // WORKER_BYTES)
         reason = f"worker processes, {WORKER_BYTES / 2**30:.1f} GiB for each in {memory / 2**30:.1f} GiB of memory"
     faults = []
-    if not asked.gpus and asked.num_local > most:
+    if not workers.gpus and workers.num_local > most:
         limit = f"{most} {reason}" if reason else f"trainer.process_limit={most}"
         faults.append(f"trainer.devices={config.trainer.devices} is above {limit}: {cure}")
     data, most = config.data, PROCESSES_PER_CORE * num_cores if bound == "auto" else bound
     if not faults and isinstance(data, ImageFolder) and data.num_workers != "auto":
-        total = data.num_workers * asked.num_local
+        total = data.num_workers * workers.num_local
         limit = f"{most}, {by_cores}" if bound == "auto" else f"trainer.process_limit={most}"
         if total > most:
-            each = f" of each of {asked.num_local} workers" if asked.num_local > 1 else ""
-            are = f"data.num_workers={data.num_workers}{each} are {total} processes"
+            of_each = f" of each of {workers.num_local} workers" if workers.num_local > 1 else ""
+            are = f"data.num_workers={data.num_workers}{of_each} are {total} processes"
             faults.append(f"{are}, above {limit}: {cure}")
     return faults
 
 
-def _load_faults(config: Config, asked: Workers) -> list[str]:
-    loads, count = config.trainer.loads, asked.world_size
+def _load_faults(config: Config, workers: Workers) -> list[str]:
+    loads, count = config.trainer.loads, workers.world_size
     if loads is None:
         return []
     typed = f"trainer.loads={loads}".replace(" ", "")
@@ -244,24 +244,25 @@ def _load_faults(config: Config, asked: Workers) -> list[str]:
     return []
 
 
-def _world_faults(asked: Workers, world: launcher.World | None) -> list[str]:
-    n = asked.world_size
-    what = f"trainer.devices={asked.num_local}" + (
-        f" on trainer.num_nodes={asked.num_nodes}" if asked.num_nodes > 1 else ""
+def _world_faults(workers: Workers, world: launcher.World | None) -> list[str]:
+    n = workers.world_size
+    what = f"trainer.devices={workers.num_local}" + (
+        f" on trainer.num_nodes={workers.num_nodes}" if workers.num_nodes > 1 else ""
     )
     if world is None:
-        if asked.num_nodes == 1:
+        if workers.num_nodes == 1:
             return []
         return [
-            f"trainer.num_nodes={asked.num_nodes} needs a launcher on every node: torchrun --nnodes={asked.num_nodes} "
-            f"--nproc-per-node={asked.num_local} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 train.py ..., or srun"
+            f"trainer.num_nodes={workers.num_nodes} needs a launcher on every node: "
+            f"torchrun --nnodes={workers.num_nodes} --nproc-per-node={workers.num_local} "
+            "--rdzv-backend=c10d --rdzv-endpoint=HOST:29500 train.py ..., or srun"
         ]
     if world.world_size == n:
         return []
     if world.launcher == "torchrun":
-        nodes = f"--nnodes={asked.num_nodes} " if asked.num_nodes > 1 else ""
-        cure = f"torchrun {nodes}--nproc-per-node={asked.num_local} train.py ..."
+        nodes = f"--nnodes={workers.num_nodes} " if workers.num_nodes > 1 else ""
+        cure = f"torchrun {nodes}--nproc-per-node={workers.num_local} train.py ..."
     else:
-        cure = f"srun --nodes={asked.num_nodes} --ntasks-per-node={asked.num_local} python train.py ..."
+        cure = f"srun --nodes={workers.num_nodes} --ntasks-per-node={workers.num_local} python train.py ..."
     started = f"{world.world_size} process{'es' if world.world_size > 1 else ''}"
     return [f"{what} asks for {n} workers, but {world.launcher} started {started}: start it with {cure}"]

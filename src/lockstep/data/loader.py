@@ -49,7 +49,7 @@ class StreamedImages(Dataset["Batch | Fault"]):
         return len(self.images)
 
     def __getitems__(self, wanted: ShareIndices) -> Batch | Fault:
-        """Takes the whole share at once."""
+        """Take the samples of a whole share at once."""
         try:
             batch = self.images.__getitems__(wanted)
         except ImageFault as error:

@@ -30,15 +30,15 @@ class Semaphores:
             raise OSError("sem_init failed")
 
     def post(self, address: int) -> None:
-        """Give one."""
+        """Raise the count of a semaphore by one."""
         self._post(address)
 
     def has_taken(self, address: int) -> bool:
-        """Take one, if there is one."""
+        """Lower the count by one if it is above zero. Returns whether it was."""
         return self._try(address) == 0
 
     def wait(self, address: int, most_s: float) -> bool:
-        """Take one, if it comes in time; a signal ends the waiting, too."""
+        """Wait at most `most_s` to lower the count by one. Returns whether it did; a signal ends the wait, too."""
         until = time.monotonic() + most_s
         seconds = math.floor(until)
         limit = _Timespec(seconds, int((until - seconds) * 1e9))

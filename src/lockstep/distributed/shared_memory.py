@@ -53,7 +53,7 @@ class Machine(NamedTuple):
 
     @classmethod
     def here(cls) -> "Machine | None":
-        """Of this process; None where memory cannot be shared this way, e.g. outside of Linux."""
+        """The machine of this process; None where memory cannot be shared this way, e.g. outside of Linux."""
         if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
             return None
         try:
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Of a rank in a large exchange."""
+        """Bytes of the row of one rank in a large exchange."""
         return max(LINE, min(ROW_BYTES, MOST_BYTES // (2 * self.num_ranks)) // LINE * LINE)
 
     def channel_bytes(self, row_bytes: int) -> int:
@@ -145,7 +145,7 @@ class Segment:
         self.memory[LINE * (1 + self.rank)] = 1
 
     def has_left(self, rank: int) -> bool:
-        """Whether a rank has told that."""
+        """Whether a rank has told the others that it comes to no exchange any more."""
         return self.memory[LINE * (1 + rank)] == 1
 
 
@@ -168,7 +168,7 @@ class Rows(NamedTuple):
 
     mine: Tensor
     every: Tensor
-    each: Sequence[Tensor]
+    by_rank: Sequence[Tensor]
 
 
 class Channel:
@@ -205,11 +205,11 @@ class Channel:
     def rows(self, length: int, dtype: torch.dtype) -> "Rows":
         """Rows of the next exchange. What others write is there after it, until this rank posts the one after that."""
         key = (self._number & 1, length, dtype)
-        found = self._views.get(key)
-        if found is None:
+        rows = self._views.get(key)
+        if rows is None:
             every = self._bytes[key[0], :, : length * dtype.itemsize].view(dtype)
-            found = self._views[key] = Rows(every[self._segment.rank], every, every.unbind())
-        return found
+            rows = self._views[key] = Rows(every[self._segment.rank], every, every.unbind())
+        return rows
 
     def turn(self) -> None:
         """Go on to the other place: the rows of this exchange have been posted for the last time."""
@@ -222,7 +222,7 @@ class Channel:
         self.is_pending = True
 
     def wait(self) -> None:
-        """Wait until all others have told so. Raises RankLost when one of them does not within the timeout."""
+        """Wait until all other ranks have posted. Raises RankLost when one of them does not within the timeout."""
         for address, other in self._from:
             if not self._semaphores.has_taken(address):
                 self._await(address, other)
@@ -297,7 +297,7 @@ class Neighbours:
         """Replace `values` (n,) by the sum over all ranks, added in rank order: the same bits on each."""
         for part in self._parts(values):
             if part.numel() * part.element_size() <= SMALL_BYTES:
-                _sum(self._gather(part).each, out=part)
+                _sum(self._gather(part).by_rank, out=part)
             else:
                 self._add_up_by_parts(part)
 
@@ -309,7 +309,7 @@ class Neighbours:
                 rows.mine.copy_(part)
             self._exchange()
             self._tensors.turn()
-            part.copy_(rows.each[0])
+            part.copy_(rows.by_rank[0])
 
     def _parts(self, values: Tensor) -> Sequence[Tensor]:
         most = self._tensors.row_bytes // values.element_size()

@@ -98,8 +98,8 @@ def _pass(number: int, frame: FrameType | None) -> None:
 def _run(command: str, message: dict[str, Any], timeout_s: float) -> str:
     """Run the command with the message on its standard input. Returns what went wrong."""
     words = shlex.split(command)
-    told = {"RUN": message["run"], "STATE": message["state"], "REASON": message["reason"]}
-    environ = os.environ | {f"LOCKSTEP_{name}": printable(value) for name, value in told.items()}
+    variables = {"RUN": message["run"], "STATE": message["state"], "REASON": message["reason"]}
+    environ = os.environ | {f"LOCKSTEP_{name}": printable(value) for name, value in variables.items()}
     with tempfile.TemporaryFile() as file:  # not a pipe: the command need not read it
         file.write(to_json(message).encode())
         file.seek(0)
@@ -129,7 +129,7 @@ class _Here(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> None:
-        """Not followed, so that the answer counts as an error."""
+        """Follow no redirection, so that the answer counts as an error."""
 
 
 def _post(url: str, message: dict[str, Any], timeout_s: float) -> str:

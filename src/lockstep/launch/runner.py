@@ -159,8 +159,8 @@ def _train(
 
     In a folder that is `known` before it is made, the processes of srun find each other.
     """
-    asked = resolve_workers(config)
-    num_workers = asked.world_size
+    assigned_workers = resolve_workers(config)
+    num_workers = assigned_workers.world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"
     if is_parallel and (faults := workers.interface_faults(config)):
         raise ConfigError(faults)
@@ -187,7 +187,7 @@ def _train(
             if not config.silent:
                 plural = "s" if num_workers > 1 else ""
                 print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
-            code = spawn.run_workers(job, num_workers, listed, uses_gpus=bool(asked.gpus))
+            code = spawn.run_workers(job, num_workers, listed, uses_gpus=bool(assigned_workers.gpus))
         else:
             code = supervision.run(job, world, flag)
     # the run is free by now: what is told of its end may go on with it
@@ -270,11 +270,11 @@ def test(folder: RunFolder) -> int:
     """Measure a finished run on its test set; the result joins its summary. Returns the exit code."""
     config = storage.load(folder.config)
     project.use(folder, config)
-    asked = resolve_workers(config)
+    assigned_workers = resolve_workers(config)
     job = spawn.Job("test", str(folder.path), {})
     with locked(folder):
-        if asked.world_size > 1:
-            return spawn.run_workers(job, asked.world_size, uses_gpus=bool(asked.gpus))
+        if assigned_workers.world_size > 1:
+            return spawn.run_workers(job, assigned_workers.world_size, uses_gpus=bool(assigned_workers.gpus))
         return spawn.run_here(job, None)
 
 

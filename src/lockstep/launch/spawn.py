@@ -152,7 +152,7 @@ def remove_copy(job: Job) -> None:
 
 
 def _environ(rank: int, num_workers: int, port: int) -> dict[str, str]:
-    """The variables of a worker."""
+    """The environment variables of a worker process."""
     variables = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -250,8 +250,8 @@ def record_death(job: Job, rank: int, world_size: int, code: int) -> None:
 def show_failure(job: Job) -> None:
     """Print the first failure of a job; the status of a run says so too."""
     folder = RunFolder(Path(job.folder))
-    said = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else ""
-    text = said or "a worker failed without a word"
+    failure = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else ""
+    text = failure or "a worker failed without a word"
     lines = text.splitlines()
     try:
         if job.task == "train":
@@ -260,7 +260,7 @@ def show_failure(job: Job) -> None:
             folder.update_status(state="failed", reason=what)
     except OSError as error:
         refused = refusal(error, folder.path)
-        text = said or refused or text
+        text = failure or refused or text
     print(text, file=sys.stderr)
     if job.task == "train":
         print(f"The run failed: {folder.path}", file=sys.stderr, flush=True)

@@ -121,7 +121,7 @@ class Classifier(L.LightningModule):
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
     def _logits(self, images: Tensor) -> Tensor:
-        """Of the compiled network; eager for empty and ragged batches, which would be compiled each for itself."""
+        """Logits of the compiled network; of the eager one for empty and ragged batches, else each compiled anew."""
         size = len(images)
         if size and size == self._compiled_sizes.setdefault(self.training, size):
             return self.net(images)
@@ -205,7 +205,7 @@ class Classifier(L.LightningModule):
 
     @property
     def gradient_norm(self) -> Tensor | None:
-        """Of the global mean loss in the last logging step, before clipping; the same on every rank."""
+        """The gradient norm of the global mean loss in the last logging step, before clipping; equal on all ranks."""
         return self._step.gradient_norm if self._step is not None else None
 
     def end_batch(self, batch_idx: int) -> None:
@@ -308,10 +308,10 @@ class Classifier(L.LightningModule):
         self._counts = torch.tensor(counts, dtype=torch.float64)
         self._logged_counts = torch.tensor(saved["logged_counts"], dtype=torch.float64)
         slots = [slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()]
-        for found in slots:
-            for name, value in found.items():
+        for slot in slots:
+            for name, value in slot.items():
                 if isinstance(value, Tensor) and value.dim() == 4:
-                    found[name] = value.contiguous(memory_format=self.layout.memory_format)
+                    slot[name] = value.contiguous(memory_format=self.layout.memory_format)
 
     def _test_scores(self) -> list[str]:
         return [split for split in self.scores if split != "val"]

@@ -25,14 +25,14 @@ class Layout(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As it is written in the configuration."""
+        """The name of the layout, as the configuration has it."""
         return "channels_last" if self.memory_format == torch.channels_last else "contiguous"
 
 
-def chosen(asked: str, faulty: str | None) -> Layout:
+def chosen(memory_format: str, faulty: str | None) -> Layout:
     """The layout for `trainer.memory_format`; `faulty` names a convolution for which channels_last is not safe."""
-    if asked != "auto":
-        return Layout(torch.channels_last if asked == "channels_last" else torch.contiguous_format, "as asked")
+    if memory_format != "auto":
+        return Layout(torch.channels_last if memory_format == "channels_last" else torch.contiguous_format, "as asked")
     if faulty is not None:
         return Layout(torch.contiguous_format, f"this CPU cannot train {faulty} in channels_last")
     return Layout(torch.channels_last, "faster convolutions")

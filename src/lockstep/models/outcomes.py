@@ -57,16 +57,19 @@ class Outcomes:
         self._samples.append((indices, labels, predictions, probabilities))
         places = (shares * (NUM_THRESHOLDS - 1)).long() + self._offsets
         of_label = places.gather(1, labels[:, None])
-        for counts, found in ((self._all, places), (self._positives, of_label)):  # bincount would wait for a GPU
-            counts.index_add_(0, found.flatten(), torch.ones_like(found).flatten())
+        for counts, bins in ((self._all, places), (self._positives, of_label)):  # bincount would wait for a GPU
+            counts.index_add_(0, bins.flatten(), torch.ones_like(bins).flatten())
 
     def findings(self) -> Findings:
-        """Of all ranks. Every rank must call it."""
+        """Gather the findings of all ranks. Every rank must call it."""
         mine: Any = [torch.cat(parts).cpu().numpy() for parts in zip(*self._samples, strict=True)]
         gathered = [parts for parts in gather_objects(mine) if parts]  # a rank's share of a split can be empty
         indices, labels, predictions, probabilities = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
         order = np.argsort(indices)
-        counts = [sum_over_ranks(each).view(-1, NUM_THRESHOLDS).cpu().numpy() for each in (self._positives, self._all)]
+        counts = [
+            sum_over_ranks(histogram).view(-1, NUM_THRESHOLDS).cpu().numpy()
+            for histogram in (self._positives, self._all)
+        ]
         return Findings(
             indices[order],
             labels[order],

@@ -40,14 +40,14 @@ class OptimizerStep:
         self._scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
         self._strategy: Any = trainer.strategy
         self._update, tells_hooks = internals.update(trainer, self._optimizer)
-        told = [hook for hook in AROUND_THE_STEP if not (tells_hooks and hook == "on_before_optimizer_step")]
+        hooks = [hook for hook in AROUND_THE_STEP if not (tells_hooks and hook == "on_before_optimizer_step")]
         self._listeners = {
             hook: [
                 callback
                 for callback in trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
                 if is_overridden(hook, callback, parent=L.Callback)
             ]
-            for hook in told
+            for hook in hooks
         }
 
     def backward(self, loss: Tensor, *, is_first: bool, is_last: bool) -> None:

@@ -33,7 +33,7 @@ def number(value: float | None) -> str:
 
 
 def epochs(facts: Mapping[str, Any]) -> str:
-    """Epochs begun, of all."""
+    """The number of epochs begun, and of all epochs."""
     if "epoch" not in facts:
         return NONE
     return f"{facts['epoch']}/{facts['max_epochs']}" if "max_epochs" in facts else str(facts["epoch"])
@@ -46,18 +46,18 @@ def best(facts: Mapping[str, Any]) -> str:
 
 def moment(seconds: float | None) -> str:
     """Seconds since 1970 as the day and time here."""
-    found = _local(seconds)
-    return f"{found:%Y-%m-%d %H:%M:%S}" if found else NONE
+    local_time = _local(seconds)
+    return f"{local_time:%Y-%m-%d %H:%M:%S}" if local_time else NONE
 
 
 def short_moment(seconds: float | None, now: float) -> str:
-    """As `moment`, without what everybody knows."""
-    found, today = _local(seconds), datetime.fromtimestamp(now)
-    if found is None:
+    """As `moment`, without the year, the day or the seconds where they go without saying."""
+    local_time, today = _local(seconds), datetime.fromtimestamp(now)
+    if local_time is None:
         return NONE
-    if found.date() == today.date():
-        return f"{found:%H:%M}"
-    return f"{found:%m-%d %H:%M}" if found.year == today.year else f"{found:%Y-%m-%d}"
+    if local_time.date() == today.date():
+        return f"{local_time:%H:%M}"
+    return f"{local_time:%m-%d %H:%M}" if local_time.year == today.year else f"{local_time:%Y-%m-%d}"
 
 
 def _local(seconds: float | None) -> datetime | None:
@@ -76,7 +76,7 @@ def size(num_bytes: int) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """1 run, 2 runs."""
+    """A count with its noun: 1 run, 2 runs."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 

@@ -59,15 +59,15 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
         tree = yaml.safe_load(read_text(path))
         if not isinstance(tree, dict):
             raise ValueError("no configuration")
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for key, value in leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, ""):
-            if len(found) >= MOST_KEYS:
+            if len(settings) >= MOST_KEYS:
                 raise ValueError("too many keys")
-            found[key] = json.loads(json.dumps(value, default=str))  # a date, which YAML knows, as text
+            settings[key] = json.loads(json.dumps(value, default=str))  # a date, which YAML knows, as text
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else type(error).__name__
         raise ValueError(f"{shown(path)} cannot be read: {what}.") from error
-    return found
+    return settings
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -76,13 +76,18 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
     """How far the runs are, what they have measured and how fast, by name."""
     facts, tests = [look_at(folder) for folder in folders], [read_tests(folder) for folder in folders]
-    rows: list[Row] = [("state", [each["state"] for each in facts])]
-    rows += [(name, [each.get(name) for each in facts]) for name in ("epoch", "step", "monitor", "best")]
+    rows: list[Row] = [("state", [run_facts["state"] for run_facts in facts])]
+    rows += [(name, [run_facts.get(name) for run_facts in facts]) for name in ("epoch", "step", "monitor", "best")]
     # the newest values of a finished run have those of its test among them
-    for found in ([each["metrics"] for each in facts], tests):
-        names = sorted({name for each in found for name in each}, key=_metric_order)
-        rows += [(name, [each.get(name) for each in found]) for name in names if not name.startswith("test/")]
-    rows += [(name, [each.get(name) for each in facts]) for name in ("epoch_s", "images_per_s", "workers", "device")]
+    for metrics_of_runs in ([run_facts["metrics"] for run_facts in facts], tests):
+        names = sorted({name for metrics in metrics_of_runs for name in metrics}, key=_metric_order)
+        rows += [
+            (name, [metrics.get(name) for metrics in metrics_of_runs]) for name in names if not name.startswith("test/")
+        ]
+    rows += [
+        (name, [run_facts.get(name) for run_facts in facts])
+        for name in ("epoch_s", "images_per_s", "workers", "device")
+    ]
     return [(name, values) for name, values in rows if any(value is not None for value in values)]
 
 
@@ -133,12 +138,12 @@ def _letter(i: int) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A setting as it is typed."""
+    """A setting as a person types it in an override."""
     return printable(value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
 
 
 def _read(key: str) -> Any:
-    """How a result of this name reads."""
+    """A result of this name as text for people."""
     if key == "epoch_s":
         return lambda value: duration(value) if value is not None else cells.NONE
     if key == "images_per_s":

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lockstep.monitoring import cells
 from lockstep.monitoring.selection import REMOVABLE, Listed, Selection
-from lockstep.runs.discovery import Found, Watched, look
+from lockstep.runs.discovery import DiscoveredRun, Watched, look
 from lockstep.runs.folder import BENCHMARK, EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, SILENT_S, RunFolder
 from lockstep.runs.naming import link_latest, shown
 from lockstep.system.terminal import printable, terminal
@@ -33,8 +33,8 @@ class Candidate:
 
     @property
     def folder(self) -> RunFolder:
-        """Its folder."""
-        return self.run.found.folder
+        """The folder of the run."""
+        return self.run.discovered.folder
 
 
 def prune(selection: Selection, *, is_sure: bool) -> int:
@@ -48,7 +48,7 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
     is_named = selection.states is not LEFTOVERS
     going, kept = _chosen(selection.listed(Watched(selection.root, scan_every_s=0.0)), is_named=is_named)
     for run, reason in kept:
-        print(f"Left alone: {printable(run.found.name)}: {reason}", file=sys.stderr)
+        print(f"Left alone: {printable(run.discovered.name)}: {reason}", file=sys.stderr)
     if not going:
         which = "in these states" if is_named else "that ended badly without a checkpoint (others by --state)"
         print(f"Nothing to remove: no run {which} below {printable(shown(selection.root))}.")
@@ -56,15 +56,15 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
     return _ask_and_remove(going, selection.root, is_sure=is_sure)
 
 
-def remove(runs: Sequence[Found], root: Path, *, is_sure: bool) -> int:
+def remove(runs: Sequence[DiscoveredRun], root: Path, *, is_sure: bool) -> int:
     """Remove these runs below `root`, once a person has agreed. Returns the exit code."""
-    going = [_candidate(Listed(found, look(found), 0.0)) for found in runs]
+    going = [_candidate(Listed(run, look(run), 0.0)) for run in runs]
     return _ask_and_remove(going, root, is_sure=is_sure)
 
 
 def _ask_and_remove(going: Sequence[Candidate], root: Path, *, is_sure: bool) -> int:
     _list(going)
-    total = f"{cells.plural(len(going), 'run')}, {cells.size(sum(each.num_bytes for each in going))}"
+    total = f"{cells.plural(len(going), 'run')}, {cells.size(sum(candidate.num_bytes for candidate in going))}"
     if not is_sure:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             print("lockstep: nothing was removed, there is nobody to ask: add --yes to remove these.", file=sys.stderr)
@@ -87,7 +87,7 @@ def _chosen(runs: Sequence[Listed], *, is_named: bool) -> tuple[list[Candidate],
     """What goes, inner runs before those around them, and of the others why not; `is_named`: states were asked for."""
     going: dict[Path, Candidate] = {}
     kept: list[tuple[Listed, str]] = []
-    for run in sorted(runs, key=lambda run: len(run.found.folder.path.parts), reverse=True):
+    for run in sorted(runs, key=lambda run: len(run.discovered.folder.path.parts), reverse=True):
         candidate = _candidate(run)
         if candidate.has_checkpoint and not is_named:
             continue
@@ -106,18 +106,18 @@ def _candidate(run: Listed) -> Candidate:
     """A look into a run folder. Links are not followed; a file of two names counts once."""
     sizes: dict[tuple[int, int], int] = {}
     has_checkpoint, nested = False, []
-    path = run.found.folder.path
+    path = run.discovered.folder.path
     for where, folders, files in os.walk(path):
         here = RunFolder(Path(where))
-        own = {here.lock_file.name, here.status_file.name, here.overrides.name, here.checkpoints.name}
-        if here.path != path and here.config.name in files and own & {*folders, *files}:
+        marks = {here.lock_file.name, here.status_file.name, here.overrides.name, here.checkpoints.name}
+        if here.path != path and here.config.name in files and marks & {*folders, *files}:
             nested.append(here.path)
         for name in files:
             has_checkpoint = has_checkpoint or name.endswith(".ckpt")
             with contextlib.suppress(OSError):
-                found = os.lstat(here.path / name)
-                sizes[found.st_dev, found.st_ino] = found.st_size
-    return Candidate(run, sum(sizes.values()), has_checkpoint, tuple(nested), _stamp(run.found.folder))
+                stat = os.lstat(here.path / name)
+                sizes[stat.st_dev, stat.st_ino] = stat.st_size
+    return Candidate(run, sum(sizes.values()), has_checkpoint, tuple(nested), _stamp(run.discovered.folder))
 
 
 def _stamp(folder: RunFolder) -> tuple[int, ...]:
@@ -158,13 +158,13 @@ def _is_elsewhere(host: str | None) -> bool:
 def _list(going: Iterable[Candidate]) -> None:
     heads = ("state", "run", "size", "")
     lines = [[Text(head, style="bold") for head in heads]]
-    for each in going:
+    for candidate in going:
         texts = (
-            printable(each.run.found.name),
-            cells.size(each.num_bytes),
-            "checkpoint" if each.has_checkpoint else "",
+            printable(candidate.run.discovered.name),
+            cells.size(candidate.num_bytes),
+            "checkpoint" if candidate.has_checkpoint else "",
         )
-        state = each.run.facts["state"]
+        state = candidate.run.facts["state"]
         lines.append([Text(state, style=cells.STYLES[state]), *map(Text, texts)])
     widths = [max(line[i].cell_len for line in lines) for i in range(len(heads))]
     terminal().print(cells.aligned(lines, widths, [False, False, True, False]), soft_wrap=True)
@@ -176,35 +176,35 @@ def _list(going: Iterable[Candidate]) -> None:
 def _remove_all(going: Sequence[Candidate], root: Path) -> int:
     removed, is_whole = [], True
     try:
-        for each in going:
-            reason = _removed(each)
+        for candidate in going:
+            reason = _removed(candidate)
             if reason:
                 is_whole = False
-                print(f"Left alone: {printable(each.run.found.name)}: {reason}", file=sys.stderr)
+                print(f"Left alone: {printable(candidate.run.discovered.name)}: {reason}", file=sys.stderr)
             else:
-                removed.append(each)
+                removed.append(candidate)
     except KeyboardInterrupt:
         print("Ended by Ctrl-C.", file=sys.stderr)
         return EXIT_INTERRUPTED
     finally:
-        paths = [each.folder.path for each in removed]
+        paths = [candidate.folder.path for candidate in removed]
         _repoint(paths)
         _remove_empty(paths, root)
-        freed = cells.size(sum(each.num_bytes for each in removed))
+        freed = cells.size(sum(candidate.num_bytes for candidate in removed))
         print(f"Removed {cells.plural(len(removed), 'run')}, {freed}.")
     return 0 if is_whole else EXIT_FAILED
 
 
-def _removed(each: Candidate) -> str:
+def _removed(candidate: Candidate) -> str:
     """Remove a run, holding its lock; why it stays if it does."""
     try:
-        with each.folder.lock():
-            now = _candidate(each.run)
-            if now.stamp != each.stamp:
+        with candidate.folder.lock():
+            now = _candidate(candidate.run)
+            if now.stamp != candidate.stamp:
                 return "it was gone on with meanwhile"
             if now.nested:
                 return "it holds another run"
-            each.folder.remove()
+            candidate.folder.remove()
     except BlockingIOError:
         return "it is being trained"
     except OSError as error:
@@ -220,7 +220,7 @@ def _repoint(removed: Sequence[Path]) -> None:
             continue
         left = Selection(above, (), ()).listed(Watched(above, scan_every_s=0.0))
         if left:
-            link_latest(above, left[0].found.folder.path)
+            link_latest(above, left[0].discovered.folder.path)
         else:
             link.unlink()
 

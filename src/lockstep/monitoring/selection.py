@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.discovery import STATES, Found, Watched
+from lockstep.runs.discovery import STATES, DiscoveredRun, Watched
 from lockstep.runs.folder import ENDED_STATES
 
 DEFAULT_ROOT = "outputs"
@@ -17,7 +17,7 @@ REMOVABLE = (*ENDED_STATES, "no signal", "not started")
 class Listed:
     """A run and what it says of itself; `since` is when its last session began, or else when it was made."""
 
-    found: Found
+    discovered: DiscoveredRun
     facts: dict[str, Any]
     since: float
 
@@ -33,10 +33,10 @@ class Selection:
     def listed(self, watched: Watched) -> list[Listed]:
         """The runs that fit, the newest first."""
         fitting = [facts for facts in watched.look() if self._fits(facts)]
-        by_id = watched.found()  # searched for anew, perhaps: a run may be gone since
-        found = [(by_id[facts["id"]], facts) for facts in fitting if facts["id"] in by_id]
-        runs = [Listed(run, facts, _since(run, facts)) for run, facts in found]
-        return sorted(runs, key=lambda run: (run.since, run.found.name), reverse=True)
+        by_id = watched.runs()  # searched for anew, perhaps: a run may be gone since
+        discovered = [(by_id[facts["id"]], facts) for facts in fitting if facts["id"] in by_id]
+        runs = [Listed(run, facts, _since(run, facts)) for run, facts in discovered]
+        return sorted(runs, key=lambda run: (run.since, run.discovered.name), reverse=True)
 
     def _fits(self, facts: dict[str, Any]) -> bool:
         if self.states and facts["state"] not in self.states:
@@ -60,16 +60,16 @@ def selection(folder: str, filter_text: str, state_text: str) -> Selection:
 def states(text: str) -> tuple[str, ...]:
     """The states of a list like `failed,no-signal`. Raises ValueError naming those there are."""
     known = {state.replace(" ", "-"): state for state in STATES}
-    asked = [word.strip().replace(" ", "-") for word in text.split(",") if word.strip()]
-    for word in asked:
+    chosen_words = [word.strip().replace(" ", "-") for word in text.split(",") if word.strip()]
+    for word in chosen_words:
         if word not in known:
             raise ValueError(f"--state {word}: there is no such state, choose from {', '.join(known)}.")
-    return tuple(known[word] for word in asked)
+    return tuple(known[word] for word in chosen_words)
 
 
-def _since(found: Found, facts: dict[str, Any]) -> float:
+def _since(run: DiscoveredRun, facts: dict[str, Any]) -> float:
     if "started" in facts:
         return facts["started"]
     with contextlib.suppress(OSError):
-        return found.folder.config.stat().st_mtime
+        return run.folder.config.stat().st_mtime
     return 0.0

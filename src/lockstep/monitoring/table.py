@@ -35,7 +35,7 @@ class Column(NamedTuple):
 # `settings` are the overrides in which the runs differ
 COLUMNS = {
     "state": Column(False, lambda run, settings: run.facts["state"], lambda run, settings: run.facts["state"]),
-    "run": Column(False, lambda run, settings: run.found.name, lambda run, settings: _name(run)),
+    "run": Column(False, lambda run, settings: run.discovered.name, lambda run, settings: _name(run)),
     "overrides": Column(False, lambda run, settings: settings or None, lambda run, settings: settings or cells.NONE),
     "epoch": Column(True, lambda run, settings: run.facts.get("epoch"), lambda run, settings: cells.epochs(run.facts)),
     "best": Column(True, lambda run, settings: run.facts.get("best"), lambda run, settings: cells.best(run.facts)),
@@ -51,12 +51,12 @@ def show(selection: Selection, *, sort: str, is_reversed: bool, is_json: bool) -
     check_order(sort)
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
     runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
-    if len(watched.found()) >= MOST:
+    if len(watched.runs()) >= MOST:
         print(f"lockstep: {selection.root} has too many runs: {MOST:,} were looked at.", file=sys.stderr)
     if is_json:
         print(to_json([_plain_facts(run) for run in runs]))
     elif not runs:
-        print(_nothing(selection, num_found=len(watched.found())), file=sys.stderr)
+        print(_nothing(selection, num_found=len(watched.runs())), file=sys.stderr)
     elif sys.stdout.isatty():
         out = terminal()
         out.print(_head(selection, runs))
@@ -101,12 +101,12 @@ def check_order(sort: str) -> None:
 
 
 def in_order(runs: Sequence[Listed], sort: str, *, is_reversed: bool) -> list[Listed]:
-    """By a column, from the smallest up, with a minus from the largest down; what has no value comes last."""
+    """Sort runs by a column, the smallest first, with a minus the largest first; runs without a value come last."""
     column, is_down = COLUMNS[sort.removeprefix("-")], sort.startswith("-") != is_reversed
     settings = _settings(runs)
-    valued = [(column.value(run, settings[run.found.id]), run) for run in runs]
-    there = sorted((pair for pair in valued if pair[0] is not None), key=lambda pair: pair[0], reverse=is_down)
-    return [run for _, run in there] + [run for value, run in valued if value is None]
+    valued = [(column.value(run, settings[run.discovered.id]), run) for run in runs]
+    with_value = sorted((pair for pair in valued if pair[0] is not None), key=lambda pair: pair[0], reverse=is_down)
+    return [run for _, run in with_value] + [run for value, run in valued if value is None]
 
 
 def _settings(runs: Sequence[Listed]) -> dict[str, str]:
@@ -120,13 +120,16 @@ def _settings(runs: Sequence[Listed]) -> dict[str, str]:
 def plain(runs: Sequence[Listed]) -> list[list[str]]:
     """Heads and lines of everything, whole, for a file or a pipe."""
     settings = _settings(runs)
-    return [list(COLUMNS), *([column.text(run, settings[run.found.id]) for column in COLUMNS.values()] for run in runs)]
+    return [
+        list(COLUMNS),
+        *([column.text(run, settings[run.discovered.id]) for column in COLUMNS.values()] for run in runs),
+    ]
 
 
 def table(runs: Sequence[Listed], width: int) -> Text:
     """Heads and lines in columns, as many of them as fit into `width`."""
     settings, now = _settings(runs), time.time()
-    texts = {name: [column.text(run, settings[run.found.id]) for run in runs] for name, column in COLUMNS.items()}
+    texts = {name: [column.text(run, settings[run.discovered.id]) for run in runs] for name, column in COLUMNS.items()}
     texts["started"] = [cells.short_moment(run.since, now) for run in runs]
     if _monitor(runs):  # the headline says it
         texts["best"] = [cells.number(run.facts.get("best")) for run in runs]
@@ -161,11 +164,11 @@ def _screen(selection: Selection, runs: Sequence[Listed], width: int, height: in
     return head.append("\n").append_text(_cropped(table(runs, width), height - 1))
 
 
-def _cropped(found: Text, height: int) -> Text:
-    """At most so many lines; the last one tells of the others."""
-    lines = found.split("\n")
+def _cropped(text: Text, height: int) -> Text:
+    """Cut a text to `height` lines, of which the last one says how many are left out."""
+    lines = text.split("\n")
     if len(lines) <= height:
-        return found
+        return text
     kept = max(1, height - 1)
     return Text("\n").join([*lines[:kept], Text(f"and {len(lines) - kept:,} more", style="dim")])
 
@@ -193,11 +196,11 @@ def _nothing(selection: Selection, *, num_found: int) -> str:
 
 def _plain_facts(run: Listed) -> dict[str, Any]:
     facts = {name: value for name, value in run.facts.items() if name != "id"}
-    return facts | {"path": str(run.found.folder.path.resolve())}
+    return facts | {"path": str(run.discovered.folder.path.resolve())}
 
 
 def _name(run: Listed) -> str:
-    return printable(run.found.name if run.found.name != "." else run.found.folder.path.resolve().name)
+    return printable(run.discovered.name if run.discovered.name != "." else run.discovered.folder.path.resolve().name)
 
 
 def _epoch_s(facts: dict[str, Any]) -> str:

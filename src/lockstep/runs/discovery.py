@@ -32,7 +32,7 @@ MOST_CLASSES = 100  # of a confusion matrix
 
 
 @dataclass(frozen=True)
-class Found:
+class DiscoveredRun:
     """A run: its folder, its name below the folder that was searched, and an id that tells nothing of the path.
 
     `sweep` is the name of the folder of its sweep below the one that was searched, None of a run of its own.
@@ -44,14 +44,14 @@ class Found:
     sweep: str | None = None
 
 
-def scan(root: Path) -> dict[str, Found]:
+def scan(root: Path) -> dict[str, DiscoveredRun]:
     """Every run below `root`, itself included, by its id.
 
     Links are not followed, hidden folders and the code of jobs not entered.
     """
-    found: dict[str, Found] = {}
+    runs: dict[str, DiscoveredRun] = {}
     waiting: list[tuple[Path, int, str | None]] = [(root, 0, None)]
-    while waiting and len(found) < MOST:
+    while waiting and len(runs) < MOST:
         path, depth, sweep = waiting.pop()
         try:
             with os.scandir(path) as entries:
@@ -62,12 +62,12 @@ def scan(root: Path) -> dict[str, Found]:
         if SWEEP in files and depth > 0:  # where one sweep is all there is, its trials are the rows
             sweep = os.path.relpath(path, root)
         if "config.yaml" in files:
-            run = _found(RunFolder(path), os.path.relpath(path, root), sweep)
-            found[run.id] = run
+            run = _discovered(RunFolder(path), os.path.relpath(path, root), sweep)
+            runs[run.id] = run
         if depth < DEPTH:
             folders = (e for e in listed if _may_hold_runs(e.name) and e.is_dir(follow_symlinks=False))
             waiting += [(Path(entry.path), depth + 1, sweep) for entry in folders]
-    return found
+    return runs
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -78,23 +78,23 @@ def _may_hold_runs(name: str) -> bool:
     return not name.startswith(".") and name != CODE
 
 
-def _found(folder: RunFolder, name: str, sweep: str | None = None) -> Found:
-    return Found(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder, sweep)
+def _discovered(folder: RunFolder, name: str, sweep: str | None = None) -> DiscoveredRun:
+    return DiscoveredRun(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder, sweep)
 
 
 def look_at(folder: RunFolder) -> dict[str, Any]:
     """What one run says of itself; `run` is its path as a person types it."""
-    return look(_found(folder, shown(folder.path)))
+    return look(_discovered(folder, shown(folder.path)))
 
 
-def look(found: Found) -> dict[str, Any]:
+def look(run: DiscoveredRun) -> dict[str, Any]:
     """What a run says of itself: the known fields of status.json that have the right type, never more.
 
     `state` is one of STATES, `metrics` maps names to numbers, `overrides` is what was typed.
     """
-    folder = found.folder
-    facts: dict[str, Any] = {"id": found.id, "run": found.name, "metrics": {}, "overrides": _overrides(folder)}
-    facts |= {"sweep": found.sweep} if found.sweep is not None else {}
+    folder = run.folder
+    facts: dict[str, Any] = {"id": run.id, "run": run.name, "metrics": {}, "overrides": _overrides(folder)}
+    facts |= {"sweep": run.sweep} if run.sweep is not None else {}
     try:
         status = folder.read_status()
         if not status:
@@ -129,39 +129,39 @@ class Watched:
         self.root = root
         self._scan_every_s = scan_every_s
         self._next_scan = 0.0
-        self._found: dict[str, Found] = {}
+        self._runs: dict[str, DiscoveredRun] = {}
         self._ended: dict[str, tuple[int, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
-    def found(self, *, is_fresh: bool = False) -> dict[str, Found]:
+    def runs(self, *, is_fresh: bool = False) -> dict[str, DiscoveredRun]:
         """The runs by their ids, searched for anew when that was long ago or `is_fresh` asks for it."""
         with self._lock:
             if is_fresh or time.monotonic() >= self._next_scan:
                 started = time.monotonic()
-                self._found = scan(self.root)
+                self._runs = scan(self.root)
                 ended = time.monotonic()
                 self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))  # 2 % of the time at most
-                self._ended = {key: kept for key, kept in self._ended.items() if key in self._found}
-            return self._found
+                self._ended = {key: kept for key, kept in self._ended.items() if key in self._runs}
+            return self._runs
 
     def look(self) -> list[dict[str, Any]]:
         """What every run says of itself, the newest first."""
-        facts = [self._look(found) for found in self.found().values()]
-        return sorted(facts, key=lambda each: (each.get("started", 0.0), each["run"]), reverse=True)
+        facts = [self._look(run) for run in self.runs().values()]
+        return sorted(facts, key=lambda run_facts: (run_facts.get("started", 0.0), run_facts["run"]), reverse=True)
 
-    def _look(self, found: Found) -> dict[str, Any]:
+    def _look(self, run: DiscoveredRun) -> dict[str, Any]:
         try:
-            changed = found.folder.status_file.stat(follow_symlinks=False).st_mtime_ns
+            changed = run.folder.status_file.stat(follow_symlinks=False).st_mtime_ns
         except OSError:
             changed = 0
-        kept = self._ended.get(found.id)
+        kept = self._ended.get(run.id)
         if kept is not None and kept[0] == changed:
             return kept[1]
-        facts = look(found)
+        facts = look(run)
         with self._lock:
-            self._ended.pop(found.id, None)
+            self._ended.pop(run.id, None)
             if facts["state"] in ENDED_STATES:
-                self._ended[found.id] = (changed, facts)
+                self._ended[run.id] = (changed, facts)
         return facts
 
 
@@ -186,10 +186,10 @@ def _key(override: str) -> str:
     return override.partition("=")[0]
 
 
-def resume_command(found: Found) -> str | None:
+def resume_command(run: DiscoveredRun) -> str | None:
     """What goes on with a run, typed in the current folder; None for one that is live, through, or saved nothing."""
-    folder = found.folder
-    if look(found)["state"] not in ("stopped", "failed", "no signal") or not folder.last_checkpoint.is_file():
+    folder = run.folder
+    if look(run)["state"] not in ("stopped", "failed", "no signal") or not folder.last_checkpoint.is_file():
         return None
     return naming.resume_command(folder.path)
 
@@ -211,11 +211,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
 
 
-def read_rows(found: Found) -> list[dict[str, float]]:
+def read_rows(run: DiscoveredRun) -> list[dict[str, float]]:
     """The finite numbers of metrics.csv, a row per epoch; empty when there is no such file or it holds other things."""
     rows: list[dict[str, float]] = []
     try:
-        listed = found.folder.read_metrics()
+        listed = run.folder.read_metrics()
     except (OSError, ValueError, csv.Error):
         return []
     for row in listed:
@@ -247,18 +247,18 @@ def read_confusion(folder: RunFolder) -> dict[str, Any] | None:
     """
     for split in ("test", "val"):
         try:
-            found = folder.read_confusion(split)
+            confusion = folder.read_confusion(split)
         except (OSError, ValueError, RecursionError):
             continue
-        if _is_confusion(found):
-            names = [name[:80] for name in found["classes"]]
-            numbers = {name: found[name] for name in ("step", "num_classes", "counts")}
+        if _is_confusion(confusion):
+            names = [name[:80] for name in confusion["classes"]]
+            numbers = {name: confusion[name] for name in ("step", "num_classes", "counts")}
             return {"split": split, "classes": names, **numbers}
     return None
 
 
-def _is_confusion(found: dict[str, Any]) -> bool:
-    classes, counts = found.get("classes"), found.get("counts")
+def _is_confusion(confusion: dict[str, Any]) -> bool:
+    classes, counts = confusion.get("classes"), confusion.get("counts")
     if not isinstance(classes, list) or not isinstance(counts, list) or not 0 < len(classes) <= MOST_CLASSES:
         return False
     rows = [row for row in counts if isinstance(row, list) and len(row) == len(classes)]
@@ -266,8 +266,8 @@ def _is_confusion(found: dict[str, Any]) -> bool:
         all(isinstance(name, str) for name in classes)
         and len(counts) == len(rows) == len(classes)
         and all(_is_count(count) for row in rows for count in row)
-        and _is_count(found.get("step"))
-        and _is_count(found.get("num_classes"))
+        and _is_count(confusion.get("step"))
+        and _is_count(confusion.get("num_classes"))
     )
 
 

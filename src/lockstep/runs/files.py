@@ -175,7 +175,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def no_link(path: str, flags: int) -> int:
-    """For `open`: what stands there itself, at once, also where it is a link or a pipe."""
+    """An opener for `open` that follows no link and does not wait for the other end of a pipe."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
 
 

@@ -162,7 +162,7 @@ class RunFolder:
             return []
 
     def read_project(self) -> dict[str, Any]:
-        """Where the modules are, empty where nobody wrote it down."""
+        """The folders of the modules of the run, empty where nobody wrote them down."""
         return self._read_json(self.project.name)
 
     def write_project(self, folders: dict[str, Any]) -> None:

@@ -113,8 +113,8 @@ def told(ranks: dict[int, Beat], world_size: int) -> str:
 
 def absent(folder: RunFolder, world_size: int) -> list[int]:
     """Ranks that have shown nothing of their life: while ranks meet for the first time, those that never came."""
-    there = _beats(folder)
-    return [rank for rank in range(world_size) if rank not in there]
+    beats = _beats(folder)
+    return [rank for rank in range(world_size) if rank not in beats]
 
 
 def told_absent(ranks: list[int], world_size: int) -> str:
@@ -127,13 +127,13 @@ def told_absent(ranks: list[int], world_size: int) -> str:
 
 
 def _beats(folder: RunFolder) -> dict[int, Beat]:
-    found = {}
+    beats = {}
     for path in folder.ranks.glob("*.beat"):
         # opened, for a network disk may tell an old time of a file that is not
         with contextlib.suppress(OSError, ValueError), open(path) as file:
             host, pid = file.read().split()
-            found[int(path.stem)] = Beat(host, int(pid), os.fstat(file.fileno()).st_mtime)
-    return found
+            beats[int(path.stem)] = Beat(host, int(pid), os.fstat(file.fileno()).st_mtime)
+    return beats
 
 
 def _state(beat: Beat) -> str:

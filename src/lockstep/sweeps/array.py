@@ -43,7 +43,7 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
         with submission.in_one_piece() as flag:
             records = submission.submit_all(
                 [trial.folder for trial, _ in left],
-                [each for _, each in left],
+                [left_config for _, left_config in left],
                 flag,
                 base=RunFolder(ledger.path),
                 name=_name(config),
@@ -55,10 +55,10 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
             ledger.write()
     known = {trial.number: states.get(trial.folder.path.resolve(), "") for trial, _ in made}
     live = {number: state for number, state in known.items() if state}
-    found = table(ledger, [objective], live, monitored=objective)
-    write(ledger, found)
+    sweep_table = table(ledger, [objective], live, monitored=objective)
+    write(ledger, sweep_table)
     if not config.silent:
-        views.show(found, shown(ledger.path))
+        views.show(sweep_table, shown(ledger.path))
         print(_next(ledger, len(left), len(states), array))
 
 

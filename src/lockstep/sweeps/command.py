@@ -33,16 +33,16 @@ class Grid:
         self._left = [trial for trial in trials if trial.state not in DONE]
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
-        """All of them, the first time."""
-        found, self._left = self._left, []
-        return found
+        """Hand out all trials that are not done in the first call, none in later ones."""
+        trials, self._left = self._left, []
+        return trials
 
     def is_poor(self, trial: Trial) -> bool:
-        """None is."""
+        """Prune no trial: every combination of a grid is trained to its end."""
         return False
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Nothing follows."""
+        """Learn nothing from the end of a trial: the others are known already."""
 
 
 def prepared(
@@ -53,8 +53,8 @@ def prepared(
     `compose` makes the configuration and the name of the folder of a trial by its number. Raises ConfigError where the
     trial is known with other values: then it is not the same sweep any more.
     """
-    own = trial_of(overrides)
-    trial = ledger.find(own)
+    trial_overrides = trial_of(overrides)
+    trial = ledger.find(trial_overrides)
     config, subdir = compose(ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(["scale_with_workers=true: say how many workers a trial of a sweep has, trainer.devices=..."])
@@ -62,7 +62,7 @@ def prepared(
     saved = submission.for_job(config)
     if trial is None:
         try:
-            trial = ledger.add(own, subdir)
+            trial = ledger.add(trial_overrides, subdir)
         except ValueError as error:
             raise ConfigError([f"hydra.sweep.subdir: {error}"]) from error
     folder = trial.folder
@@ -70,14 +70,14 @@ def prepared(
         _check_same(ledger, trial, storage.load(folder.config), saved)
     folder.path.mkdir(parents=True, exist_ok=True)
     if trial.state not in (*DONE, *LIVE_STATES):
-        runner.save(folder, saved, own)
+        runner.save(folder, saved, trial_overrides)
     return trial, config
 
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
     """Raise ConfigError where a trial would compute something else; how many workers do so is another matter."""
     tree = storage.to_tree(config)
-    before, after = (dict(leaves(each, "")) for each in (storage.to_tree(saved), tree))
+    before, after = (dict(leaves(config_tree, "")) for config_tree in (storage.to_tree(saved), tree))
     keys = [key for key in {**before, **after} if scope(key, tree) not in FREE_IN_A_SWEEP_THAT_GOES_ON]
     changed = [key for key in keys if before.get(key) != after.get(key)]
     if changed:
@@ -125,8 +125,8 @@ def run(
         return table(ledger, objectives, running or {}, monitored=monitored(config))
 
     def need_of(trial: Trial) -> devices.Need:
-        own = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
-        return devices.need(own, machine, at_once)
+        trial_config = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
+        return devices.need(trial_config, machine, at_once)
 
     view = views.Silent() if config.silent else views.Shown(known, total)
     course_of = partial(
@@ -161,8 +161,8 @@ def _num_at_once(machine: Machine, total: int, config: Config, configs: Sequence
     """How many trials run side by side. Raises ConfigError where one of them needs what the machine has not."""
     try:
         at_once = devices.num_at_once(config.launcher, machine, total, configs or [config])
-        for each in configs:
-            devices.need(each, machine, at_once)
+        for trial_config in configs:
+            devices.need(trial_config, machine, at_once)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
     return at_once
@@ -180,23 +180,23 @@ def _begins(ledger: Ledger, num_done: int, total: int, at_once: int) -> str:
     return f"A sweep of {total} trial{plural}, {many}, in {where}"
 
 
-def _to_be_tested(found: Table, ledger: Ledger, config: Config) -> list[Trial]:
+def _to_be_tested(sweep_table: Table, ledger: Ledger, config: Config) -> list[Trial]:
     """The trials that meet the test set now: the best one once all are through, or all that have not yet."""
     if config.sweep.test == "none" or any(trial.state not in (*DONE, "failed") for trial in ledger.trials):
         return []
-    best = [found.best] if found.best is not None else []
-    rows = found.rows if config.sweep.test == "all" else best
+    best = [sweep_table.best] if sweep_table.best is not None else []
+    rows = sweep_table.rows if config.sweep.test == "all" else best
     return [row.trial for row in rows if row.state == "finished" and row.test_accuracy is None]
 
 
 def _refuse_live(ledger: Ledger) -> None:
     """Raise ConfigError while somebody else trains a trial, or a cluster is about to."""
     try:
-        found = jobs.below([ledger.path])
-        jobs.need_certain(found)
+        cluster_jobs = jobs.below([ledger.path])
+        jobs.need_certain(cluster_jobs)
     except ValueError as error:  # SLURM does not answer
         raise ConfigError([str(error)]) from error
-    on_their_way = {job.folder.path for job in found if job.is_live}
+    on_their_way = {job.folder.path for job in cluster_jobs if job.is_live}
     for trial in ledger.trials:
         if trial.folder.path.resolve() in on_their_way:
             what = f"trial {trial.number} of {shown(ledger.path)} is a job that waits or runs"
@@ -210,7 +210,7 @@ def _refuse_live(ledger: Ledger) -> None:
 
 
 class Once(Grid):
-    """A task on trials that are done."""
+    """A pass over trials that are done, each exactly once, such as their test."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._left = list(trials)
@@ -225,7 +225,7 @@ def machine_here() -> Machine:
 
 
 def monitored(config: Config) -> Objective:
-    """What best.ckpt is chosen by."""
+    """The objective by which best.ckpt is chosen."""
     for section in config.callbacks.values():
         if section is not None and section.target.endswith(".ModelCheckpoint"):
             arguments = section.arguments()

@@ -20,7 +20,7 @@ PRUNED = "other trials were better by now"
 
 
 class Source(Protocol):
-    """Where trials come from."""
+    """Proposes the trials of a sweep: a grid, or a search that draws them."""
 
     @property
     def note(self) -> str:
@@ -36,27 +36,27 @@ class Source(Protocol):
         ...
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Hear how a trial ended."""
+        """Take in the state in which a trial ended."""
         ...
 
 
 class View(AbstractContextManager["View"], Protocol):
-    """What a person sees."""
+    """Shows a person how a sweep goes on."""
 
     def started(self, trial: Trial) -> None:
-        """A trial begins."""
+        """Show that a trial begins."""
         ...
 
     def ended(self, trial: Trial, state: str) -> None:
-        """A trial has ended."""
+        """Show that a trial has ended in a state."""
         ...
 
     def stopping(self, reason: str) -> None:
-        """The sweep ends early."""
+        """Show why the sweep ends early."""
         ...
 
     def refresh(self, running: Sequence[Trial]) -> None:
-        """Some time has passed."""
+        """Draw anew the trials that run; called now and then."""
         ...
 
 
@@ -98,7 +98,7 @@ class Course:
         while True:
             for trial, code in self.pool.ended():
                 states[trial.number] = self._end(trial, code, is_pruned=trial.number in pruned)
-            running = [each.trial for each in self.pool.running]
+            running = [active.trial for active in self.pool.running]
             if not stopped:
                 stopped = self._why_to_stop(received, list(states.values()))
                 if stopped:
@@ -114,7 +114,7 @@ class Course:
                 return EXIT_INTERRUPTED
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + LOOK_EVERY_S
-                running = [each.trial for each in self.pool.running]
+                running = [active.trial for active in self.pool.running]
                 for trial in running:
                     if not stopped and trial.number not in pruned and self.source.is_poor(trial):
                         pruned.add(trial.number)

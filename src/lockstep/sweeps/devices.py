@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For people: `GPU 0,1` or `cores 2-3`."""
+        """The devices as people read them: `GPU 0,1` or `cores 2-3`."""
         if self.gpus:
             return f"GPU {','.join(self.gpus)}"
         first, last = self.cores[0], self.cores[-1]
@@ -132,5 +132,5 @@ class Devices:
         return share
 
     def give_back(self, share: Share) -> None:
-        """The trial that held them has ended."""
+        """Free the devices of a trial that has ended."""
         self.held.remove(share)

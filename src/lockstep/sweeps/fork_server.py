@@ -33,21 +33,21 @@ class Forked:
         self._process = process
 
     def poll(self) -> int | None:
-        """The exit code, or a signal as a negative number; None while it runs."""
+        """The exit code of the trial, or its signal as a negative number; None while it runs."""
         return self._process.exitcode
 
     def wait(self) -> int | None:
-        """The same, when it has ended."""
+        """Wait until the trial has ended. Returns what `poll` does."""
         self._process.join()
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal to the trial, unless it has ended."""
         if self.poll() is None and self._process.pid is not None:
             os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the trial at once by SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

@@ -34,7 +34,7 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What was typed for it, by key."""
+        """The overrides of the trial as they were typed, by key."""
         pairs = (override.lstrip("+").partition("=") for override in self.overrides)
         return {key: value for key, _, value in pairs}
 
@@ -108,15 +108,15 @@ class Ledger:
 
 def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
     """The newest sweep below `root` of this name; without a name, of the same command."""
-    found = []
+    folders = []
     for file in root.glob(f"*/*/{SWEEP}"):
         try:
             kept = _read(file.parent)
         except (OSError, ValueError):
             continue
         if kept is not None and kept["name"] == name and (name or sorted(kept["command"]) == sorted(command)):
-            found.append(file.parent)
-    return max(found, default=None)
+            folders.append(file.parent)
+    return max(folders, default=None)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -140,7 +140,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def command_of(overrides: Sequence[str]) -> list[str]:

@@ -70,32 +70,32 @@ class Pool:
 
     def ended(self) -> list[tuple[Trial, int]]:
         """The trials that have ended since the last call, with their exit codes; their devices are free."""
-        found = [(each, code) for each in self.running if (code := each.process.poll()) is not None]
-        for each, code in found:
-            self.running.remove(each)
-            self._devices.give_back(each.share)
+        ended = [(active, code) for active in self.running if (code := active.process.poll()) is not None]
+        for active, code in ended:
+            self.running.remove(active)
+            self._devices.give_back(active.share)
             with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone, or not ours to write
-                _account_for(each.trial, code)
-        return [(each.trial, code) for each, code in found]
+                _account_for(active.trial, code)
+        return [(active.trial, code) for active, code in ended]
 
     def stop(self) -> None:
         """Ask all trials to stop in good order."""
-        for each in self.running:
-            each.process.send_signal(signal.SIGTERM)
+        for active in self.running:
+            active.process.send_signal(signal.SIGTERM)
 
     def leave(self) -> None:
         """Stop all trials in good order, and wait for their ends; not for ever."""
         self.stop()
         deadline = time.monotonic() + LEAVE_S
-        while time.monotonic() < deadline and any(each.process.poll() is None for each in self.running):
+        while time.monotonic() < deadline and any(active.process.poll() is None for active in self.running):
             time.sleep(0.1)
 
     def kill(self) -> None:
         """End all trials at once; their workers die with them."""
-        for each in self.running:
-            each.process.kill()
-        for each in self.running:
-            each.process.wait()
+        for active in self.running:
+            active.process.kill()
+        for active in self.running:
+            active.process.wait()
 
 
 def _fresh(folder: Path, task: str, environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -105,13 +105,13 @@ def _fresh(folder: Path, task: str, environ: Mapping[str, str], log: Path) -> su
 
 def environ_of(share: Share, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a trial: the GPUs it may see, and threads for its cores."""
-    found = dict(environ)
+    variables = dict(environ)
     if share.gpus and not share.is_named:
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
     elif not share.gpus:
-        found["CUDA_VISIBLE_DEVICES"] = ""
-    found.setdefault("OMP_NUM_THREADS", str(share.num_threads))
-    return found
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    variables.setdefault("OMP_NUM_THREADS", str(share.num_threads))
+    return variables
 
 
 def _account_for(trial: Trial, code: int) -> None:

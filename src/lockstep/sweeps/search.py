@@ -59,7 +59,7 @@ def _count(drawn: BaseDistribution) -> int | None:
 
 
 def _values(drawn: BaseDistribution) -> Sequence[Any]:
-    """All values of what can be counted."""
+    """All values of a distribution that has finitely many."""
     if isinstance(drawn, CategoricalDistribution):
         return drawn.choices
     assert isinstance(drawn, IntDistribution | FloatDistribution)
@@ -67,7 +67,7 @@ def _values(drawn: BaseDistribution) -> Sequence[Any]:
 
 
 def _place(drawn: BaseDistribution, value: Any) -> Any:
-    """Equal for values that differ by rounding alone: the number of the value, where they can be counted."""
+    """A key, equal for values that differ by rounding alone: the number of the value, where they can be counted."""
     if isinstance(drawn, CategoricalDistribution):
         return drawn.choices.index(value)
     assert isinstance(drawn, IntDistribution | FloatDistribution)
@@ -80,7 +80,7 @@ def study_in(folder: Path, search: Search, objectives: Sequence[Objective]) -> o
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     file = folder / JOURNAL
     file.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed
-    directions = [StudyDirection.MAXIMIZE if each.is_max else StudyDirection.MINIMIZE for each in objectives]
+    directions = [StudyDirection.MAXIMIZE if objective.is_max else StudyDirection.MINIMIZE for objective in objectives]
     try:
         storage = JournalStorage(JournalFileBackend(str(file)))
         study = optuna.create_study(storage=storage, study_name="study", directions=directions, load_if_exists=True)
@@ -165,19 +165,19 @@ class Draws:
         return ""
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
-        """What was interrupted first, then new draws."""
+        """Propose trials that were interrupted first, then new draws."""
         if self._resumed:
-            found, self._resumed = self._resumed[: max(num_free, 0)], self._resumed[max(num_free, 0) :]
-            return found
-        found: list[Trial] = []
+            trials, self._resumed = self._resumed[: max(num_free, 0)], self._resumed[max(num_free, 0) :]
+            return trials
+        trials: list[Trial] = []
         num_repeats = 0
-        while len(found) < num_free and len(self._taken) < self.total and not self._is_stuck:
+        while len(trials) < num_free and len(self._taken) < self.total and not self._is_stuck:
             if num_repeats == MOST_REPEATS:
                 self._is_stuck = not self._enqueue_another()
             num_taken = len(self._taken)
-            found += self._begun(self._drawn()) if not self._is_stuck else []
+            trials += self._begun(self._drawn()) if not self._is_stuck else []
             num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
-        return found
+        return trials
 
     def _drawn(self) -> optuna.Trial:
         try:
@@ -232,7 +232,7 @@ class Draws:
             self._tell(drawn, trial, trial.state)
 
     def is_poor(self, trial: Trial) -> bool:
-        """Tell Optuna of the epochs that are done, and ask."""
+        """Report the epochs that are done to Optuna, and ask whether it would prune the trial."""
         if len(self._objectives) > 1:
             return False
         drawn, name = self._open[trial.number][0], self._objectives[0].name
@@ -246,7 +246,7 @@ class Draws:
         return is_new and bool(drawn.should_prune())
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Tell Optuna; a stopped trial stays open, and goes on with the next command."""
+        """Report the end of a trial to Optuna; a stopped trial stays open, and goes on with the next command."""
         if state == "stopped":
             return
         if state in DONE:
@@ -255,7 +255,7 @@ class Draws:
             self._tell(drawn, trial, state)
 
     def _tell(self, drawn: optuna.Trial, trial: Trial, state: str) -> None:
-        values = [each.of(trial.folder, self._monitored) for each in self._objectives]
+        values = [objective.of(trial.folder, self._monitored) for objective in self._objectives]
         if state == "pruned":
             self._study.tell(drawn, state=TrialState.PRUNED)
         elif state == "finished" and None not in values:

@@ -39,7 +39,7 @@ class Serial:
         terminal().print(text, style="bold", markup=False, soft_wrap=True)
 
     def end(self, number: int, overrides: Sequence[str], folder: RunFolder, code: int) -> None:
-        """Take down how a job ended."""
+        """Note a job that has ended for the table, and whether it failed."""
         self.trials.append(Trial(number, tuple(trial_of(overrides)), folder))
         if code not in GOOD:
             self.failed.append(folder)
@@ -48,17 +48,17 @@ class Serial:
         """Measure the best job on the test set, where `sweep.test=best`."""
         from lockstep.launch import runner
 
-        found, config = self._table()
-        if found.best is None or config.sweep.test != "best":
+        sweep_table, config = self._table()
+        if sweep_table.best is None or config.sweep.test != "best":
             return
         if not self.is_silent:
-            print(f"Testing the best job, {found.best.trial.number} ...", flush=True)
-        code = runner.test(found.best.trial.folder)
+            print(f"Testing the best job, {sweep_table.best.trial.number} ...", flush=True)
+        code = runner.test(sweep_table.best.trial.folder)
         if code not in GOOD:
-            self.failed.append(found.best.trial.folder)
+            self.failed.append(sweep_table.best.trial.folder)
 
     def show(self) -> None:
-        """Print the table."""
+        """Print the table of all jobs of the sweep."""
         from lockstep.sweeps import views
 
         views.show(self._table()[0], None)

@@ -43,7 +43,7 @@ class Objective:
     is_max: bool
 
     def of(self, folder: RunFolder, monitored: "Objective") -> float | None:
-        """Its value in a run. The best epoch is that of best.ckpt, which is chosen by `monitored`."""
+        """The value of the objective in a run. The best epoch is that of best.ckpt, which is chosen by `monitored`."""
         summary = _or_empty(folder.read_summary)
         if self.name == monitored.name and _is_number(summary.get("best")):
             return summary["best"]
@@ -76,8 +76,8 @@ class Table:
     @property
     def best(self) -> Row | None:
         """The finished trial with the best value of the only objective."""
-        found = [row for row in self.rows if row.state == "finished" and row.values[0] is not None]
-        return found[0] if found and len(self.objectives) == 1 else None
+        finished = [row for row in self.rows if row.state == "finished" and row.values[0] is not None]
+        return finished[0] if finished and len(self.objectives) == 1 else None
 
     @property
     def front(self) -> list[int]:
@@ -85,7 +85,7 @@ class Table:
 
         def gains(row: Row) -> list[float]:
             pairs = zip(self.objectives, row.values, strict=True)
-            return [(value or 0.0) * (1 if each.is_max else -1) for each, value in pairs]
+            return [(value or 0.0) * (1 if objective.is_max else -1) for objective, value in pairs]
 
         rows = [row for row in self.rows if row.state == "finished" and None not in row.values]
         known = [(row.trial.number, gains(row)) for row in rows]
@@ -111,14 +111,14 @@ class Table:
                 same = tuple(row.settings.get(key, "") for key in self.keys if key != SEED)
                 members.setdefault(same, []).append(row)
         keys = [key for key in self.keys if key != SEED]
-        found: list[Group] = []
+        groups: list[Group] = []
         for same, rows in members.items():
             if len(rows) > 1:
                 values = [row.values[0] or 0.0 for row in rows]
                 mean, deviation = statistics.fmean(values), statistics.stdev(values)
                 settings = dict(zip(keys, same, strict=True))
-                found.append(Group(settings, len(rows), mean, deviation))
-        return sorted(found, key=lambda group: group.mean, reverse=self.objectives[0].is_max)
+                groups.append(Group(settings, len(rows), mean, deviation))
+        return sorted(groups, key=lambda group: group.mean, reverse=self.objectives[0].is_max)
 
 
 def table(ledger: Ledger, objectives: Sequence[Objective], running: dict[int, str], *, monitored: Objective) -> Table:
@@ -138,8 +138,8 @@ def table(ledger: Ledger, objectives: Sequence[Objective], running: dict[int, st
 def differing(trials: Sequence[Trial]) -> tuple[str, ...]:
     """The keys whose values differ between the trials, in the order in which they were typed."""
     settings = [trial.settings for trial in trials]
-    keys = dict.fromkeys(key for each in settings for key in each)
-    return tuple(key for key in keys if len({each.get(key) for each in settings}) > 1)
+    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
+    return tuple(key for key in keys if len({run_settings.get(key) for run_settings in settings}) > 1)
 
 
 def told(trial: Trial, trials: Sequence[Trial]) -> str:
@@ -165,26 +165,33 @@ def _row(trial: Trial, objectives: Sequence[Objective], monitored: Objective, li
     )
 
 
-def write(ledger: Ledger, found: Table) -> None:
+def write(ledger: Ledger, sweep_table: Table) -> None:
     """Write table.csv, table.json and table.md into the folder of the sweep."""
-    heads = ["trial", *found.keys, "state", "epoch", *(each.name for each in found.objectives), "test_accuracy"]
+    heads = [
+        "trial",
+        *sweep_table.keys,
+        "state",
+        "epoch",
+        *(objective.name for objective in sweep_table.objectives),
+        "test_accuracy",
+    ]
     heads += ["training_s", "device", "folder", "reason"]
-    lines = [_plain(row, found.keys) for row in found.rows]
+    lines = [_plain(row, sweep_table.keys) for row in sweep_table.rows]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([heads, *lines])
     write_atomically(ledger.path / f"{STEM}.csv", text.getvalue())
-    best = found.best
+    best = sweep_table.best
     kept = {
         "name": ledger.name,
         "command": list(ledger.command),
         "best": best.trial.number if best is not None else None,
-        "front": found.front,
-        "objectives": {each.name: "max" if each.is_max else "min" for each in found.objectives},
+        "front": sweep_table.front,
+        "objectives": {objective.name: "max" if objective.is_max else "min" for objective in sweep_table.objectives},
         "trials": [dict(zip(heads, line, strict=True)) for line in lines],
-        "groups": [group._asdict() for group in found.groups],
+        "groups": [group._asdict() for group in sweep_table.groups],
     }
     write_atomically(ledger.path / f"{STEM}.json", to_json(kept) + "\n")
-    write_atomically(ledger.path / f"{STEM}.md", _markdown(found))
+    write_atomically(ledger.path / f"{STEM}.md", _markdown(sweep_table))
 
 
 def _plain(row: Row, keys: Sequence[str]) -> list[Any]:
@@ -192,24 +199,31 @@ def _plain(row: Row, keys: Sequence[str]) -> list[Any]:
     return [*known, row.test_accuracy, row.training_s, row.trial.device, str(row.trial.folder.path), row.reason]
 
 
-def _markdown(found: Table) -> str:
-    first = found.objectives[0]
-    heads = ["trial", *found.keys, "state", *(each.name for each in found.objectives), "test accuracy", "seconds"]
+def _markdown(sweep_table: Table) -> str:
+    first = sweep_table.objectives[0]
+    heads = [
+        "trial",
+        *sweep_table.keys,
+        "state",
+        *(objective.name for objective in sweep_table.objectives),
+        "test accuracy",
+        "seconds",
+    ]
     lines = [_line(heads), _line(["---"] * len(heads))]
-    for row in found.rows:
+    for row in sweep_table.rows:
         values = [shown(value) for value in (*row.values, row.test_accuracy)]
         seconds = f"{row.training_s:.1f}" if row.training_s is not None else "-"
-        settings = [setting(row.settings.get(key, "-")) for key in found.keys]
+        settings = [setting(row.settings.get(key, "-")) for key in sweep_table.keys]
         lines.append(_line([str(row.trial.number), *settings, row.state, *values, seconds]))
-    if len(found.objectives) > 1:
-        lines += ["", front_told(found)]
-    if found.groups:
-        keys = list(found.groups[0].settings)
+    if len(sweep_table.objectives) > 1:
+        lines += ["", front_told(sweep_table)]
+    if sweep_table.groups:
+        keys = list(sweep_table.groups[0].settings)
         lines += ["", _line([*keys, f"{first.name}, mean ± deviation", "n"])]
         lines.append(_line(["---"] * (len(keys) + 2)))
-        lines += [_line([*group.settings.values(), deviating(group), str(group.n)]) for group in found.groups]
-    if found.failures:
-        lines += ["", *(f"- {text}" for text in found.failures)]
+        lines += [_line([*group.settings.values(), deviating(group), str(group.n)]) for group in sweep_table.groups]
+    if sweep_table.failures:
+        lines += ["", *(f"- {text}" for text in sweep_table.failures)]
     return "\n".join(lines) + "\n"
 
 
@@ -217,9 +231,9 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def front_told(found: Table) -> str:
+def front_told(sweep_table: Table) -> str:
     """Which trials no other one beats."""
-    return f"Pareto front: trials {', '.join(map(str, found.front)) or 'none'}"
+    return f"Pareto front: trials {', '.join(map(str, sweep_table.front)) or 'none'}"
 
 
 def setting(text: str) -> str:

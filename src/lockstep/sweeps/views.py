@@ -24,7 +24,7 @@ STYLES = {"failed": "red", "stopped": "yellow", "interrupted": "yellow", "pruned
 
 
 class Silent:
-    """Says nothing but what went wrong."""
+    """The view of a silent sweep: it prints failures and nothing else."""
 
     def __enter__(self) -> "Silent":
         return self
@@ -32,24 +32,24 @@ class Silent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is left to do."""
+        """Let an error through: this view has nothing to give back."""
 
     def started(self, trial: Trial) -> None:
-        """Nothing."""
+        """Print nothing when a trial begins."""
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Tell of a failure, at once."""
+        """Print why a trial failed as soon as it has; other ends print nothing."""
         if state == "failed":
             say(terminal(is_error=True), Text(f"Trial {trial.number} failed: ").append(_failure(trial)))
 
     def said(self, text: str) -> None:
-        """Pass over what is no failure."""
+        """Print none of the messages that are no failures."""
 
     def stopping(self, reason: str) -> None:
-        """Nothing."""
+        """Print nothing when the sweep ends early."""
 
     def refresh(self, running: Sequence[Trial]) -> None:
-        """Nothing."""
+        """Draw no table of the trials that run."""
 
 
 class Shown(Silent):
@@ -64,7 +64,7 @@ class Shown(Silent):
         self._since: dict[int, float] = {}
 
     def __enter__(self) -> "Shown":
-        """Take the lower part of the terminal."""
+        """Start to draw in the lower part of the terminal."""
         if self._live is not None:
             self._live.start()
         return self
@@ -72,7 +72,7 @@ class Shown(Silent):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give it back."""
+        """Clear what was drawn in the lower part of the terminal."""
         if self._live is not None:
             self._live.stop()
 
@@ -95,11 +95,11 @@ class Shown(Silent):
             say(self._out, Text("  ").append(_failure(trial)))
 
     def said(self, text: str) -> None:
-        """Show a line."""
+        """Print a message of the sweep above the table."""
         self._say(text)
 
     def stopping(self, reason: str) -> None:
-        """Say why."""
+        """Print why all trials are stopped."""
         self._say(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
 
     def refresh(self, running: Sequence[Trial]) -> None:
@@ -107,21 +107,23 @@ class Shown(Silent):
         if self._live is None:
             return
         states = {trial.number: trial.state for trial in running}
-        found = self._table(states)
-        rows = [row for row in found.rows if row.trial.number in states]
-        lines = _lines(found, rows, self._out.width, is_live=True)
+        sweep_table = self._table(states)
+        rows = [row for row in sweep_table.rows if row.trial.number in states]
+        lines = _lines(sweep_table, rows, self._out.width, is_live=True)
         counts: dict[str, int] = {}
-        for row in found.rows:
+        for row in sweep_table.rows:
             state = "running" if row.trial.number in states else row.state
             counts[state] = counts.get(state, 0) + 1
-        counts["queued"] = max(self._total - len(found.rows), 0) + counts.get("queued", 0)
+        counts["queued"] = max(self._total - len(sweep_table.rows), 0) + counts.get("queued", 0)
         names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
         text = ", ".join(f"{counts[name]} {name}" for name in names if counts.get(name))
         if not self._since:
             text += "; importing torch, once for all"
-        best = found.best
+        best = sweep_table.best
         if best is not None:
-            text += f"; best so far: trial {best.trial.number}, {found.objectives[0].name} {shown(best.values[0])}"
+            text += (
+                f"; best so far: trial {best.trial.number}, {sweep_table.objectives[0].name} {shown(best.values[0])}"
+            )
         title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {text}", style="bold")
         self._live.update(Group(title, lines), refresh=True)
 
@@ -132,66 +134,66 @@ class Shown(Silent):
         say(self._out, Text(printable(text), style=style))
 
 
-def show(found: Table, where: str | None) -> None:
+def show(sweep_table: Table, where: str | None) -> None:
     """Print the table at the end: the best first. `where` has it as files."""
     out = terminal()
     width = out.width if out.is_terminal else None
-    out.print(_lines(found, found.rows[:MOST_ROWS], width, is_live=False), soft_wrap=True)
-    if len(found.rows) > MOST_ROWS:
-        out.print(f"... and {len(found.rows) - MOST_ROWS} more", style="dim")
-    if len(found.objectives) > 1:
-        out.print(front_told(found))
-    for group in found.groups:
+    out.print(_lines(sweep_table, sweep_table.rows[:MOST_ROWS], width, is_live=False), soft_wrap=True)
+    if len(sweep_table.rows) > MOST_ROWS:
+        out.print(f"... and {len(sweep_table.rows) - MOST_ROWS} more", style="dim")
+    if len(sweep_table.objectives) > 1:
+        out.print(front_told(sweep_table))
+    for group in sweep_table.groups:
         settings = " ".join(f"{key}={setting(value)}" for key, value in group.settings.items()) or "all"
         say(out, Text(f"{settings}: {deviating(group)} over {group.n} seeds"))
-    for text in found.failures:
+    for text in sweep_table.failures:
         say(out, Text(printable(text), style=STYLES["failed"]))
     if where is not None:
         say(out, Text(f"In full: {where}/table.md, table.csv, table.json"))
 
 
-def _lines(found: Table, rows: Sequence[Row], width: int | None, *, is_live: bool) -> Text:
+def _lines(sweep_table: Table, rows: Sequence[Row], width: int | None, *, is_live: bool) -> Text:
     """Heads and a line for each row, as many columns as fit into `width`; None: all of them, whole."""
-    columns = _columns(found, rows, is_live=is_live)
+    columns = _columns(sweep_table, rows, is_live=is_live)
     wide = {name: max(cell_len(name), *map(cell_len, texts), 1) for name, texts in columns.items()}
     heads = {name: name for name in columns}
 
     def is_too_wide() -> bool:
         return width is not None and sum(wide.values()) + 2 * (len(wide) - 1) > width
 
-    if len(found.keys) > 3 or is_too_wide():
-        heads |= {key: key.rpartition(".")[2] for key in found.keys}
-        wide |= {key: max(map(cell_len, [heads[key], *columns[key]])) for key in found.keys}
+    if len(sweep_table.keys) > 3 or is_too_wide():
+        heads |= {key: key.rpartition(".")[2] for key in sweep_table.keys}
+        wide |= {key: max(map(cell_len, [heads[key], *columns[key]])) for key in sweep_table.keys}
     for name in DROPPED:
         if is_too_wide():
             wide.pop(name, None)
-    while is_too_wide() and max((wide[key] for key in found.keys), default=0) > LEAST:
-        wide[max(found.keys, key=lambda key: wide[key])] -= 1
-    for key in reversed(found.keys):
+    while is_too_wide() and max((wide[key] for key in sweep_table.keys), default=0) > LEAST:
+        wide[max(sweep_table.keys, key=lambda key: wide[key])] -= 1
+    for key in reversed(sweep_table.keys):
         if is_too_wide():
             del wide[key]
     lines = [[Text(cut(heads[name], wide[name]), style="bold") for name in wide]]
     for number, row in enumerate(rows):
         style = STYLES.get(row.state, "")
         lines.append([Text(cut(columns[name][number], wide[name]), style=style) for name in wide])
-    is_left = {*found.keys, "state", "device"}
+    is_left = {*sweep_table.keys, "state", "device"}
     return aligned(lines, list(wide.values()), [name not in is_left for name in wide])
 
 
-def _columns(found: Table, rows: Sequence[Row], *, is_live: bool) -> dict[str, list[str]]:
+def _columns(sweep_table: Table, rows: Sequence[Row], *, is_live: bool) -> dict[str, list[str]]:
     """What every row says below each head."""
 
     def time_of(seconds: float | None) -> str:
         return duration(seconds) if seconds is not None else "-"
 
     columns = {"trial": [str(row.trial.number) for row in rows]}
-    for key in found.keys:
+    for key in sweep_table.keys:
         columns[key] = [printable(setting(row.settings.get(key, "-"))) for row in rows]
     columns["state"] = [row.state for row in rows]
     if is_live:
         columns["device"] = [row.trial.device for row in rows]
     columns["epoch"] = [row.epoch for row in rows]
-    for number, objective in enumerate(found.objectives):
+    for number, objective in enumerate(sweep_table.objectives):
         columns[objective.name] = [shown(row.values[number]) for row in rows]
     if is_live:
         return columns | {"left": [time_of(row.left_s) for row in rows]}

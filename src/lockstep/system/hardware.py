@@ -34,7 +34,7 @@ def _num_named(entries: Sequence[str], num_present: int) -> int:
     None where a GPU is named twice. Entries are all numbers, of which CUDA reads the digits they begin with, or all
     UUIDs, which are taken to be those of this machine.
     """
-    found: list[str] = []
+    names: list[str] = []
     for entry in entries:
         number = re.match(r"\s*\+?(\d+)", entry)
         if entries[0].startswith("GPU-"):
@@ -43,10 +43,10 @@ def _num_named(entries: Sequence[str], num_present: int) -> int:
             name = str(int(number[1])) if number and int(number[1]) < num_present else None
         if name is None:
             break
-        if name in found:
+        if name in names:
             return 0
-        found.append(name)
-    return min(len(found), num_present)
+        names.append(name)
+    return min(len(names), num_present)
 
 
 def has_started_cuda() -> bool:

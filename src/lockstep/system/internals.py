@@ -100,9 +100,9 @@ def set_global_step(trainer: L.Trainer, step: int) -> None:
 
 def _progress(trainer: L.Trainer) -> Any:
     loop = getattr(trainer.fit_loop.epoch_loop, "manual_optimization", None)
-    found = getattr(loop, "optim_step_progress", None)
+    progress = getattr(loop, "optim_step_progress", None)
     parts = ("increment_ready", "increment_completed", "total")
-    return found if all(hasattr(found, part) for part in parts) else None
+    return progress if all(hasattr(progress, part) for part in parts) else None
 
 
 def can_skip_update(optimizer: Optimizer) -> bool:

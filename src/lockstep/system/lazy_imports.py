@@ -103,7 +103,7 @@ class _Waiting(_Before):
 
 
 class _Path(list[str]):
-    """Where the parts of a package lie. Whoever looks for one completes the package, which may be what brings it."""
+    """The folders of a package's parts. Whoever looks for one completes the package, which may be what brings it."""
 
     def __init__(self, package: ModuleType) -> None:
         super().__init__(package.__path__)
@@ -241,14 +241,14 @@ class _Matplotlib(ModuleType):
 
 
 def _stand_in() -> ModuleType:
-    found, pyplot = _Matplotlib("matplotlib"), _Matplotlib("matplotlib.pyplot")
-    found.__dict__.update(
+    matplotlib, pyplot = _Matplotlib("matplotlib"), _Matplotlib("matplotlib.pyplot")
+    matplotlib.__dict__.update(
         pyplot=pyplot,
         axes=SimpleNamespace(Axes=_Later("matplotlib.axes", "Axes")),
         colors=SimpleNamespace(Colormap=_Later("matplotlib.colors", "Colormap")),
     )
     pyplot.__dict__.update(Figure=_Later("matplotlib.figure", "Figure"), style=SimpleNamespace(context=_style))
-    return found
+    return matplotlib
 
 
 @contextlib.contextmanager
@@ -274,7 +274,7 @@ def _of(module: str, name: str) -> Callable[[], Any]:
 
 
 def _torchmetrics_logger() -> logging.Logger:
-    """As its package makes it."""
+    """Make the logger of torchmetrics as its package does."""
     logger = logging.getLogger("torchmetrics")
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())

@@ -44,9 +44,9 @@ def style() -> Iterator[None]:
 
 def new_figure(height: float, *, width: float = WIDTH) -> Figure:
     """An empty figure of so many inches, bound to no display."""
-    found = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(found)
-    return found
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
@@ -180,5 +180,5 @@ def _title(title: str, num_shown: int, num_all: int) -> str:
 
 
 def short(name: str) -> str:
-    """At most 18 letters of a name."""
+    """Cut a name to at most 18 letters."""
     return textwrap.shorten(name, 18, placeholder="…") or name[:18]

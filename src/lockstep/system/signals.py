@@ -58,7 +58,7 @@ class SignalFlag:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Have the stop signals inside of the block."""
+        """Handle the stop signals inside of the block."""
         with given_back():
             self.install()
             yield
@@ -114,13 +114,13 @@ class Early:
         self._num_pauses, self._num_ended = 0, 0  # counted by the main thread, and by the one that listens
 
     def begin(self) -> None:
-        """Take the stop signals."""
+        """Install the handlers of stop signals."""
         for number in STOP_SIGNALS:
             signal.signal(number, self.hear)
         self.listen()
 
     def listen(self) -> None:
-        """Hear the signals that are taken."""
+        """Start the thread that hears the signals for which handlers are installed."""
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -137,7 +137,7 @@ class Early:
         os.close(self._read)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        """Keep it for whoever takes over; Python has told the thread already."""
+        """Keep a signal for whoever takes over; Python has told the thread of it already."""
         self._heard.append(number)
 
     def pause(self) -> None:
@@ -168,7 +168,7 @@ class Early:
 
 
 def end_at_once() -> None:
-    """Let stop signals end this process at once, until something takes them; what does so already stays."""
+    """Let stop signals end this process at once, until another handler takes them; a second call changes nothing."""
     if early() is None:
         Early().begin()
 
@@ -182,14 +182,14 @@ def early() -> Early | None:
 @contextlib.contextmanager
 def unthreaded() -> Iterator[None]:
     """Have no thread that hears signals inside of the block, for a process with threads is not forked."""
-    found = Early.listening
-    if found is not None:
-        found.end()
+    listener = Early.listening
+    if listener is not None:
+        listener.end()
     try:
         yield
     finally:
-        if found is not None:
-            found.listen()
+        if listener is not None:
+            listener.listen()
 
 
 def as_new() -> None:
@@ -201,11 +201,11 @@ def as_new() -> None:
 
 def as_usual() -> None:
     """Give stop signals back to Python, for commands that live by KeyboardInterrupt."""
-    found = early()
-    if found is not None:
+    listener = early()
+    if listener is not None:
         as_new()
-        found.end()
-        found.hand_over()
+        listener.end()
+        listener.hand_over()
 
 
 def say_ended(number: int, what: str = "") -> None:

@@ -72,8 +72,8 @@ def splits(session: Session) -> Splits:
 
 def _num_stream_workers(session: Session) -> int:
     """Processes of this rank that decode streamed images."""
-    asked = session.config.data.num_workers if isinstance(session.config.data, ImageFolder) else "auto"
-    return max(1, num_cores() // session.num_local) if asked == "auto" else asked
+    num_workers = session.config.data.num_workers if isinstance(session.config.data, ImageFolder) else "auto"
+    return max(1, num_cores() // session.num_local) if num_workers == "auto" else num_workers
 
 
 def classifier(
@@ -112,11 +112,13 @@ def load_weights(module: Classifier, checkpoint: Path, init_from: str) -> None:
     A new run starts with them. Raises ConfigError where they are those of another network, or of other classes.
     """
     whole = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    saved, own = whole["state_dict"], module.state_dict()
-    wrong = [name for name in {**own, **saved} if name not in own or name not in saved]
-    wrong += [name for name in own if name in saved and own[name].shape != saved[name].shape]
+    saved, module_state = whole["state_dict"], module.state_dict()
+    wrong = [name for name in {**module_state, **saved} if name not in module_state or name not in saved]
+    wrong += [name for name in module_state if name in saved and module_state[name].shape != saved[name].shape]
     if wrong:
-        shapes = [f"{list(state[wrong[0]].shape)}" if wrong[0] in state else "nothing" for state in (saved, own)]
+        shapes = [
+            f"{list(state[wrong[0]].shape)}" if wrong[0] in state else "nothing" for state in (saved, module_state)
+        ]
         fault = f"init_from={init_from} holds another network: {wrong[0]} is {shapes[0]} there, {shapes[1]} here"
         raise faults.ConfigError([f"{fault}: choose model=... and data=... as there, or leave it out"])
     names = zip(whole["image_format"]["class_names"], module.image_format.class_names, strict=True)
@@ -153,13 +155,13 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
         and torch.backends.mkldnn.is_available()
         and layout.has_faulty_onednn(torch.cpu.get_capabilities(), os.environ)
     )
-    found = gather_objects(layout.faulty_convolution(net, session.precision) if is_faulty else None)
-    faulty = next((name for name in found if name is not None), None)
-    asked = session.config.trainer.memory_format
-    if asked == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
+    convolutions = gather_objects(layout.faulty_convolution(net, session.precision) if is_faulty else None)
+    faulty = next((name for name in convolutions if name is not None), None)
+    memory_format = session.config.trainer.memory_format
+    if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
         fault = f"trainer.memory_format=channels_last: without AVX512 oneDNN crashes in the gradient of {faulty}, or "
         raise faults.ConfigError([f"{fault}computes a wrong one: use trainer.memory_format=auto"])
-    return layout.chosen(asked, faulty)
+    return layout.chosen(memory_format, faulty)
 
 
 def image_format(data: ImageData) -> ImageFormat:

@@ -31,20 +31,20 @@ class Chosen(NamedTuple):
     note: str
 
 
-def chosen(folder: RunFolder, asked: Path) -> Chosen:
-    """The checkpoint `asked` for, else the newest whole one of the run.
+def chosen(folder: RunFolder, wanted: Path) -> Chosen:
+    """The checkpoint `wanted` for, else the newest whole one of the run.
 
     Raises ConfigError where there are checkpoints and none is whole. Changes no file.
     """
-    others = [path for path in folder.checkpoints.glob("*.ckpt") if path != asked]
+    others = [path for path in folder.checkpoints.glob("*.ckpt") if path != wanted]
     others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     faults: list[str] = []
-    for path in (asked, *others):
+    for path in (wanted, *others):
         fault = damage(path)
         if fault is None:
             return Chosen(path, f"{'; '.join(faults)}: {shown(path)} is used instead" if faults else "")
         faults.append(f"{shown(path)} {fault}")
-    if not asked.exists() and not others:
+    if not wanted.exists() and not others:
         return Chosen(None, "")
     raise ConfigError([f"{'; '.join(faults)}: put a copy of one of them back, or start a new run"])
 

@@ -56,16 +56,16 @@ def refusal(error: BaseException, folder: Path) -> str | None:
 
 def unwritable(path: Path) -> str | None:
     """Why nothing can be made at `path`, found by trying; None where it can. Leaves nothing there."""
-    there = path.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        return f"{shown(there)} is no folder: name another place, or move it away"
+    folder = path.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"{shown(folder)} is no folder: name another place, or move it away"
     try:
-        with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=there):
+        with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder):
             return None
     except OSError as error:
-        return f"{shown(there)} cannot be written to ({error.strerror}): name another place, or mend that"
+        return f"{shown(folder)} cannot be written to ({error.strerror}): name another place, or mend that"
 
 
 def _needed(error: OSError) -> str:

@@ -130,7 +130,7 @@ class Steps(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """As in a training: signals become a flag that all ranks agree on."""
+        """Turn signals into a flag that all ranks agree on, as in a training."""
         self._channel = FlagChannel(self._here.timeout)
         self._flag.install()
         internals.silence_broadcast(trainer)
@@ -199,7 +199,7 @@ class Steps(L.Callback):
 
 
 def slowest(times_s: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Of every step the time of the rank that took longest: the others wait for it."""
+    """The time of every step on the rank that took longest, for which the others wait."""
     ranks = gather_objects(times_s)
     return {kind: [max(times) for times in zip(*(rank[kind] for rank in ranks), strict=True)] for kind in times_s}
 
@@ -242,13 +242,13 @@ def _peaks(here: Session) -> dict[str, list[float]]:
     """FLOP/s of square matrix products on all workers at once, of every repetition, in each precision of the device."""
     size = MATMUL_SIZE[here.device.type]
     names = {"bfloat16", "float32", here.precision} if here.device.type == "cpu" else {here.precision}
-    found: dict[str, list[float]] = {}
+    peaks: dict[str, list[float]] = {}
     for name in sorted(names):
         a = torch.ones(size, size, device=here.device, dtype=DTYPES[name])
         gather_objects(None)  # all at once, as in a training
         times = gather_objects(_times(_product(a), NUM_MATMULS, here.device))
-        found[name] = [sum(2 * size**3 / seconds for seconds in ranks) for ranks in zip(*times, strict=True)]
-    return found
+        peaks[name] = [sum(2 * size**3 / seconds for seconds in ranks) for ranks in zip(*times, strict=True)]
+    return peaks
 
 
 def _product(a: Tensor) -> Callable[[], object]:

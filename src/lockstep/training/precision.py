@@ -12,20 +12,20 @@ LIGHTNING_PRECISION = {"bfloat16": "32-true", "tf32": "32-true", "float32": "32-
 
 def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
     """The precision to compute in, and why. Raises ConfigError for one that the device does not have."""
-    asked, name = config.trainer.precision, ""
+    precision, name = config.trainer.precision, ""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         capability = torch.cuda.get_device_capability(device)
-        if asked == "tf32" and capability < AMPERE:
+        if precision == "tf32" and capability < AMPERE:
             version, first = (".".join(map(str, numbers)) for numbers in (capability, AMPERE))
             what = f"{name} has no TF32 (compute capability {version}, it begins with {first})"
             raise faults.ConfigError([f"trainer.precision=tf32, but {what}: use float32"])
-    if asked == "tf32":
-        return asked, f"as asked: float32, of which {name} multiplies 11 of 24 bits"
-    if asked == "float32" and name:
-        return asked, "as asked, without TF32"
-    if asked != "auto":
-        return asked, "as asked"
+    if precision == "tf32":
+        return precision, f"as asked: float32, of which {name} multiplies 11 of 24 bits"
+    if precision == "float32" and name:
+        return precision, "as asked, without TF32"
+    if precision != "auto":
+        return precision, "as asked"
     unit = bfloat16_unit(device)
     if name:
         return ("bfloat16", f"{name} computes it natively") if unit else ("float32", f"{name} lacks bfloat16")

@@ -107,13 +107,13 @@ class JoinedEnvironment(ClusterEnvironment):
     @property
     @override
     def main_address(self) -> str:
-        """Not used: the group is there."""
+        """Empty, for nobody asks for an address: the process group exists already."""
         return ""
 
     @property
     @override
     def main_port(self) -> int:
-        """Not used: the group is there."""
+        """0, for nobody asks for a port: the process group exists already."""
         return 0
 
     @staticmethod

@@ -74,11 +74,11 @@ def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[S
     what an allocator raises, and DiskFault in place of what a disk refuses.
     """
     _quiet()
-    asked = resolve_workers(config)
+    workers = resolve_workers(config)
     rank, world_size = (world.rank, world.world_size) if world is not None else (0, 1)
     if world is not None:
         join(config, world, folder)
-    device = chosen_device(config, asked.gpus, world)
+    device = chosen_device(config, workers.gpus, world)
     precision, reason = chosen_precision(config, device)
     set_tf32(precision == "tf32")
     agree(config, world_size)
@@ -89,9 +89,9 @@ def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[S
             rank=rank,
             local_rank=world.local_rank if world is not None else 0,
             world_size=world_size,
-            num_local=asked.num_local,
+            num_local=workers.num_local,
             device=device,
-            gpus=asked.gpus,
+            gpus=workers.gpus,
             precision=precision,
             precision_reason=reason,
             environment=JoinedEnvironment(world) if world is not None else LightningEnvironment(),
@@ -158,13 +158,13 @@ def _show_thread_failure(failed: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failed)
 
 
-def checkpoint(session: Session, asked: Path) -> Chosen:
-    """The checkpoint to load, as rank 0 finds it: `asked`, or another one where that is damaged, which rank 0 tells.
+def checkpoint(session: Session, wanted: Path) -> Chosen:
+    """The checkpoint to load, as rank 0 finds it: `wanted`, or another one where that is damaged, which rank 0 tells.
 
     Every rank must call it. Raises ConfigError on all ranks where none is whole.
     """
-    found = together(lambda beat: checkpoints.chosen(session.folder, asked) if session.rank == 0 else None)
-    chosen = gather_objects(found)[0]
+    own_choice = together(lambda beat: checkpoints.chosen(session.folder, wanted) if session.rank == 0 else None)
+    chosen = gather_objects(own_choice)[0]
     assert chosen is not None
     if chosen.note and session.rank == 0:
         print(chosen.note, file=sys.stderr, flush=True)

@@ -71,13 +71,13 @@ def together(work: Callable[[Callable[[], None]], T]) -> T:
         result.append(work(beat))
     except (FileNotFoundError, ValueError) as error:
         faults = str(error).splitlines()
-    told = gather_objects((True, (socket.gethostname(), faults)))
-    while not all(is_done for is_done, _ in told):
-        told = gather_objects((True, (socket.gethostname(), faults)))
-    if any(faults for _, (_, faults) in told):
-        has_nodes = len({node for _, (node, _) in told}) > 1
-        found = [f"{node}: {fault}" if has_nodes else fault for _, (node, faults) in told for fault in faults]
-        raise ConfigError(list(dict.fromkeys(found)))
+    reports = gather_objects((True, (socket.gethostname(), faults)))
+    while not all(is_done for is_done, _ in reports):
+        reports = gather_objects((True, (socket.gethostname(), faults)))
+    if any(faults for _, (_, faults) in reports):
+        has_nodes = len({node for _, (node, _) in reports}) > 1
+        all_faults = [f"{node}: {fault}" if has_nodes else fault for _, (node, faults) in reports for fault in faults]
+        raise ConfigError(list(dict.fromkeys(all_faults)))
     return result[0]
 
 

@@ -122,11 +122,11 @@ def _trainer(here: Session, callbacks: list[Callback], first_step: int) -> L.Tra
 
 def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
     """Give every ModelCheckpoint without a folder that of the run; return the first."""
-    found = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
-    for callback in found:
+    checkpoints = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
+    for callback in checkpoints:
         if callback.dirpath is None:
             callback.dirpath = str(folder.checkpoints)
-    return found[0] if found else None
+    return checkpoints[0] if checkpoints else None
 
 
 def _loggers(here: Session, purge_step: int) -> list[Logger]:

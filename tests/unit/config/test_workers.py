@@ -53,7 +53,7 @@ class Machine:
             }
         )
 
-    def found(self, **settings: object) -> Workers:
+    def workers(self, **settings: object) -> Workers:
         config = self.config(**settings)  # pyright: ignore[reportArgumentType]
         assert faults(config) == []
         return resolve_workers(config)
@@ -69,18 +69,18 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_without_gpus_devices_are_processes(machine: Machine) -> None:
-    assert machine.found() == Workers(1, 1, ())
-    assert machine.found(devices=4) == Workers(4, 1, ())
+    assert machine.workers() == Workers(1, 1, ())
+    assert machine.workers(devices=4) == Workers(4, 1, ())
 
 
 def test_auto_takes_every_gpu_and_single_device_one(machine: Machine) -> None:
     machine.has_gpus(4)
-    assert machine.found() == Workers(4, 1, (0, 1, 2, 3))
-    assert machine.found(devices=2) == Workers(2, 1, (0, 1))
-    assert machine.found(devices=[3, 1]) == Workers(2, 1, (3, 1))
-    assert machine.found(strategy="single_device") == Workers(1, 1, (0,))
-    assert machine.found(strategy="single_device", devices=[2]) == Workers(1, 1, (2,))
-    assert machine.found(strategy="cpu", devices=8) == Workers(8, 1, ())
+    assert machine.workers() == Workers(4, 1, (0, 1, 2, 3))
+    assert machine.workers(devices=2) == Workers(2, 1, (0, 1))
+    assert machine.workers(devices=[3, 1]) == Workers(2, 1, (3, 1))
+    assert machine.workers(strategy="single_device") == Workers(1, 1, (0,))
+    assert machine.workers(strategy="single_device", devices=[2]) == Workers(1, 1, (2,))
+    assert machine.workers(strategy="cpu", devices=8) == Workers(8, 1, ())
 
 
 def test_more_gpus_than_there_are_is_a_fault_with_the_cure(machine: Machine) -> None:
@@ -109,14 +109,14 @@ def test_more_processes_than_cores_and_memory_carry_are_a_fault_with_the_reason_
 ) -> None:
     monkeypatch.setattr(hardware, "num_cores", lambda: 2)
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 64 * 2**30)
-    assert machine.found(strategy="cpu", devices=32).num_local == 32
+    assert machine.workers(strategy="cpu", devices=32).num_local == 32
     told = (
         "trainer.devices={} is above 32 worker processes, 16 for each of 2 cores: "
         "use fewer, or raise trainer.process_limit"
     )
     for devices in (33, 2**31 - 1):
         assert machine.fault(strategy="cpu", devices=devices) == machine.fault(devices=devices) == told.format(devices)
-    assert machine.found(devices=64, process_limit=64).num_local == 64
+    assert machine.workers(devices=64, process_limit=64).num_local == 64
     assert machine.fault(devices=5, process_limit=4) == (
         "trainer.devices=5 is above trainer.process_limit=4: use fewer, or raise trainer.process_limit"
     )
@@ -132,13 +132,13 @@ def test_processes_that_somebody_else_started_are_not_counted_again(
 ) -> None:
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 2**30)
     machine.is_in_torchrun(8)
-    assert machine.found(strategy="cpu").num_local == 8
+    assert machine.workers(strategy="cpu").num_local == 8
 
 
 def test_gpus_are_as_many_as_there_are_whatever_number_is_asked_for(machine: Machine) -> None:
     machine.has_gpus(2)
     assert machine.fault(devices=2**31 - 1).startswith("trainer.devices=2147483647, but this machine has 2 GPUs")
-    assert machine.found(devices=2, process_limit=1).num_local == 2  # GPUs are their own bound
+    assert machine.workers(devices=2, process_limit=1).num_local == 2  # GPUs are their own bound
 
 
 def test_processes_that_decode_images_have_a_bound_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_a_single_device_is_one_worker(machine: Machine) -> None:
 def test_nccl_needs_gpus(machine: Machine) -> None:
     assert "process_group_backend=nccl needs GPUs" in machine.fault(backend="nccl")
     machine.has_gpus(1)
-    assert machine.found(backend="nccl") == Workers(1, 1, (0,))
+    assert machine.workers(backend="nccl") == Workers(1, 1, (0,))
     assert "process_group_backend=nccl needs GPUs" in machine.fault(backend="nccl", strategy="cpu")
 
 
@@ -200,7 +200,7 @@ def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, m
 
 def test_loads_are_one_for_each_worker_and_not_all_zero(machine: Machine) -> None:
     machine.has_gpus(2)
-    assert machine.found(loads=[2, 0]).world_size == 2
+    assert machine.workers(loads=[2, 0]).world_size == 2
     assert machine.fault(loads=[2, 1, 1]).startswith("trainer.loads=[2,1,1] has 3 entries for 2 workers: give one")
     assert machine.fault(loads=[0, 0]) == "trainer.loads=[0,0]: at least one worker needs a load above 0"
 
@@ -209,7 +209,7 @@ def test_nodes_need_a_launcher(machine: Machine) -> None:
     machine.has_gpus(4)
     assert "trainer.num_nodes=2 needs a launcher on every node: torchrun --nnodes=2" in machine.fault(num_nodes=2)
     machine.is_in_torchrun(8)
-    assert machine.found(num_nodes=2) == Workers(4, 2, (0, 1, 2, 3))
+    assert machine.workers(num_nodes=2) == Workers(4, 2, (0, 1, 2, 3))
 
 
 def test_an_outer_launcher_must_have_started_what_is_asked_for(machine: Machine) -> None:
@@ -219,7 +219,7 @@ def test_an_outer_launcher_must_have_started_what_is_asked_for(machine: Machine)
         "start it with srun --nodes=1 --ntasks-per-node=2 python train.py ..."
     )
     machine.is_in_torchrun(3)
-    assert machine.found() == Workers(3, 1, ())
+    assert machine.workers() == Workers(3, 1, ())
     assert machine.fault(devices=2) == (
         "trainer.devices=2 asks for 2 workers, but torchrun started 3 processes: "
         "start it with torchrun --nproc-per-node=2 train.py ..."
@@ -230,7 +230,7 @@ def test_more_workers_than_gpus_is_a_fault_also_when_the_launcher_started_them(m
     machine.has_gpus(2)
     machine.is_in_torchrun(4)
     assert machine.fault().startswith("torchrun started 4 workers for a machine with 2 GPUs: start 2, set trainer.num_")
-    assert machine.found(strategy="cpu") == Workers(4, 1, ())
+    assert machine.workers(strategy="cpu") == Workers(4, 1, ())
 
 
 # -- srun --gpus-per-task: each task sees its own GPUs alone, numbered from 0 ------------------------------------------
@@ -239,29 +239,29 @@ def test_more_workers_than_gpus_is_a_fault_also_when_the_launcher_started_them(m
 def test_a_task_that_sees_one_gpu_of_its_own_trains_on_it(machine: Machine) -> None:
     machine.has_gpus(1)
     machine.is_in_srun(4, gpus_on_node=4)
-    assert machine.found() == machine.found(devices=4) == Workers(4, 1, (0, 0, 0, 0))
-    assert machine.found(strategy="ddp", backend="nccl").gpus == (0, 0, 0, 0)
-    assert machine.found(strategy="cpu") == Workers(4, 1, ())
+    assert machine.workers() == machine.workers(devices=4) == Workers(4, 1, (0, 0, 0, 0))
+    assert machine.workers(strategy="ddp", backend="nccl").gpus == (0, 0, 0, 0)
+    assert machine.workers(strategy="cpu") == Workers(4, 1, ())
     machine.has_gpus(2)
     machine.is_in_srun(4, gpus_on_node=8)
-    assert machine.found() == Workers(4, 1, (0, 0, 0, 0))
+    assert machine.workers() == Workers(4, 1, (0, 0, 0, 0))
 
 
 def test_tasks_of_several_machines_see_gpus_of_their_own_too(machine: Machine) -> None:
     machine.has_gpus(1)
     machine.is_in_srun(4, gpus_on_node=2)
-    assert machine.found(num_nodes=2) == machine.found(num_nodes=2, devices=2) == Workers(2, 2, (0, 0))
+    assert machine.workers(num_nodes=2) == machine.workers(num_nodes=2, devices=2) == Workers(2, 2, (0, 0))
     assert "set trainer.num_nodes if they are on several machines" in machine.fault()
 
 
 def test_tasks_that_see_the_same_gpus_take_one_each(machine: Machine) -> None:
     machine.has_gpus(4)
     machine.is_in_srun(4, gpus_on_node=4)
-    assert machine.found() == Workers(4, 1, (0, 1, 2, 3))
+    assert machine.workers() == Workers(4, 1, (0, 1, 2, 3))
     machine.is_in_srun(1, gpus_on_node=4)
-    assert machine.found() == Workers(1, 1, (0,))
+    assert machine.workers() == Workers(1, 1, (0,))
     machine.is_in_srun(2, gpus_on_node=4)
-    assert machine.found(devices=[3, 1]) == Workers(2, 1, (3, 1))
+    assert machine.workers(devices=[3, 1]) == Workers(2, 1, (3, 1))
 
 
 def test_tasks_that_share_too_few_gpus_are_a_fault_with_the_cure(machine: Machine) -> None:

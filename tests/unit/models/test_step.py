@@ -279,14 +279,14 @@ class Norms(L.Callback):
     """The norm of all gradients when the step is due, and what the module measured of it."""
 
     def __init__(self) -> None:
-        self.found: list[float] = []
+        self.due: list[float] = []
         self.measured: list[float] = []
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         gradients = [p.grad.flatten() for p in pl_module.parameters() if p.grad is not None]
-        self.found.append(torch.cat(gradients).norm().item())
+        self.due.append(torch.cat(gradients).norm().item())
         assert isinstance(pl_module, Classifier)
         assert pl_module.gradient_norm is not None
         self.measured.append(pl_module.gradient_norm.item())
@@ -297,7 +297,7 @@ def test_the_gradient_norm_is_that_before_clipping(clip_norm: float | None) -> N
     norms = Norms()
     fitted(norms, clip_norm=clip_norm)
     if clip_norm is None:
-        assert norms.measured == pytest.approx(norms.found, rel=1e-6)
+        assert norms.measured == pytest.approx(norms.due, rel=1e-6)
     else:
-        assert norms.found == pytest.approx([clip_norm] * 3, rel=1e-3)
+        assert norms.due == pytest.approx([clip_norm] * 3, rel=1e-3)
         assert all(measured > 10 * clip_norm for measured in norms.measured)

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from lockstep.runs import discovery
-from lockstep.runs.discovery import Found, Watched, differing_overrides, look, look_at, read_rows, read_tests, scan
+from lockstep.runs.discovery import (
+    DiscoveredRun,
+    Watched,
+    differing_overrides,
+    look,
+    look_at,
+    read_rows,
+    read_tests,
+    scan,
+)
 from lockstep.runs.folder import RunFolder
 from tests.support.harness import PATIENCE_S
 
@@ -46,8 +55,8 @@ def run(path: Path, *overrides: str, **status: Any) -> RunFolder:
     return folder
 
 
-def found(folder: RunFolder) -> Found:
-    return Found("id", "name", folder)
+def found(folder: RunFolder) -> DiscoveredRun:
+    return DiscoveredRun("id", "name", folder)
 
 
 # -- searching ---------------------------------------------------------------------------------------------------------
@@ -272,9 +281,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the runs that were read, in order."""
     names: list[str] = []
 
-    def counting(found: Found) -> dict[str, Any]:
-        names.append(found.name)
-        return look(found)
+    def counting(run: DiscoveredRun) -> dict[str, Any]:
+        names.append(run.name)
+        return look(run)
 
     monkeypatch.setattr(discovery, "look", counting)
     return names
@@ -304,11 +313,11 @@ def test_new_runs_are_seen_after_a_while_or_when_asked_for(tmp_path: Path) -> No
     assert watched.look() == []
     first = run(tmp_path / "a", **FULL)
     assert watched.look() == []
-    watched.found(is_fresh=True)
+    watched.runs(is_fresh=True)
     assert [facts["run"] for facts in watched.look()] == ["a"]
     shutil.rmtree(first.path)
     assert [facts["state"] for facts in watched.look()] == ["not started"]  # until it is searched for again
-    watched.found(is_fresh=True)
+    watched.runs(is_fresh=True)
     assert watched.look() == []
 
 

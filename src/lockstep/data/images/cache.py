@@ -39,9 +39,9 @@ class NoSpace(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """The decoded images of one state of a folder, there or not. `asked` is the setting data.cache."""
+    """The decoded images of one state of a folder, there or not. `setting` is the value of data.cache."""
 
-    asked: str
+    setting: str
     place: Path
     digest: str
 
@@ -144,13 +144,13 @@ class Entry:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._no_space(f"more than its disk holds ({error.strerror})") from error
             raise ValueError(
-                f"data.cache={self.asked} cannot be used ({error}): set data.cache to a folder of your own, or "
+                f"data.cache={self.setting} cannot be used ({error}): set data.cache to a folder of your own, or "
                 "data.cache=null to decode into memory in every run."
             ) from error
 
     def _no_space(self, needs: str) -> NoSpace:
         return NoSpace(
-            f"data.cache={self.asked} needs {needs}: make room, set data.cache to a folder on another disk, set a "
+            f"data.cache={self.setting} needs {needs}: make room, set data.cache to a folder on another disk, set a "
             "smaller data.image_size, or data.memory=stream to decode images when they are needed."
         )
 

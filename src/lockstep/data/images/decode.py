@@ -61,7 +61,7 @@ def fit(image: Tensor, size: tuple[int, int]) -> Tensor:
     else:
         scaled = [height * new_width // width, new_width]
     scaled_image = resize(image, scaled)
-    top, left = (round((there - wanted) / 2) for there, wanted in zip(size_of(scaled_image), size, strict=True))
+    top, left = (round((length - wanted) / 2) for length, wanted in zip(size_of(scaled_image), size, strict=True))
     return scaled_image[..., top : top + new_height, left : left + new_width]
 
 
@@ -129,8 +129,8 @@ def decode_all(
     faults = []
     starts = range(0, len(files), NUM_PER_RUN)
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for start, found in zip(starts, pool.map(decode_run, starts), strict=True):
-            faults += found
+        for start, run_faults in zip(starts, pool.map(decode_run, starts), strict=True):
+            faults += run_faults
             show(min(start + NUM_PER_RUN, len(files)))
     if faults:
         raise ImageFault(faults)

@@ -37,21 +37,21 @@ class Names(Sequence[str]):
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "Names":
-        """All of `names`."""
+        """Pack all of `names` into one text."""
         text = os.fsencode("".join([f"{name}\0" for name in names]))
         return cls(text, np.flatnonzero(np.frombuffer(text, np.uint8) == 0), np.arange(len(names)))
 
     def select(self, positions: NDArray[np.int64]) -> "Names":
-        """Those at `positions`."""
+        """The names at `positions`, in that order."""
         return Names(self._text, self._ends, self._rows[positions], self._prefix)
 
     def below(self, folder: Path) -> "Names":
-        """The same as paths of files in `folder`."""
+        """The same names as paths of files in `folder`."""
         return Names(self._text, self._ends, self._rows, f"{folder}/")
 
     @property
     def text(self) -> bytes:
-        """All names there are, also those that are not meant."""
+        """The text of all packed names, also of those that are not selected."""
         return self._text
 
     def __len__(self) -> int:
@@ -148,11 +148,11 @@ def list_images(folder: Path) -> Names:
     return files.summary()[0]
 
 
-def existing(root: str, asked: str) -> Path:
-    """The path, when there is something; else FileNotFoundError naming the setting that was `asked`."""
+def existing(root: str, setting: str) -> Path:
+    """The path, when there is something; else FileNotFoundError that names `setting`, such as data.root=images."""
     path = Path(root).expanduser()
     if not path.exists():
-        raise FileNotFoundError(f"{asked} does not exist (from {Path.cwd()}): correct the path.")
+        raise FileNotFoundError(f"{setting} does not exist (from {Path.cwd()}): correct the path.")
     return path
 
 

@@ -27,7 +27,7 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W)."""
+        """The shape (N, C, H, W) of all images."""
         _, channels, height, width = self.table.shape
         return len(self.rows), channels, height, width
 
@@ -35,7 +35,7 @@ class Rows:
         return self.table.index_select(0, self.rows[positions])
 
     def head(self, count: int) -> "Rows":
-        """The first `count`."""
+        """The first `count` images."""
         return Rows(self.table, self.rows[:count], self.origin)
 
 
@@ -54,7 +54,7 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W)."""
+        """The shape (N, C, H, W) of all images."""
         return len(self.files), self.channels, *self.size
 
     def __getitem__(self, positions: Positions) -> Tensor:
@@ -69,7 +69,7 @@ class ImageFiles:
         return pixels
 
     def head(self, count: int) -> "ImageFiles":
-        """The first `count`."""
+        """The first `count` images."""
         files = self.files.select(np.arange(min(count, len(self.files))))
         return ImageFiles(files, self.size, self.channels, self.first, self.reason)
 
@@ -102,10 +102,10 @@ def whole(pixels: Pixels) -> Tensor:
 
 
 def copied(pixels: Pixels, device: torch.device) -> Tensor:
-    """All images on `device`, in one tensor there; what is elsewhere passes through host memory in chunks."""
+    """All images in one tensor on `device`; images that are not in memory are copied in chunks."""
     if isinstance(pixels, Tensor):
         return pixels.to(device)
-    found = torch.empty(pixels.shape, dtype=torch.uint8, device=device)
-    for positions in torch.arange(len(found)).split(CHUNK):
-        found[positions[0] : positions[-1] + 1] = pixels[positions].to(device)
-    return found
+    images = torch.empty(pixels.shape, dtype=torch.uint8, device=device)
+    for positions in torch.arange(len(images)).split(CHUNK):
+        images[positions[0] : positions[-1] + 1] = pixels[positions].to(device)
+    return images

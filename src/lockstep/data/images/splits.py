@@ -60,7 +60,7 @@ def cut(count: int, seed: int, fractions: dict[str, float]) -> list[Tensor]:
             )
     rest = count - sum(sizes.values())
     if rest < 1:
-        asked = " and ".join(f"data.{name}={fraction}" for name, fraction in fractions.items())
-        raise ValueError(f"{asked} of {count} images leave none for training: use smaller fractions.")
+        settings = " and ".join(f"data.{name}={fraction}" for name, fraction in fractions.items())
+        raise ValueError(f"{settings} of {count} images leave none for training: use smaller fractions.")
     order = torch.randperm(count, generator=generator(seed, "split"))
     return [part.sort().values for part in order.split([*sizes.values(), rest])]

@@ -9,7 +9,7 @@ NUM_SAMPLED = 4096
 
 
 class Statistics(NamedTuple):
-    """Of every channel, in [0, 1]."""
+    """Mean and standard deviation of every channel, of values in [0, 1]."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

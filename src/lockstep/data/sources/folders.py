@@ -84,9 +84,9 @@ def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int) 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of images and how they are decoded; `asked` is the setting that named it."""
+    """A folder of images and how they are decoded; `setting` names it in messages, such as data.root=images."""
 
-    asked: str
+    setting: str
     listing: Listing
     image_size: int | None
     channels: int
@@ -99,7 +99,7 @@ class Folder:
 
     @property
     def entry(self) -> Entry:
-        """Their place in the cache."""
+        """The place of the decoded images in the cache."""
         assert self.cache is not None
         return caches.entry(self.cache, self.listing, image_size=self.image_size, channels=self.channels)
 
@@ -166,10 +166,10 @@ class Folder:
         num_threads = useful_threads(len(self.files), self.listing.num_bytes, num_cores())
         with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             runs = pool.map(lambda run: value_counts(pixels[run]), sample.split(NUM_PER_RUN))
-            found = channel_statistics(torch.stack(list(runs)).sum(0))
+            statistics = channel_statistics(torch.stack(list(runs)).sum(0))
         if self.cache is not None:
-            self.entry.write_note(note, json.dumps(found))
-        return found
+            self.entry.write_note(note, json.dumps(statistics))
+        return statistics
 
 
 def _pixels(folder: Folder, positions: Sequence[Tensor], memory: str, started: float) -> Sequence[Pixels]:
@@ -206,7 +206,7 @@ def _in_memory(folder: Folder, positions: Sequence[Tensor]) -> Sequence[Tensor]:
     """One tensor and views of it, so that one message names every broken image."""
     files = folder.files.select(torch.cat(list(positions)).numpy())
     size, num_bytes = folder.size(), folder.listing.num_bytes
-    pixels = _decoded(folder.asked, files, size, folder.channels, num_bytes, same_size=folder.image_size is None)
+    pixels = _decoded(folder.setting, files, size, folder.channels, num_bytes, same_size=folder.image_size is None)
     return pixels.split([len(places) for places in positions])
 
 
@@ -220,10 +220,10 @@ def _too_large(folder: Folder) -> str:
 
 
 def _decoded(
-    asked: str, files: Names, size: tuple[int, int], channels: int, num_bytes: int, *, same_size: bool
+    setting: str, files: Names, size: tuple[int, int], channels: int, num_bytes: int, *, same_size: bool
 ) -> Tensor:
     """Decode `files`, `num_bytes` in all, into one tensor (N, C, H, W)."""
-    _check_memory(asked, len(files) * channels * size[0] * size[1])
+    _check_memory(setting, len(files) * channels * size[0] * size[1])
     pixels = torch.empty(len(files), channels, *size, dtype=torch.uint8)
 
     def store(start: int, block: Tensor) -> None:
@@ -273,11 +273,11 @@ def available_bytes() -> int | None:
     return int(kib["MemAvailable"]) * 1024
 
 
-def _check_memory(asked: str, needed: int) -> None:
+def _check_memory(setting: str, needed: int) -> None:
     available = available_bytes()
     if available is not None and needed > available:
         raise ValueError(
-            f"{asked} needs {needed / 2**30:.1f} GiB of memory when decoded, but this machine has "
+            f"{setting} needs {needed / 2**30:.1f} GiB of memory when decoded, but this machine has "
             f"{available / 2**30:.1f} GiB left: set a smaller data.image_size, give fewer images, or train with "
             "data.memory=stream."
         )

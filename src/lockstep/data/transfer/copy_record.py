@@ -45,21 +45,21 @@ def read_files(place: Path) -> dict[str, CopiedFile]:
             continue
         if name == RECORD:
             content = content.partition(b"\n")[2]
-        found = {}
+        copied = {}
         for line in content.split(b"\0")[:-1]:  # a last one that is not ended was cut
             *numbers, file_name = line.split(b" ", 5)
             try:
                 size, time_ns, one, two, three = map(int, numbers)
             except ValueError:  # zeros, or half a line: what a power cut leaves
                 continue
-            found[os.fsdecode(file_name)] = CopiedFile(size, time_ns, (one, two, three))
-        return found
+            copied[os.fsdecode(file_name)] = CopiedFile(size, time_ns, (one, two, three))
+        return copied
     return {}
 
 
-def line(name: str, there: CopiedFile) -> bytes:
+def line(name: str, copied: CopiedFile) -> bytes:
     """A file in the record or journal."""
-    numbers = " ".join(map(str, (there.size, there.time_ns, *there.state)))
+    numbers = " ".join(map(str, (copied.size, copied.time_ns, *copied.state)))
     return os.fsencode(f"{numbers} {name}\0")
 
 

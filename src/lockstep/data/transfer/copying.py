@@ -70,7 +70,7 @@ class Copy:
 
     @property
     def folder(self) -> Path:
-        """What is read instead of the source."""
+        """The folder of the copy, which is read instead of the source."""
         return self.place / self.name
 
     def make(self, find: Callable[[], Source], beat: Callable[[], None], held: contextlib.ExitStack) -> None:
@@ -167,14 +167,16 @@ class Copy:
 
     def _complete(self, source: Source, lock: Lock, beat: Callable[[], None]) -> None:
         """Bring what is missing or changed, and remove what the source no longer has. Needs the lock."""
-        known, found = read_files(self.place), dict(scan(self.folder))
+        known, present = read_files(self.place), dict(scan(self.folder))
         same = {
-            name: there
+            name: copied
             for name, state in source.files.items()
-            if (there := known.get(name)) and there.state == state and found.get(name) == (there.size, there.time_ns)
+            if (copied := known.get(name))
+            and copied.state == state
+            and present.get(name) == (copied.size, copied.time_ns)
         }
         todo = [name for name in source.files if name not in same]
-        others = [name for name in found if name not in source.files]
+        others = [name for name in present if name not in source.files]
         note = Note(self.source, source.digest, code_of(map(os.fsencode, source.files)))
         if not todo and not others and read_note(self.place) == note:
             return
@@ -183,7 +185,7 @@ class Copy:
             left.unlink()
         journal = self.place / JOURNAL
         with atomic_file(journal) as file:
-            file.writelines(line(name, there) for name, there in same.items())
+            file.writelines(line(name, copied) for name, copied in same.items())
         (self.place / RECORD).unlink(missing_ok=True)
         for name in others:
             (self.folder / name).unlink()
@@ -192,7 +194,7 @@ class Copy:
         same |= self._bring(source, todo, lock, beat)
         with atomic_file(self.place / RECORD) as file:
             file.write(json.dumps(note._asdict()).encode() + b"\n")
-            file.writelines(line(name, there) for name, there in same.items())
+            file.writelines(line(name, copied) for name, copied in same.items())
         journal.unlink()
 
     def _bring(self, source: Source, names: list[str], lock: Lock, beat: Callable[[], None]) -> dict[str, CopiedFile]:
@@ -201,9 +203,9 @@ class Copy:
         journal = os.open(self.place / JOURNAL, os.O_WRONLY | os.O_APPEND)
 
         def bring(name: str) -> CopiedFile:
-            there = self._bring_one(source, name)
-            os.write(journal, line(name, there))
-            return there
+            copied = self._bring_one(source, name)
+            os.write(journal, line(name, copied))
+            return copied
 
         try:
             with ThreadPoolExecutor(NUM_THREADS) as pool:
@@ -216,7 +218,7 @@ class Copy:
         finally:
             os.close(journal)
             progress.end()
-        num_bytes = sum(there.size for there in brought.values())
+        num_bytes = sum(file.size for file in brought.values())
         if brought:
             print(
                 f"Copied {len(brought):,} files of {self.name} ({num_bytes / 2**20:,.1f} MiB) in "
@@ -298,12 +300,12 @@ def note(folder: Path) -> Note | None:
 
 
 def code_of(names: Iterable[bytes]) -> str:
-    """Changes with any name; their order does not matter."""
+    """A code that changes with any of the names, but not with their order."""
     return hashlib.blake2b(b"\0".join(sorted(names)), digest_size=16).hexdigest()
 
 
 def digest_of(files: Mapping[str, State]) -> str:
-    """Changes with any name or state."""
+    """A code that changes with any name or state of the files."""
     text = "".join(f"{name}\0{state}\0" for name, state in sorted(files.items()))
     return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
 

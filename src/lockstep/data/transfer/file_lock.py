@@ -17,7 +17,7 @@ class Lock:
         self._progress: Progress | None = None
 
     def take(self) -> bool:
-        """Whether this process holds the lock now."""
+        """Try to take the lock, without waiting. Returns whether this process holds it now."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -48,11 +48,11 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Since it began."""
+        """Seconds since the work began."""
         return time.monotonic() - self._started
 
     def show(self, num_done: int, total: int) -> None:
-        """Say it, if it is time to."""
+        """Print how much is done, unless a line was printed a moment ago."""
         now = time.monotonic()
         if now - self._last < (0.25 if self._is_terminal else LINE_S):
             return
@@ -61,6 +61,6 @@ class Progress:
         print(f"\r{line}\x1b[K" if self._is_terminal else line, end="" if self._is_terminal else "\n", flush=True)
 
     def end(self) -> None:
-        """Make way for other lines."""
+        """Clear the line on a terminal, so that others can be printed."""
         if self._is_terminal:
             print("\r\x1b[K", end="", flush=True)

@@ -71,16 +71,16 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
     `beat` is called now and then where each file is asked for. Raises ValueError where the URL cannot be listed, or has
     a name that leads out of the folder of a copy.
     """
-    asked = f"{key}={shown(url)}"
-    with _Told(f"{asked} cannot be listed", "correct the URL, or give the driver access"):
+    setting = f"{key}={shown(url)}"
+    with _Told(f"{setting} cannot be listed", "correct the URL, or give the driver access"):
         system, path = _opened(url)
         start = f"{path.rstrip('/')}/" if path.rstrip("/") else ""
         root = f"{start}{below}".rstrip("/")
-        found = _listed(system, root)
+        listed = _listed(system, root)
     turn = contextlib.nullcontext() if _takes_threads(system) else threading.Lock()
     is_encoded = url.startswith(ENCODED)
     paths: dict[str, str] = {}
-    for remote_path in found:
+    for remote_path in listed:
         name = remote_path.removeprefix(start)
         if is_encoded:
             if "?" in name or "#" in name:
@@ -88,25 +88,27 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
             name = unquote(name)
         if remote_path in (root, path):
             raise ValueError(
-                f"{asked} is no folder with files: give one; an archive is one as {key}=zip://::{shown(url)}"
+                f"{setting} is no folder with files: give one; an archive is one as {key}=zip://::{shown(url)}"
             )
         if suffixes and (not name.lower().endswith(tuple(suffixes)) or name.rpartition("/")[2].startswith(".")):
             continue
         # no part may be empty either: "/etc/passwd" joined to a folder is /etc/passwd
         if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
             raise ValueError(
-                f"{asked} has a file {name!r}, which would lie outside the folder of a copy: rename it there."
+                f"{setting} has a file {name!r}, which would lie outside the folder of a copy: rename it there."
             )
         paths[name] = remote_path
     if not paths:
         what = f"a file that ends with {', '.join(suffixes)}" if suffixes else "a file"
-        raise ValueError(f"{asked} has nothing to copy: looked for {what}{f' in {below}' if below else ''}, below it.")
+        raise ValueError(
+            f"{setting} has nothing to copy: looked for {what}{f' in {below}' if below else ''}, below it."
+        )
     names = sorted(paths)
-    known = [(paths[name], found[paths[name]]) for name in names]
-    states = dict(zip(names, _states(system, asked, known, turn, beat), strict=True))
+    known = [(paths[name], listed[paths[name]]) for name in names]
+    states = dict(zip(names, _states(system, setting, known, turn, beat), strict=True))
 
     def fetch(name: str, path: Path) -> None:
-        with turn, _Told(f"{asked}: {name} cannot be fetched", "start again; what is copied already stays"):
+        with turn, _Told(f"{setting}: {name} cannot be fetched", "start again; what is copied already stays"):
             system.get_file(paths[name], str(path))
 
     return Source(states, fetch, digest_of(states))
@@ -172,16 +174,16 @@ def _listed(system: Any, root: str) -> dict[str, dict[str, Any]]:
     kind: Any = type(system)
     # fsspec's own walk leaves out what fails below the first folder, as if those files were gone (2026.9)
     is_walk = kind._find is AsyncFileSystem._find if system.async_impl else kind.find is AbstractFileSystem.find
-    found = _walked(system, root) if is_walk else system.find(root, detail=True)
-    if not found and root and system.isfile(root):
+    files = _walked(system, root) if is_walk else system.find(root, detail=True)
+    if not files and root and system.isfile(root):
         return {root: system.info(root)}
-    if not found:
+    if not files:
         system.ls(root, detail=False)  # a reason is better than none
-    return {path: facts for path, facts in found.items() if facts.get("type") != "directory" and path[-1:] != "/"}
+    return {path: facts for path, facts in files.items() if facts.get("type") != "directory" and path[-1:] != "/"}
 
 
 def _walked(system: Any, root: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, Any]] = {}
     folders = [(root, 0)]
     while folders:
         folder, depth = folders.pop()
@@ -190,25 +192,25 @@ def _walked(system: Any, root: str) -> dict[str, dict[str, Any]]:
         for facts in system.ls(folder, detail=True):
             path = facts["name"].rstrip("/")
             if facts["type"] != "directory":
-                found[path] = facts
+                files[path] = facts
             elif path != folder.rstrip("/") and not facts.get("islink"):
                 folders.append((path, depth + 1))
-    return found
+    return files
 
 
 def _states(
     system: Any,
-    asked: str,
+    setting: str,
     files: Sequence[tuple[str, dict[str, Any]]],
     turn: AbstractContextManager[Any],
     beat: Callable[[], None],
 ) -> Iterator[State]:
-    """Of every file; what a listing does not tell is asked for, one file at a time, when it is its `turn`."""
+    """The state of every file; what a listing does not tell is asked for, one file at a time where `turn` is a lock."""
 
     def state(file: tuple[str, dict[str, Any]]) -> State:
         path, facts = file
         if facts.get("size") is None:
-            with turn, _Told(f"{asked} cannot be looked through", "start again, or look at the server"):
+            with turn, _Told(f"{setting} cannot be looked through", "start again, or look at the server"):
                 facts = system.info(path)
         telling = sorted(
             f"{key}={value}" for key, value in facts.items() if any(word in key.lower() for word in TELLING)

@@ -30,15 +30,15 @@ def draw(seed: int, share: Share, height: int, width: int, *, mixup: float, cutm
     source = np.random.default_rng(seed_of(seed, share.epoch, share.step, "mix"))
     is_cut = source.random(share.group_size) < (0.5 if mixup and cutmix else bool(cutmix))
     alpha = np.where(is_cut, cutmix, mixup)
-    own = source.beta(alpha, alpha)
+    own_share = source.beta(alpha, alpha)
     box = []
     for side in (height, width):
-        half = np.where(is_cut, np.sqrt(1 - own) * side / 2, 0).astype(np.int64)
+        half = np.where(is_cut, np.sqrt(1 - own_share) * side / 2, 0).astype(np.int64)
         centre = source.integers(side, size=share.group_size)
         box += [(centre - half).clip(min=0), (centre + half).clip(max=side)]
     top, bottom, left, right = box
     area = (bottom - top) * (right - left)  # what is pasted, not what lambda asked for: boxes end at the edge
-    parts = np.where(is_cut, ONE, np.rint(own * ONE))
+    parts = np.where(is_cut, ONE, np.rint(own_share * ONE))
     weights = np.where(is_cut, 1 - area / (height * width), parts / ONE)
     mine = slice(share.lo, share.hi)
     return MixDraws(
