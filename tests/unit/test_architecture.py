@@ -184,7 +184,7 @@ def test_an_access_to_private_parts_is_found() -> None:
 
 HINT = re.compile(r"(lockstep (eval|predict|status|stop|board --logdir|jobs \w+)|resume)[ =]$")
 QUOTE = ("quoted", "naming.quoted")
-IDS = ("job.id", "live[0].id", "found[0].id")  # of jobs, as `record.ID` allows them
+IDS = ("job.id", "live[0].id", "chosen_jobs[0].id")  # of jobs, as `record.ID` allows them
 
 
 def is_quote(node: ast.expr) -> bool:
