@@ -84,7 +84,6 @@ def test_a_run_whose_folder_was_moved_keeps_its_best_state(tmp_path: Path, monke
     best = cut.best_checkpoint.read_bytes()
     moved = RunFolder(Path(shutil.move(cut.path, tmp_path / "moved")))
     assert train(moved) == 0
-    assert moved.read_summary()["best"] == 2.0
     assert moved.best_checkpoint.read_bytes() == best
     assert sorted(path.name for path in moved.checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]
     assert not cut.path.exists()
