@@ -27,7 +27,7 @@ class Workers:
     num_local: int
     num_nodes: int
     gpus: tuple[int, ...]
-    faults: tuple[str, ...] = field(default=(), compare=False)
+    faults: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def world_size(self) -> int:
