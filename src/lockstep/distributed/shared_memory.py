@@ -8,8 +8,7 @@ exchange in between from all others, and each of them says that after it has rea
 Processors may order memory weakly, and semaphores order it (semaphores.py). So nothing here reads a number that another
 process writes without a semaphore in between, but the flag that a rank has left, which is only a hint.
 
-The memory has no name (memfd_create): others open it through /proc while its maker waits for them, and the kernel takes
-it back with the last process, however that ends.
+The memory has no name (memfd_create): others open it through /proc while its maker waits, and it ends with the last.
 """
 
 import ctypes
@@ -89,8 +88,7 @@ class Layout(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of the whole segment."""
-        head = LINE * (1 + self.num_ranks)
-        return head + self.channel_bytes(FLAG_BYTES) + self.channel_bytes(self.row_bytes)
+        return LINE * (1 + self.num_ranks) + self.channel_bytes(FLAG_BYTES) + self.channel_bytes(self.row_bytes)
 
 
 class Segment:

@@ -18,11 +18,11 @@ from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import refuse_untracked
 from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.distributed.rng import replace_dropout
-from lockstep.models.layout import Layout
+from lockstep.models.layout import Layout, compile_network
 from lockstep.models.loss import num_hits, summed_loss
 from lockstep.models.parameter_groups import parameter_groups
 from lockstep.models.scores import Scores
-from lockstep.models.step import LossGuard, OptimizerStep
+from lockstep.models.step import LossGuard, OptimizerStep, cures_of_bad_losses
 from lockstep.system import internals
 
 
@@ -91,7 +91,7 @@ class Classifier(L.LightningModule):
         self.scores = nn.ModuleDict({split: Scores(num_classes) for split in splits})
         self._is_compiled = compile_mode is not None
         if compile_mode is not None:
-            self._compile(compile_mode)
+            compile_network(self.net, self._dropouts, layout, compile_mode)
         self._compiled_sizes: dict[bool, int] = {}
         # loss sum, hits, samples of this epoch: this rank's counts, and the global counts when they were last logged
         # (no buffers: DDP would give every rank those of rank 0)
@@ -100,15 +100,6 @@ class Classifier(L.LightningModule):
         self.metrics: dict[str, float] = {}
         self._step: OptimizerStep | None = None
         self._guard: LossGuard | None = None
-
-    def _compile(self, mode: str) -> None:
-        for dropout in self._dropouts:  # its share is another one in every step, and would be compiled in
-            dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
-        if self.layout.memory_format == torch.channels_last:
-            self.net.compile(dynamic=False, mode=mode)
-        else:  # left to itself the compiler computes every convolution of a CPU in channels_last
-            graphs = {"triton.cudagraphs": True} if mode == "reduce-overhead" else {}
-            self.net.compile(dynamic=False, options={"layout_optimization": False, **graphs})
 
     @override
     def forward(self, pixels: Tensor) -> Tensor:
@@ -156,17 +147,8 @@ class Classifier(L.LightningModule):
         self._counts = self._counts.to(self.device)
         self._logged_counts = self._logged_counts.to(self.device)
         self._step = OptimizerStep(self, clip_norm=self._gradient_clip_norm)
-        self._guard = LossGuard(
-            self.trainer.optimizers[0], self.device, rank=self.global_rank, cures=self._cures_of_bad_losses()
-        )
-
-    def _cures_of_bad_losses(self) -> list[str]:
-        clip_norm = self._gradient_clip_norm
-        cures = ["a lower optimizer.lr"]
-        cures.append(
-            "trainer.gradient_clip_norm=1" if clip_norm is None else f"a trainer.gradient_clip_norm below {clip_norm:g}"
-        )
-        return [*cures, "trainer.precision=float32"] if self._uses_bfloat16 else cures
+        cures = cures_of_bad_losses(self._gradient_clip_norm, uses_bfloat16=self._uses_bfloat16)
+        self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank, cures=cures)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> None:

@@ -5,7 +5,7 @@ fewer than 8 channels in channels_last: the process dies, or with several thread
 docs/hardware.md has the reproduction and what was tried.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -65,3 +65,14 @@ def has_faulty_onednn(capabilities: Mapping[str, Any], variables: Mapping[str, s
     limits = [variables[name].lower() for name in LIMITS if name in variables]
     is_limited = any(limit != "default" and not limit.startswith("avx512") for limit in limits)
     return is_limited or not all(capabilities.get(name) for name in AVX512)
+
+
+def compile_network(net: nn.Module, dropouts: Sequence[nn.Module], layout: Layout, mode: str) -> None:
+    """Have torch compile a network, whose `dropouts` are left out of it, so that its layout stays."""
+    for dropout in dropouts:  # its share is another one in every step, and would be compiled in
+        dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
+    if layout.memory_format == torch.channels_last:
+        net.compile(dynamic=False, mode=mode)
+    else:  # left to itself the compiler computes every convolution of a CPU in channels_last
+        graphs = {"triton.cudagraphs": True} if mode == "reduce-overhead" else {}
+        net.compile(dynamic=False, options={"layout_optimization": False, **graphs})

@@ -183,6 +183,14 @@ class LossGuard:
         )
 
 
+def cures_of_bad_losses(clip_norm: float | None, *, uses_bfloat16: bool) -> list[str]:
+    """Settings that may help where a loss was not finite, and that the run has not got."""
+    clipping = (
+        "trainer.gradient_clip_norm=1" if clip_norm is None else f"a trainer.gradient_clip_norm below {clip_norm:g}"
+    )
+    return ["a lower optimizer.lr", clipping, *(["trainer.precision=float32"] if uses_bfloat16 else [])]
+
+
 def _to_host(value: Tensor) -> tuple[Tensor, Any]:
     """A copy on the host, and the event after which it is there; None: it is there."""
     if value.device.type != "cuda":

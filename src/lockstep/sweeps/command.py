@@ -114,8 +114,8 @@ def run(
 ) -> int:
     """Run the trials of a source, write and show the table. Returns the exit code.
 
-    `configs` has the configuration of every trial by number, and may grow; `config` says what holds for all of them.
-    `total` is how many there are to be, `num_done` how many of them are done.
+    `configs` has the configuration of every trial by number, and may grow; `config` says what holds for all of them. Of
+    `total` trials `num_done` are done.
     """
     _refuse_live(ledger)
     machine = machine_here()
@@ -129,9 +129,8 @@ def run(
         return devices.need(trial_config, machine, at_once)
 
     view = views.Silent() if config.silent else views.Shown(known, total)
-    course_of = partial(
-        Course, ledger=ledger, pool=Pool(Devices(machine, at_once), say=view.said), need_of=need_of, at_once=at_once
-    )
+    pool = Pool(Devices(machine, at_once), say=view.said)
+    course_of = partial(Course, ledger=ledger, pool=pool, need_of=need_of, at_once=at_once)
     task = "train" if config.sweep.test == "all" else "train-without-test"
     ledger.stop_flag.clear_stop()  # of a sweep that was killed before it could
     ledger.write()
@@ -143,11 +142,9 @@ def run(
         write(ledger, known())
     if source.note and not config.silent:
         print(source.note, flush=True)
-    chosen = _to_be_tested(known(), ledger, config)
-    if chosen:
+    if chosen := _to_be_tested(known(), ledger, config):
         if not config.silent:
-            what = f"the best trial, {chosen[0].number}" if config.sweep.test == "best" else f"{len(chosen)} trials"
-            print(f"Testing {what} ...", flush=True)
+            print(_tests(chosen, config), flush=True)
         code = course_of(source=Once(chosen), view=views.Silent(), max_failed=None, task="test").run() or code
         write(ledger, known())
     if not config.silent:
@@ -155,6 +152,11 @@ def run(
         if code:
             print("Not everything is done: the same command again goes on.", flush=True)
     return code
+
+
+def _tests(chosen: Sequence[Trial], config: Config) -> str:
+    what = f"the best trial, {chosen[0].number}" if config.sweep.test == "best" else f"{len(chosen)} trials"
+    return f"Testing {what} ..."
 
 
 def _num_at_once(machine: Machine, total: int, config: Config, configs: Sequence[Config]) -> int:

@@ -139,8 +139,10 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     show_table(f"Finished {summary['epochs']} epochs", rows)
 
 
-def show_stopped(step: int, stopped: Stopped, command: str) -> None:
-    """Print why a run stopped after an optimizer step, and the command that goes on with it."""
+def show_stopped(here: Session, step: int, stopped: Stopped, command: str) -> None:
+    """Print why a run stopped after an optimizer step, and the command that goes on, unless it is to be silent."""
+    if here.config.silent:
+        return
     print(f"Stopped after step {step} ({stopped.reason}), nothing is lost. Go on with:\n  {command}", flush=True)
     if stopped.is_out_of_time:
         print("which stops after as long again; add trainer.max_time_s=null for no limit", flush=True)

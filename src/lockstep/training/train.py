@@ -65,14 +65,11 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             record.end(trainer, module, "stopped", stopped.reason, signal=stopped.signal)
             if here.rank == 0:
                 folder.clear_stop()
-                if not config.silent:
-                    show_stopped(trainer.global_step, stopped, command)
+                show_stopped(here, trainer.global_step, stopped, command)
             return EXIT_STOPPED
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
         if has_test:
-            has_best = checkpoint is not None and folder.best_checkpoint.exists()
-            best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
-            trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
+            trainer.test(module, data, ckpt_path=_best(here, checkpoint), weights_only=True, verbose=False)
         if here.rank == 0:
             summary = summarize(here, trainer, module, data, checkpoint, record, used)
             folder.write_summary(summary)
@@ -118,6 +115,12 @@ def _trainer(here: Session, callbacks: list[Callback], first_step: int) -> L.Tra
         check_val_every_n_epoch=settings.check_val_every_n_epoch,
         enable_checkpointing=True,
     )
+
+
+def _best(here: Session, checkpoint: ModelCheckpoint | None) -> Path | None:
+    """The best state, where there is one; None for the state at the end. Every rank must call it."""
+    has_best = checkpoint is not None and here.folder.best_checkpoint.exists()
+    return session.checkpoint(here, here.folder.best_checkpoint).path if has_best else None
 
 
 def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
