@@ -1,4 +1,4 @@
-"""Measure everything that needs no GPU and write docs/benchmarks.md; about 40 minutes on two quiet cores.
+"""Measure everything that needs no GPU and write docs/benchmarks.md; 40 to 80 minutes on two quiet cores.
 
 `python -m benchmarks start sweeps` measures these sections alone, and writes no file.
 """
