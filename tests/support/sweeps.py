@@ -12,7 +12,9 @@ from lockstep.runs.files import read_json
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
 from tests.support.commands import Command
-from tests.support.harness import PATIENCE_S, ROOT, command, environ
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ
+
+TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2")
 
 
 def variables(**more: str | None) -> dict[str, str]:

@@ -304,7 +304,8 @@ def test_every_fault_is_told_in_one_message() -> None:
 
 def test_what_environments_say_is_not_typed_and_training_knows_no_benchmark() -> None:
     assert "every environment of a benchmark says it itself" in faults("trainer.devices=2")[0]
-    assert "a benchmark starts anew" in faults("resume=x")[0]
+    for key in ("resume", "init_from"):
+        assert faults(f"{key}=x") == [f"{key}=x: a benchmark starts anew: leave it out"]
     assert "only `lockstep benchmark` reads" in faults("benchmark.budget_s=3", is_benchmark=False)[0]
     assert "only `lockstep benchmark` reads" in faults("+benchmark=default", is_benchmark=False)[0]
     assert not faults("experiment=fashion_mnist", "model.width=16", "benchmark.budget_s=60")

@@ -15,17 +15,15 @@ from lockstep.system.signals import STOP_SIGNALS
 from tests.support.callbacks import SEES
 from tests.support.harness import (
     PATIENCE_S,
-    SMALL,
     difference,
     environ,
     train_all,
     wait_until,
     write_run,
 )
-from tests.support.sweeps import processes_of, run, seen, started, table_of, tree_of, trials_of
+from tests.support.sweeps import TINY, processes_of, run, seen, started, table_of, tree_of, trials_of
 
 pytestmark = pytest.mark.processes
-TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2")
 
 
 def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themselves(tmp_path: Path) -> None:

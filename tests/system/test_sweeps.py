@@ -14,16 +14,14 @@ from lockstep.runs.folder import RunFolder
 from tests.support.callbacks import SEES
 from tests.support.harness import (
     ROOT,
-    SMALL,
     difference,
     train_all,
     write_run,
 )
 from tests.support.screens import seen as seen_on_terminal
-from tests.support.sweeps import overlap, run, seen, table_of, tree_of, trials_of
+from tests.support.sweeps import TINY, overlap, run, seen, table_of, tree_of, trials_of
 
 pytestmark = pytest.mark.processes
-TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2")
 
 
 def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alone(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def _elsewhere(override: Override, *, is_benchmark: bool) -> str | None:
     if not is_benchmark:
         is_foreign = key.partition(".")[0] == "benchmark"
         return f"{text}: only `lockstep benchmark` reads benchmark: leave it out" if is_foreign else None
-    if key in ("resume", "init_from"):
+    if key == "resume":
         return f"{text}: a benchmark starts anew: leave it out"
     if scope(key) is Scope.SUBMISSION:
         return f"{text}: a benchmark measures the machine it is started on: leave it out"

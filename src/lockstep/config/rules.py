@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from lockstep.config import slurm_rules
-from lockstep.config.schema import Config
+from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.config.target_sections import Files
 from lockstep.config.workers import resolve_workers
 from lockstep.data.transfer import remote
@@ -21,13 +21,18 @@ def conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     faults: list[str] = []
     rules = (_batch_rules, _data_rules, _file_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules)
-    for rule in (*rules, _worker_rules, *slurm_rules.RULES):
+    for rule in (*rules, _benchmark_rules, _worker_rules, *slurm_rules.RULES):
         try:
             faults += rule(config)
         except AttributeError:
             if is_whole:
                 raise
     return faults
+
+
+def _benchmark_rules(config: Config) -> Iterator[str]:
+    if isinstance(config, BenchmarkConfig) and config.init_from is not None:  # also where an experiment says it
+        yield f"init_from={config.init_from}: a benchmark starts anew: leave it out"
 
 
 def _worker_rules(config: Config) -> Sequence[str]:
