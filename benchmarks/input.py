@@ -110,7 +110,7 @@ def _read(root: Path, cache: str | None, memory: str) -> Images:
 
 def _head(images: Images) -> Images:
     assert not isinstance(images.pixels, torch.Tensor)
-    return Images(images.pixels.head(NUM_DECODED), images.labels[:NUM_DECODED], images.names[:NUM_DECODED])
+    return Images(images.pixels.head(NUM_DECODED), images.targets[:NUM_DECODED], images.names[:NUM_DECODED])
 
 
 def _own(images: Images, *, num_workers: int = 0, is_normalised: bool = True) -> Callable[[], float]:
@@ -123,7 +123,7 @@ def _own(images: Images, *, num_workers: int = 0, is_normalised: bool = True) ->
         loads=[1],
         num_batches=None,
     )
-    loader = ShareLoader(TensorImages(images.pixels, images.labels), batches, num_workers=num_workers)
+    loader = ShareLoader(TensorImages(images.pixels, images.targets), batches, num_workers=num_workers)
     augment = Augment(
         crop_padding=4,
         flip=True,
@@ -139,7 +139,7 @@ def _own(images: Images, *, num_workers: int = 0, is_normalised: bool = True) ->
 
     def epoch() -> Iterator[int]:
         for batch in loader:
-            pixels = augment(batch).pixels
+            pixels = augment(batch).inputs
             if is_normalised:
                 pixels = (pixels.float() - mean) / std
             yield len(pixels)

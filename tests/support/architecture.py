@@ -21,14 +21,15 @@ LAYERS = (
     ("system",),
     ("runs",),
     ("distributed",),
+    ("tasks",),
     ("data", "models"),
     ("callbacks", "config", "monitoring", "board"),
     ("training",),
     ("launch",),
-    ("benchmark",),
+    ("benchmark", "verify"),
     ("cluster",),
     ("sweeps",),
-    ("cli",),
+    ("cli", "testing"),
     ("__main__",),
 )
 

@@ -67,11 +67,15 @@ WATCHED = (
 )
 
 
+def without_network() -> list[str]:
+    """SMALL without the keys of its network, for another one."""
+    kept = [override for override in SMALL if not override.startswith("model.")]
+    return [*kept, *(f"~model.{key}" for key in ("width", "stem", "shortcut_norm", "bias", "dropout", "init"))]
+
+
 def own_network(name: str) -> list[str]:
     """SMALL with a network of tests/support/networks.py."""
-    kept = [override for override in SMALL if not override.startswith("model.")]
-    removed = [f"~model.{key}" for key in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")]
-    return [*kept, *removed, f"model._target_=tests.support.networks.{name}", "+model.hidden=4"]
+    return [*without_network(), f"model._target_=tests.support.networks.{name}", "+model.hidden=4"]
 
 
 def environ(num_threads: int = 1) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Small folders of images for tests."""
 
+import csv
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,28 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
     "moved to the other class": lambda path: path.rename(path.parents[1] / "ärger 狐" / path.name),
     "edited in place": _edit_in_place,
 }
+
+
+def write_list(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    """A table of these rows as CSV or Parquet, by the end of its name."""
+    if path.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
+        return path
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_listed(folder: Path, count: int = 20, suffix: str = ".csv") -> Path:
+    """`count` images and a list of them: class, a label that holds or not, a number, and the split."""
+    rows = []
+    for i in range(count):
+        name = write_image(folder / f"deep er/bild ü {i:02d}.png", seed=i).relative_to(folder)
+        split = ("train", "train", "train", "val", "test")[i % 5]
+        rows.append({"path": str(name), "label": "ab"[i % 2], "wet": i % 3 == 0, "kg": i / 4, "split": split})
+    return write_list(folder / f"list{suffix}", [row | {"wet": int(row["wet"])} for row in rows])

@@ -1,6 +1,7 @@
 """The Lightning module around a network, for tests without a run."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,19 +9,26 @@ from torch import nn
 
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.models.schedules import constant
+from lockstep.models.schedules import Schedule, constant
+from lockstep.tasks import Accuracy, Classification, Task
 
 
-def classifier(net: nn.Module, **changes: Any) -> Classifier:
-    """The module of `net` for images (1, 3, 3) of four classes and plain steps, but for `changes`."""
+def classification(label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Classification:
+    """The task of one class of several, by cross-entropy."""
+    return Classification(loss=None, label_smoothing=label_smoothing, class_weights=class_weights)
+
+
+def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Classifier:
+    """The module of `net` for images (1, 3, 3) of four classes and plain steps, but for `task` and `changes`."""
     plain = {
         "image_format": ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
         "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
-        "scheduler": constant,
+        "scheduler": Schedule(constant),
+        "rules": (),
         "total_steps": 1,
         "accumulate_grad_batches": 1,
         "gradient_clip_norm": None,
-        "label_smoothing": 0.0,
+        "measured": {"accuracy": Accuracy(num_classes=4)},
         "uses_bfloat16": False,
         "layout": layout.chosen("auto", None),
         "compile_mode": None,
@@ -28,4 +36,4 @@ def classifier(net: nn.Module, **changes: Any) -> Classifier:
         "seed": 0,
         "log_every_n_steps": 1,
     }
-    return Classifier(net, **{**plain, **changes})
+    return Classifier(net, task or classification(), **{**plain, **changes})

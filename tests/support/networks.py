@@ -67,21 +67,21 @@ class NormalizesSingleValues(nn.Module):
 
 
 class FailsOnRank1(Plain):
-    """Raises in its third forward pass, on rank 1."""
+    """Raises in the third forward pass of a training, on rank 1; the one before it is the trial of two samples."""
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         super().__init__(in_channels, num_classes, hidden)
         self.num_calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.num_calls += 1
-        if self.num_calls == 3 and torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+        self.num_calls += self.training
+        if self.num_calls == 4 and torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
             raise ZeroDivisionError("the network of rank 1 is broken")
         return super().forward(x)
 
 
 class BecomesNan(Plain):
-    """Gives NaN in training from its 30th forward pass on."""
+    """Gives NaN in training from its 30th forward pass on; the one before the first is the trial of two samples."""
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         super().__init__(in_channels, num_classes, hidden)
@@ -89,11 +89,11 @@ class BecomesNan(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         self.num_calls += self.training
-        return super().forward(x) * (float("nan") if self.num_calls >= 30 else 1.0)
+        return super().forward(x) * (float("nan") if self.num_calls >= 31 else 1.0)
 
 
 class NanOnRank1(Plain):
-    """Gives NaN on rank 1, in its third forward pass of a training and from there on."""
+    """Gives NaN on rank 1, in the third forward pass of a training, behind that of the trial, and from there on."""
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         super().__init__(in_channels, num_classes, hidden)
@@ -101,12 +101,12 @@ class NanOnRank1(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         self.num_calls += self.training
-        is_bad = self.num_calls >= 3 and torch.distributed.get_rank() == 1
+        is_bad = self.num_calls >= 4 and torch.distributed.get_rank() == 1
         return super().forward(x) * (float("nan") if is_bad else 1.0)
 
 
 class OutOfMemory(Plain):
-    """Refused by an allocator in its third forward pass, on the last rank: by that of the CPU, or as by a GPU's."""
+    """Refused by an allocator in the third forward pass of a training, on the last rank: of the CPU, or as of a GPU."""
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int, of_gpu: bool) -> None:
         super().__init__(in_channels, num_classes, hidden)
@@ -114,11 +114,11 @@ class OutOfMemory(Plain):
         self.num_calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.num_calls += 1
+        self.num_calls += self.training
         rank, world_size = 0, 1
         if torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if self.num_calls == 3 and rank == world_size - 1:
+        if self.num_calls == 4 and rank == world_size - 1:
             if self.of_gpu:
                 raise torch.OutOfMemoryError(
                     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which "

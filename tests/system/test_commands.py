@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from sklearn.metrics import accuracy_score
 
+from lockstep.data.images.pixels import whole
 from lockstep.data.sources.builtin import digits
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
@@ -90,14 +91,14 @@ def test_predictions_of_a_split_are_in_order_and_agree_with_the_evaluation(train
     rows = list(csv.DictReader((cwd_of(trained) / "out/test.csv").read_text().splitlines()))
     truth = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test
     assert [row["file"] for row in rows] == list(truth.names)
-    accuracy = accuracy_score(truth.labels, [int(row["class"]) for row in rows])
+    accuracy = accuracy_score(truth.targets, [int(row["class"]) for row in rows])
     assert accuracy == pytest.approx(trained.read_summary()["test_accuracy"], abs=1e-7)
     assert all(0.1 <= float(row["probability"]) <= 1 for row in rows)
 
 
 def test_predictions_of_a_folder_name_every_file_once(trained: RunFolder, tmp_path: Path) -> None:
     truth = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test
-    for number, pixels in enumerate(truth.pixels[:11]):
+    for number, pixels in enumerate(whole(truth.pixels)[:11]):
         path = tmp_path / "images" / f"{number % 2}" / f"img {number:02d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[0].numpy().astype(np.uint8)).save(path)

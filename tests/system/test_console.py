@@ -14,22 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.callbacks.console import COLUMNS, EPOCH_WIDTH, columns_for, live_line
+from lockstep.callbacks.console import EPOCH_WIDTH, columns_for, live_line
 from lockstep.runs.folder import EXIT_STOPPED
 from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
 from tests.support.trainings import training
 
+METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
+
 
 @pytest.mark.parametrize("width", range(1, 141))
 def test_a_line_fits_its_terminal_and_keeps_the_validation_accuracy(width: int) -> None:
-    shown = columns_for(width)
+    shown = columns_for(width, METRICS, "val/accuracy")
     assert EPOCH_WIDTH + sum(wide for *_, wide in shown) <= max(width, EPOCH_WIDTH + 10)
     assert "val/accuracy" in [name for name, *_ in shown]
-    assert [column for column in COLUMNS if column in shown] == list(shown)
+    assert [column for column in columns_for(200, METRICS, "val/accuracy") if column in shown] == list(shown)
 
 
 def test_eighty_letters_show_everything() -> None:
-    assert columns_for(80) == COLUMNS
+    names = [name for name, *_ in columns_for(80, METRICS, "val/accuracy")]
+    assert names == [*METRICS, "images/s", "time", "left"]
 
 
 WORDS = ["step 120/5000", "6:40 left", "612 images/s", "in all 1:08:00 left"]

@@ -89,7 +89,7 @@ import torchmetrics
 assert torchmetrics.MeanSquaredError()(torch.ones(3), torch.zeros(3)) == 1
 assert torchmetrics.functional.mean_absolute_error(torch.ones(3), torch.zeros(3)) == 1
 assert torchmetrics.wrappers.MinMaxMetric is not None
-assert torchmetrics.classification.MulticlassAccuracy is sys.modules["lockstep.models.scores"].MulticlassAccuracy
+assert torchmetrics.classification.MulticlassAccuracy is sys.modules["lockstep.tasks.scores"].MulticlassAccuracy
 assert torchmetrics.Metric is torchmetrics.metric.Metric
 assert len(torchmetrics._logger.handlers) == 1
 """,

@@ -15,10 +15,10 @@ import pytest
 
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
+from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until, without_network
 
 pytestmark = pytest.mark.processes
-TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40")
+TINY = (*without_network(), "trainer.max_epochs=1", "data.train_size=40")
 NETWORK = """\
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from my_package.sizes import HIDDEN
 
 
 class Net(nn.Module):
-    def __init__(self, in_channels, num_classes, **settings):
+    def __init__(self, in_channels, num_classes):
         super().__init__()
         self.conv = nn.Conv2d(in_channels, HIDDEN, 3)
         self.norm = nn.BatchNorm2d(HIDDEN)

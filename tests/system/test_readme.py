@@ -109,9 +109,24 @@ def test_what_goes_to_a_cluster_can_be_submitted(tmp_path: Path) -> None:
 def test_images_are_prepared(tmp_path: Path) -> None:
     for species in ("rose", "tulip"):
         images(tmp_path / "flowers" / species, 3)
-    (words,) = commands("lockstep data")
+    (words,) = commands("lockstep data prepare")
     assert "Decoded 6 images of flowers" in run(tmp_path, *words)
     assert "Up to date" in run(tmp_path, *words)
+
+
+def test_images_are_checked(tmp_path: Path) -> None:
+    for number, species in enumerate(("rose", "tulip")):
+        (tmp_path / "flowers" / species).mkdir(parents=True)
+        for shade in range(20):
+            image = Image.new("RGB", (8, 8), (100 * number, 10 * shade, 0))
+            image.save(tmp_path / "flowers" / species / f"{shade}.png")
+    (words,) = commands("lockstep data check")
+    assert "40" in run(tmp_path, *words)
+
+
+def test_the_promise_is_verified(tmp_path: Path) -> None:
+    (words,) = commands("lockstep verify")
+    assert "Exact: nothing differs by more than " in run(tmp_path, *words)
 
 
 def test_stop_watch_and_go_on_then_use_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_what_changed_under_a_name_is_refused_before_anything_runs(tmp_path: Pat
     folder.config.write_text(text.replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
     done = run(tmp_path, *TINY, "seed=0", "sweep.name=one", "launcher.parallel=1")
     assert done.returncode == 2
-    assert "was made with another label_smoothing: sweep.name=... starts another sweep" in done.stderr
+    assert "was made with another task.label_smoothing: sweep.name=... starts another sweep" in done.stderr
     with RunFolder(tree_of(tmp_path)).lock():
         folder.config.write_text(text)
         done = run(tmp_path, *TINY, "seed=0", "sweep.name=one")

@@ -28,9 +28,13 @@ KNOW_HYDRA = {
     *("config.sweep_space", "config.validation", "cli.help", "cli.reference", "launch.runner"),
 }
 PUBLIC = {
+    "tasks": ["Accuracy", "Classification", "Multilabel", "Regression", "SupervisedTask", "Task"],
     "callbacks": ["AveragedWeights", "Curves", "Pictures", "SplitTensorBoardLogger"],
-    "data": ["Images", "Splits", "cifar10", "digits", "fashion_mnist", "image_folder", "synthetic"],
-    "models": ["ResNet18", "constant", "cosine", "one_cycle_linear"],
+    "data": [
+        *("ImageFault", "Images", "Pixels", "Splits", "Statistics"),
+        *("cifar10", "dataset", "digits", "fashion_mnist", "image_folder", "image_list", "synthetic"),
+    ],
+    "models": ["Origin", "ResNet18", "constant", "cosine", "one_cycle_linear", "timm", "torchvision"],
 }
 STARTS_AT_ONCE = (
     *("cli.main", "cli.train", "config.validation", "launch.notification", "system.terminal", "runs.folder"),
@@ -148,6 +152,7 @@ REACHES_IN = {
     "cluster.slurm": {"_make_submission_file_text", "_submitit_command_str"},  # submitit has no dry run
     "data.transfer.remote": {"_find"},  # fsspec's, overridden by some of its file systems
     "sweeps.fork_server": {"_clear"},  # of atexit: what the server registered is not a trial's
+    "tasks.reduction": {"_defaults", "_reductions"},  # of torchmetrics: the states of a metric and how they add up
     "sweeps.search": {"_trial_id"},  # Optuna's storage asks for it
     "system.internals": None,
     "system.lazy_imports": None,  # the names of packages, which are Python's

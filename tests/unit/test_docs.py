@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support import architecture, shares
+from tests.support.guides import guides
 from tests.support.harness import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,6 +43,7 @@ def test_modules_and_tests_that_a_page_names_are_there(page: Path) -> None:
     if page.name == "CHANGELOG.md":  # it tells of what was
         return
     files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/**/*.py")}
+    files |= {name for guide in guides(page).values() for name in guide.files}  # that the page itself has
     for name in re.findall(r"[\w/]+\.py\b", page.read_text()):
         name = name.lstrip("/")  # of a link that begins with two dots
         known = any(file == name or file.endswith(f"/{name}") for file in files)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lockstep.callbacks.record import Record
 from lockstep.models.classifier import Classifier
-from lockstep.system.terminal import duration, terminal
+from lockstep.system.terminal import duration, measure, terminal
 
 REFRESH_S = 0.25  # the live line of a terminal
 # a log: a line after the first seconds of a long epoch, then one a minute
@@ -19,28 +19,25 @@ FIRST_S = 10.0
 EVERY_S = 60.0
 EPOCH_WIDTH = 9
 BAR = (4, 24)  # least and most letters
-# what a line of an epoch shows: metric or fact, head, width
-COLUMNS = (
-    ("train/loss", "train loss", 12),
-    ("train/accuracy", "train acc", 11),
-    ("val/loss", "val loss", 10),
-    ("val/accuracy", "val acc", 10),
-    ("images/s", "images/s", 10),
-    ("time", "time", 9),
-    ("left", "left", 9),
-)
-# what a narrow terminal does without, the first one first
-DROPPED = ("left", "images/s", "train/accuracy", "time", "train/loss", "val/loss")
+# facts of an epoch behind its metrics: name, head, width
+FACTS = (("images/s", "images/s", 10), ("time", "time", 9), ("left", "left", 9))
+LEAST_WIDTH = 10  # of a metric's column
 
 
-def columns_for(width: int) -> tuple[tuple[str, str, int], ...]:
-    """The columns beside the epoch that fit into so many letters; the validation accuracy in any case."""
-    shown = COLUMNS
-    for name in DROPPED:
+def columns_for(width: int, metrics: Sequence[str], first: str) -> tuple[tuple[str, str, int], ...]:
+    """The columns beside the epoch that fit into so many letters: name, head, width; that of `first` in any case.
+
+    `metrics` are the names of what is measured, e.g. val/loss. A narrow terminal does without the facts and the other
+    metrics, those behind before those in front.
+    """
+    heads = [(name, name.replace("/", " ").replace("accuracy", "acc").replace("_", " ")) for name in metrics]
+    shown = [*((name, head, max(LEAST_WIDTH, len(head) + 2)) for name, head in heads), *FACTS]
+    others = [name for name in metrics if name not in (first, "train/loss", "val/loss")]
+    for name in ("left", "images/s", *reversed(others), "time", "train/loss", "val/loss"):
         if EPOCH_WIDTH + sum(wide for *_, wide in shown) <= width:
             break
-        shown = tuple(column for column in shown if column[0] != name)
-    return shown
+        shown = [column for column in shown if column[0] != name]
+    return tuple(shown)
 
 
 def live_line(width: int, epoch: str, part: float | None, words: Sequence[str]) -> Text:
@@ -68,10 +65,11 @@ class Console(L.Callback):
     waits for its data, is told too, and the steps themselves do nothing for it.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, metrics: Sequence[str], first: str) -> None:
+        """`metrics` are the names of what is measured; `first` is the one that decides."""
         self._record = record
         self._out = terminal()
-        self._columns = COLUMNS
+        self._columns = columns_for(self._out.width, metrics, first)
         self._live: Live | None = None
         self._ticker: _Ticker | None = None
         self._started = self._epoch_started = self._said = time.monotonic()
@@ -83,7 +81,6 @@ class Console(L.Callback):
         if not trainer.is_global_zero:
             return
         self._started = self._epoch_started = time.monotonic()
-        self._columns = columns_for(self._out.width)
         heads = "".join(f"{head:>{wide}}" for _, head, wide in self._columns)
         self._out.print(Text(f"{'epoch':>{EPOCH_WIDTH}}{heads}", style="bold"))
         self._begin(trainer)
@@ -102,7 +99,7 @@ class Console(L.Callback):
             self._live.update("", refresh=True)
         assert isinstance(pl_module, Classifier)
         left, rate = self._record.left_s(trainer), self._record.images_per_s
-        cells = {name: f"{value:.4f}" for name, value in pl_module.metrics.items()}
+        cells = {name: _narrow(value) for name, value in pl_module.metrics.items()}
         cells |= {"images/s": f"{rate:,.0f}" if rate else "-", "left": duration(left) if left is not None else "-"}
         cells |= {"time": duration(time.monotonic() - self._epoch_started)}
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
@@ -175,6 +172,12 @@ class Console(L.Callback):
         is_last_epoch = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
         words += [f"in all {duration(left)} left"] if left is not None and not is_last_epoch else []
         return pace.num_done / max(1, pace.num_batches), words
+
+
+def _narrow(value: float) -> str:
+    """A metric that leaves a gap in its column."""
+    text = measure(value)
+    return text if len(text) < LEAST_WIDTH else f"{value:.4g}"
 
 
 class _Ticker(threading.Thread):

@@ -4,8 +4,10 @@ import contextlib
 import copy
 import io
 import json
+import re
 import shlex
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,8 @@ from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 
-# of every chart the names of its curves, as regular expressions; train and validation have the same names
+# of every chart beside those of the metrics the names of its curves, as regular expressions
 LAYOUT = {
-    "Curves": {
-        "Accuracy": ["Multiline", ["^accuracy$"]],
-        "Loss": ["Multiline", ["^loss$"]],
-        "Loss of a step": ["Multiline", ["^loss/step$"]],
-    },
     "Optimization": {
         "Learning rate": ["Multiline", ["^optimization/learning_rate$"]],
         "Gradient norm": ["Multiline", ["^optimization/gradient_norm$"]],
@@ -42,8 +39,8 @@ LAYOUT = {
     },
 }
 # settings that make one training another one; the rest says where it runs and what is kept
-SECTIONS = ("data", "model", "optimizer", "scheduler", "augment", "trainer")
-OTHERS = ("seed", "global_batch_size", "label_smoothing")
+SECTIONS = ("data", "model", "task", "optimizer", "scheduler", "augment", "trainer")
+OTHERS = ("seed", "global_batch_size")
 # those by which runs are told apart though nobody typed them
 USUAL = ("data", "model", "optimizer", "optimizer.lr", "global_batch_size", "trainer.max_epochs", "seed")
 
@@ -67,7 +64,7 @@ class Curves(L.Callback):
             return
         assert isinstance(pl_module, Classifier)
         folder = RunFolder(Path(trainer.default_root_dir))
-        writer.add_custom_scalars(LAYOUT)
+        writer.add_custom_scalars(layout(pl_module.measured))
         environment = json.loads(folder.environment.read_text())
         tree = yaml.safe_load(folder.config.read_text())
         tree.pop("notify", None)  # may hold a token
@@ -111,6 +108,12 @@ class Curves(L.Callback):
             writer.flush()
 
 
+def layout(names: Sequence[str]) -> dict[str, Any]:
+    """The charts of a run that measures these `names`: train and validation have the same ones, and share a chart."""
+    metrics = {name.replace("_", " ").capitalize(): ["Multiline", [f"^{re.escape(name)}$"]] for name in names}
+    return {"Curves": {**metrics, "Loss of a step": ["Multiline", ["^loss/step$"]]}, **LAYOUT}
+
+
 def hyperparameters(folder: RunFolder) -> dict[str, bool | str | float]:
     """The usual settings of a run, and those that were typed."""
     typed = [override.lstrip("+").partition("=")[0] for override in folder.read_overrides()]
@@ -126,7 +129,7 @@ def settings(folder: RunFolder) -> dict[str, bool | str | float]:
         for name, value in tree[section].items():
             if name == "_target_":
                 values[section] = value.rpartition(".")[2]
-            elif not name.startswith("_"):
+            elif not name.startswith("_") and not isinstance(value, dict):
                 values[f"{section}.{name}"] = value
     return {
         name: value if isinstance(value, bool | str | int | float) else str(value) for name, value in values.items()

@@ -21,6 +21,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import Findings, Outcomes
 from lockstep.runs.files import atomic_file, write_json
 from lockstep.runs.folder import RunFolder
+from lockstep.tasks.builtin import Classification
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,10 +33,10 @@ MOST_CURVES = 50  # classes whose curves go to TensorBoard's PR page
 class Pictures(L.Callback):
     """Draws the test at the end of a run, and the validation of every `every_n_epochs`-th epoch; None: of no epoch.
 
-    Confusion matrix, accuracy of each class, precision and recall, the first `num_images` images of the split with
-    what they were taken for, and as many of its most confident mistakes. All from counts of every rank. PNG files in
-    pictures/ of the run folder hold the newest state of each split; TensorBoard keeps them all. Raises ValueError for a
-    number below 1.
+    Of a classification of whole images: other tasks have no pictures. Confusion matrix, accuracy of each class,
+    precision and recall, the first `num_images` images of the split with what they were taken for, and as many of its
+    most confident mistakes. All from counts of every rank. PNG files in pictures/ of the run folder hold the newest
+    state of each split; TensorBoard keeps them all. Raises ValueError for a number below 1.
     """
 
     def __init__(self, *, every_n_epochs: int | None, num_images: int) -> None:
@@ -83,17 +84,18 @@ class Pictures(L.Callback):
 
     def _start(self, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, Classifier)
-        self._outcomes = Outcomes(len(pl_module.image_format.class_names), pl_module.device)
+        if isinstance(pl_module.task, Classification):
+            self._outcomes = Outcomes(len(pl_module.image_format.class_names), pl_module.device)
 
     def _update(self, logits: torch.Tensor | None, batch: Any) -> None:
-        if self._outcomes is not None and logits is not None:
-            self._outcomes.update(logits, batch.labels, batch.indices)
+        if self._outcomes is not None and logits is not None and logits.dim() == 2:
+            self._outcomes.update(logits, batch.targets, batch.indices)
 
     def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, split: str) -> None:
         if self._outcomes is None:
             return
         findings, self._outcomes = self._outcomes.findings(), None
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and findings is not None:
             assert isinstance(pl_module, Classifier)
             try:
                 self._show(trainer, pl_module, split, findings)
@@ -166,7 +168,7 @@ def _figures(
             yield name, _grid(images.pixels, findings, rows, names, title)
 
 
-def _grid(pixels: Pixels, findings: Findings, rows: Any, names: tuple[str, ...], title: str) -> "Figure":
+def _grid(pixels: torch.Tensor | Pixels, findings: Findings, rows: Any, names: tuple[str, ...], title: str) -> "Figure":
     from lockstep.system import plots
 
     shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     pass
 from lockstep.cli.train import TRAIN
 
+VERIFYING = """\
+Trains two epochs of three steps in float64 with 1 worker, and with several: even and uneven shares, an empty one, a cut
+and a resume by another number of workers. Exit code 0: the same up to rounding; 1: something differs, and what was the
+first to is told; 2: the configuration is at fault.
+"""
 PRUNING = """\
 --prune without --state removes runs that failed, gave no signal any more or
 never started, and have no checkpoint. With --state it removes all runs in these
@@ -66,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
     benchmark.set_defaults(function=_benchmark)
 
+    text = "does this configuration compute the same on 1, 2 and 3 workers? Your network, loss and data and all"
+    verify = commands.add_parser("verify", help=text, description=f"{text}.", epilog=VERIFYING)
+    verify.add_argument("overrides", nargs="*", help="those of python train.py")
+    verify.set_defaults(function=_verify)
+
     def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         subparser = commands.add_parser(name, help=text, description=text)
         subparser.add_argument("run", help="run folder, or latest")
@@ -77,11 +87,11 @@ def _parser() -> argparse.ArgumentParser:
     command(
         "stop", _stop, "ask a run, or all trials of a sweep, to stop in good order, with a checkpoint"
     ).add_argument("--reason", default="lockstep stop", help="kept in the status of the run")
-    evaluate = command("eval", _evaluate, "loss and accuracy of a trained network, by any number of workers")
+    evaluate = command("eval", _evaluate, "loss and metrics of a trained network, by any number of workers")
     evaluate.add_argument("--split", choices=("test", "val"), default="test", help="default: test")
-    predict = command("predict", _predict, "classes of images, in order, as a CSV file")
+    predict = command("predict", _predict, "what a network says of images, in order, as a CSV file")
     predict.add_argument("source", help="folder or file of images; or val or test, of the data of the run")
-    predict.add_argument("--output", required=True, help="CSV file: file, class, probability")
+    predict.add_argument("--output", required=True, help="CSV file: file, and class and probability, or numbers")
     for subparser in (evaluate, predict):
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
         subparser.add_argument(
@@ -94,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next one that is free")
     board.add_argument("--training_hosts", default="", metavar="NAMES", help="more host names under which it answers")
     board.set_defaults(function=_board)
-    _add_data_commands(commands.add_parser("data", help="prepare images", description="Prepare images."))
+    _add_data_commands(
+        commands.add_parser("data", help="check and prepare images", description="Check and prepare images.")
+    )
     return parser
 
 
@@ -117,6 +129,15 @@ def _benchmark(arguments: argparse.Namespace) -> int:
         show_benchmark()
         return 0
     from lockstep.benchmark.command import run
+
+    return run(arguments.overrides)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from lockstep.config import project
+
+    project.enter(TRAIN.parent)
+    from lockstep.verify.command import run
 
     return run(arguments.overrides)
 
@@ -178,6 +199,10 @@ def _add_data_commands(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
     prepare.add_argument("--cache", metavar="FOLDER", help="folder that keeps the decoded images")
     prepare.set_defaults(function=_prepare)
+    text = "look at every image: classes, sizes, broken and duplicate ones, leaks between splits; exit code 1 if wrong"
+    check = commands.add_parser("check", help=text, description=text[0].upper() + text[1:] + ".")
+    check.add_argument("overrides", nargs="*", help="as of python train.py: data=image_folder data.root=flowers")
+    check.set_defaults(function=_check)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -256,6 +281,16 @@ def _prepare(arguments: argparse.Namespace) -> int:
     changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
     try:
         return prepare(arguments.root, changes)
+    except faults.ConfigError as error:
+        faults.exit_with(error)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from lockstep.cli.check import check
+    from lockstep.config import faults
+
+    try:
+        return check(arguments.overrides)
     except faults.ConfigError as error:
         faults.exit_with(error)
 

@@ -4,6 +4,7 @@
 """
 
 import ast
+import dataclasses
 import inspect
 import re
 import sys
@@ -54,10 +55,11 @@ not current.
 
 Configurations and projects use these names, which stay where modules move: `_target_: lockstep.data.digits`,
 `from lockstep.data import Images, Splits`. All else in `lockstep` may change with any version. Few parameters have a
-default, because `conf/` is the home of values. [own.md](own.md) says what a network, a data source, a schedule or an
-optimizer of your own must be.
+default, because `conf/` is the home of values. [own-network.md](own-network.md) says what a network, a schedule or
+an optimizer of your own must be, [own-data.md](own-data.md) what data, [own-loss.md](own-loss.md) what a task.
 """
-PACKAGES = ("data", "models", "callbacks")
+PACKAGES = ("data", "models", "tasks", "callbacks")
+ENTRY = "+parameters.NAME={pattern:'^fc',lr_factor:1.0,weight_decay:null,frozen_epochs:0}"
 LINE_LENGTH = 100  # of a signature in one line
 
 
@@ -80,6 +82,7 @@ def configuration() -> str:
             lines += _table(f"`{name}`", tree, [key for key, _ in leaves(tree[name], name)])
     for title, name, override in (
         ("`search=tpe`", "search", "search=tpe"),
+        ("An entry of `parameters`", "parameters", ENTRY),
         ("`benchmark`, of `lockstep benchmark` alone", "benchmark", "+benchmark=default"),
     ):
         chosen = _tree(override)
@@ -145,9 +148,15 @@ def _signature(target: str, definition: Any) -> str:
     """How `definition`, a function or a class, is called: parameters and types as they stand in its source."""
     node = ast.parse(textwrap.dedent(inspect.getsource(definition))).body[0]
     returned = ""
+    if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases):
+        return f"class {target}(Protocol):\n" + "\n".join(_members(node))
     if isinstance(node, ast.ClassDef):
         inits = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
-        fields = [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign)]
+        parent = definition.__mro__[1]
+        if not inits and parent.__module__.startswith("lockstep."):  # it is made as its parent is
+            return target + _signature("", parent)
+        is_record = dataclasses.is_dataclass(definition) or issubclass(definition, tuple)
+        fields = [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign) and is_record]
         parameters = _parameters(inits[0].args)[1:] if inits else fields
     else:
         assert isinstance(node, ast.FunctionDef)
@@ -157,6 +166,17 @@ def _signature(target: str, definition: Any) -> str:
     if len(line) <= LINE_LENGTH:
         return line
     return f"{target}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f"){returned}"
+
+
+def _members(protocol: ast.ClassDef) -> Iterator[str]:
+    """What a class must have: a property as an attribute, a method as it is called."""
+    for item in protocol.body:
+        if isinstance(item, ast.FunctionDef) and item.returns is not None:
+            returned = ast.unparse(item.returns).strip("'")
+            if item.decorator_list:
+                yield f"    {item.name}: {returned}"
+            else:
+                yield f"    def {item.name}({ast.unparse(item.args).replace(', /', '')}) -> {returned}"
 
 
 def _parameters(arguments: ast.arguments) -> list[str]:

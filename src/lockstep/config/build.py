@@ -1,11 +1,26 @@
 """The objects that the sections of a configuration describe."""
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
 
+from lockstep.config import measured
+from lockstep.config.faults import ConfigError, one_line
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.target_sections import Open, Target
 from lockstep.config.workers import resolve_workers
+
+
+def monitored(config: Config) -> tuple[str, Literal["min", "max"]]:
+    """The metric by which best.ckpt is chosen, and which of its values is the best."""
+    for section in config.callbacks.values():
+        if section is not None and section.target.endswith(".ModelCheckpoint"):
+            arguments = section.arguments()
+            if arguments.get("monitor"):
+                return str(arguments["monitor"]), arguments.get("mode", "min")
+    name, is_max = measured.default(config)
+    return name, "max" if is_max else "min"
 
 
 def scaled(config: Config) -> Config:
@@ -27,14 +42,35 @@ def imported(target: str) -> Any:
     return get_object(target)
 
 
+@contextlib.contextmanager
+def answering(config: Config, section: str) -> Iterator[None]:
+    """Raise ConfigError, which names the `_target_` of a section, in place of a TypeError or ValueError of its target.
+
+    A fault that names its setting itself stays as it is.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        text = one_line(error)
+        is_named = text.startswith(f"{section}.")
+        fault = text if is_named else f"{section}._target_={getattr(config, section).target}: {text}"
+        raise ConfigError([fault]) from error
+
+
 def build(section: Target | Open, **supplied: Any) -> Any:
-    """Call the target of a section, or bind it where it is partial. What the target raises comes out as it is."""
+    """Call the target of a section, or bind it where it is partial. What the target raises comes out as it is.
+
+    It gets plain lists and dictionaries, not those of OmegaConf.
+    """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
     is_partial = getattr(section, "partial", False)
+    described = {"_target_": section.target, "_partial_": is_partial, "_convert_": "all", **section.arguments()}
     try:
-        return instantiate({"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied)
+        return instantiate(described, **supplied)
     except InstantiationException as error:
         if error.__cause__ is None:
             raise

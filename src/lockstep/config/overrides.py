@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lockstep.config.compose import CONF, Source, composed, plain
 from lockstep.config.faults import ConfigError, near, one_line, question, shown
+from lockstep.config.inherited import inherited_faults
 from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
 from lockstep.config.options import REFUSALS, groups, parsed
 from lockstep.config.schema import Config
@@ -73,7 +74,7 @@ def check(
         return _chosen(choices, source)
 
     for texts in combinations(values):
-        config, job_faults = _job([parsed(text) for text in texts], choose, options)
+        config, job_faults = _job([parsed(text) for text in texts], choose, options, source)
         faults += job_faults
         if config is not None:
             configs.append(config)
@@ -143,18 +144,21 @@ def _elsewhere(override: Override, *, is_benchmark: bool) -> str | None:
 
 
 def _job(
-    job: Sequence[Override], choose: Callable[[tuple[str, ...]], Choice], options: Groups
+    job: Sequence[Override], choose: Callable[[tuple[str, ...]], Choice], options: Groups, source: Source
 ) -> tuple[Config | None, list[str]]:
     """One configuration, or its faults: options are Hydra's to choose, values are put in here, one by one."""
     choices = [override for override in job if override.key_or_group in options or override.is_hydra_override()]
     values = [override for override in job if override not in choices]
     wrong = {} if _searches_elsewhere(job) else {o.input_line: f for o in choices if (f := _option_fault(o, options))}
-    cfg, refused = choose(tuple(o.input_line or "" for o in choices if o.input_line not in wrong))
+    good = {o.key_or_group: o.input_line or "" for o in choices if o.input_line not in wrong}
+    cfg, refused = choose(tuple(good.values()))
     faults = [*wrong.values(), *refused]
     if cfg is None:
         return None, faults
     cfg = copy.deepcopy(cfg)
     faults += _put_in(cfg, values, options)
+    if not refused:
+        faults += inherited_faults(plain(cfg)[0], {override.key_or_group for override in values}, good, source)
     try:
         return checked(cfg, options), faults
     except ConfigError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.config import signatures
 from lockstep.config.faults import ConfigError
-from lockstep.config.target_sections import Data, Downloaded, Files, ImageFolder, OpenData
+from lockstep.config.target_sections import Data, Downloaded, Files, ImageFolder, ImageList, Library, OpenData, Target
 from lockstep.data.images.listing import FOLDERS, check_folders, existing
 from lockstep.data.transfer import remote
 
@@ -21,12 +21,20 @@ def check(section: Data) -> None:
     try:
         if isinstance(section, Files):
             _check_files(section)
+        elif isinstance(section, ImageList):
+            _check_list(section)
         elif isinstance(section, OpenData) and section.check is not None:
             _imported(section.check)(**section.arguments())
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(str(error).splitlines()) from error
     except OSError as error:
         raise ConfigError([f"data.root={getattr(section, 'root', '')} cannot be read ({error}): mend it"]) from error
+
+
+def check_weights(section: Target) -> None:
+    """Raise ConfigError where the file that a new run is to have its weights from is not there."""
+    if isinstance(section, Library) and isinstance(section.pretrained, str) and not Path(section.pretrained).is_file():
+        raise ConfigError([f"model.pretrained={section.pretrained} is no file: correct the path, or use true or false"])
 
 
 def _imported(target: str) -> Callable[..., object]:
@@ -38,6 +46,17 @@ def _imported(target: str) -> Callable[..., object]:
     if not callable(own_check):
         raise ConfigError([f"data._check_={target} is no function: name one that raises where data is missing"])
     return own_check
+
+
+def _check_list(section: ImageList) -> None:
+    setting = f"data.file={section.file}"
+    path = existing(section.file, setting)
+    if not path.is_file() or path.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"{setting} is no file that ends in .csv or .parquet: give one of these.")
+    if path.suffix == ".parquet" and not signatures.is_there("pyarrow"):
+        raise ValueError(f"{setting} needs pyarrow: pip install 'lockstep[parquet]', or give a CSV file.")
+    if section.root is not None:
+        existing(section.root, f"data.root={section.root}")
 
 
 def _check_files(section: Files) -> None:

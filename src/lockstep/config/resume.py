@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from lockstep.config import measured
 from lockstep.config.compose import plain
 from lockstep.config.faults import ConfigError, shown
 from lockstep.config.key_scopes import CHECKPOINT, EVERYWHERE, FREE_CALLBACKS, FREE_ON_RESUME, names, scope
@@ -30,11 +31,12 @@ def resumed_config(saved: Config, cfg: DictConfig, overrides: Sequence[str]) -> 
         elif not override.is_hydra_override():
             _copy(typed, tree, key.split("."))
     tree |= {key: copy.deepcopy(typed[key]) for key in names(Scope.SUBMISSION) if key in typed}
-    faults = _changes(to_tree(saved), tree)
+    tree = measured.resolved(tree)
     try:
         config = check_tree({**tree, "resume": None})
     except ConfigError as error:
-        raise ConfigError([*faults, *error.faults]) from error
+        raise ConfigError([*_changes(to_tree(saved), tree), *error.faults]) from error
+    faults = _changes(to_tree(saved), tree, defaults=to_tree(config))
     if faults:
         raise ConfigError(faults)
     return config
@@ -54,9 +56,9 @@ def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -
         target.pop(last, None)
 
 
-def _changes(saved: dict[str, Any], tree: dict[str, Any]) -> list[str]:
-    """A fault for every frozen key that has another value than in the saved run."""
-    before, after = (dict(_said(part)) for part in (saved, tree))
+def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None) -> list[str]:
+    """A fault for every frozen key that has another value than in the saved run, which has its `defaults` written."""
+    before, after = dict(_said(saved)), {**dict(_said(defaults or {})), **dict(_said(tree))}
     changed = [
         key
         for key in {**before, **after}

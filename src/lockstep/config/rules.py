@@ -6,21 +6,29 @@ Rules about the number of workers are in workers.py, those of a cluster in slurm
 import shlex
 from collections.abc import Iterator, Sequence
 
-from lockstep.config import slurm_rules
+from lockstep.config import measured, slurm_rules
+from lockstep.config.faults import shown
 from lockstep.config.schema import BenchmarkConfig, Config
-from lockstep.config.target_sections import Files
+from lockstep.config.target_sections import Classification, Dataset, Files
 from lockstep.config.workers import resolve_workers
 from lockstep.data.transfer import remote
 
 SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
-METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
-MONITOR = "val/accuracy"  # the result of a run where no checkpoint says another one
 
 
 def conflicts(config: Config, *, is_whole: bool) -> list[str]:
     """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
     faults: list[str] = []
-    rules = (_batch_rules, _data_rules, _file_rules, _optimizer_rules, _callback_rules, _notify_rules, _search_rules)
+    rules = (
+        _batch_rules,
+        _task_rules,
+        _data_rules,
+        _file_rules,
+        _optimizer_rules,
+        _callback_rules,
+        _notify_rules,
+        _search_rules,
+    )
     for rule in (*rules, _benchmark_rules, _worker_rules, *slurm_rules.RULES):
         try:
             faults += rule(config)
@@ -33,6 +41,8 @@ def conflicts(config: Config, *, is_whole: bool) -> list[str]:
 def _benchmark_rules(config: Config) -> Iterator[str]:
     if isinstance(config, BenchmarkConfig) and config.init_from is not None:  # also where an experiment says it
         yield f"init_from={config.init_from}: a benchmark starts anew: leave it out"
+    if isinstance(config, BenchmarkConfig) and "val/accuracy" not in measured.names(config):
+        yield "lockstep benchmark compares environments by val/accuracy, which task.metrics does not measure: add it"
 
 
 def _worker_rules(config: Config) -> Sequence[str]:
@@ -47,10 +57,31 @@ def _batch_rules(config: Config) -> Iterator[str]:
         )
 
 
+def _task_rules(config: Config) -> Iterator[str]:
+    task = config.task
+    if isinstance(task, Classification) and task.loss is not None:
+        for key, value, plain in (
+            ("label_smoothing", task.label_smoothing, 0),
+            ("class_weights", task.class_weights, None),
+        ):
+            if value != plain:
+                yield (
+                    f"task.{key}={shown(value)} is of cross-entropy, and task.loss={task.loss.target} takes its place: "
+                    f"set task.{key}={shown(plain)}"
+                )
+    if config.flip_test and task.target.endswith(".Regression"):
+        yield "flip_test=true averages what an image and its mirror image are, and a number may turn: leave it out"
+    taken = [name for name in task.metrics if name in ("loss", "count") or "/" in name]
+    yield from (f"task.metrics.{name} cannot have this name: loss is always measured, choose another" for name in taken)
+
+
 def _data_rules(config: Config) -> Iterator[str]:
     val, test = getattr(config.data, "val_fraction", 0), getattr(config.data, "test_fraction", 0)
     if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
         yield f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on: use smaller ones"
+    mean, std = getattr(config.data, "mean", None), getattr(config.data, "std", None)
+    if isinstance(config.data, Dataset) and (mean is None) != (std is None):
+        yield f"data.mean={shown(mean)} and data.std={shown(std)}: give both, or neither to have them measured"
 
 
 def _file_rules(config: Config) -> Iterator[str]:
@@ -80,10 +111,14 @@ def _callback_rules(config: Config) -> Iterator[str]:
             continue
         key, arguments = f"callbacks.{name}", callback.arguments()
         monitor = arguments.get("monitor")
-        if monitor is not None and monitor not in METRICS:
-            yield f"{key}.monitor={monitor} is never measured: choose from {', '.join(METRICS)}"
-        better = {"accuracy": "max", "loss": "min"}.get(str(monitor).rpartition("/")[2])
-        if better and arguments.get("mode", better) != better:
+        known = measured.names(config)
+        if monitor is not None and monitor not in known and not _may_log(config):
+            yield f"{key}.monitor={monitor} is never measured: choose from {', '.join(known)}"
+            continue
+        better = measured.direction(monitor, measured.targets(config))
+        if arguments.get("mode") == measured.AUTO and better is None:
+            yield f"{key}.mode=auto: nobody says whether more of {monitor} is better: set {key}.mode=min or max"
+        elif better and arguments.get("mode", better) != better:
             yield f"{key}.mode={arguments['mode']} takes the worst {monitor} for the best: set {key}.mode={better}"
         if str(monitor).startswith("val/") and config.trainer.check_val_every_n_epoch > config.trainer.max_epochs:
             yield (
@@ -95,6 +130,12 @@ def _callback_rules(config: Config) -> Iterator[str]:
         if arguments.get("train_time_interval") is not None:
             # Lightning 2.6 passes over it in manual optimization, which the step here is
             yield f"{key}.train_time_interval is not looked at: use {key}.every_n_train_steps"
+
+
+def _may_log(config: Config) -> bool:
+    """Whether something of the user's own may measure what nobody else knows of."""
+    own = [section.target for section in config.callbacks.values() if section is not None]
+    return any(not target.startswith(("lockstep.", "lightning.")) for target in (config.task.target, *own))
 
 
 def _notify_rules(config: Config) -> Iterator[str]:
@@ -111,7 +152,7 @@ def _search_rules(config: Config) -> Iterator[str]:
     search = config.search
     if search is None or search.objectives is None:
         return
-    known = (*METRICS, *SUMMARY_NUMBERS)
+    known = (*measured.names(config), *SUMMARY_NUMBERS)
     if not search.objectives:
         yield "search.objectives={} optimizes nothing: name one, or use null for what best.ckpt has"
     for name in search.objectives:

@@ -17,10 +17,10 @@ from lockstep.config.sections import (
     Benchmark,
     Cluster,
     ExecutionEnvironment,
-    Fraction,
     Launcher,
     Name,
     Notify,
+    ParameterGroup,
     Path,
     Positive,
     Scope,
@@ -35,7 +35,9 @@ from lockstep.config.sections import (
 from lockstep.config.target_sections import (
     FALLBACK,
     KNOWN,
+    AnyTaskSection,
     DataSection,
+    Library,
     ModelSection,
     Open,
     OptimizerSection,
@@ -44,8 +46,11 @@ from lockstep.config.target_sections import (
 )
 
 # sections under names of the user's choice
-NAMED = ("callbacks", "logger")
+NAMED: dict[str, type[Section]] = {"callbacks": Open, "logger": Open, "parameters": ParameterGroup}
 ENVIRONMENTS = ("benchmark", "environments")
+# sections with a target inside another one: the metrics by names of the user's choice
+METRICS = ("task", "metrics")
+INSIDE = (METRICS, ("task", "loss"))
 
 
 class Config(Section):
@@ -62,7 +67,6 @@ class Config(Section):
     scale_with_workers: Annotated[bool, Scope.NUMBERS, SetBy.ENVIRONMENT] = Field(
         description="multiply batch size and learning rate by the number of workers"
     )
-    label_smoothing: Annotated[Fraction, Scope.NUMBERS] = Field(description="of the training loss")
     compile: Annotated[bool | Literal["reduce-overhead"], Scope.PLACE] = Field(
         description="compile the network, up to minutes at the start; reduce-overhead: also as CUDA graphs, on one GPU"
     )
@@ -84,8 +88,12 @@ class Config(Section):
     search: Annotated[Search | None, Scope.SWEEP] = Field(description="set by search=...")
     data: Annotated[DataSection, Scope.NUMBERS]
     model: Annotated[ModelSection, Scope.NUMBERS]
+    task: Annotated[AnyTaskSection, Scope.NUMBERS]
     optimizer: Annotated[OptimizerSection, Scope.NUMBERS]
     scheduler: Annotated[SchedulerSection, Scope.NUMBERS]
+    parameters: Annotated[dict[str, ParameterGroup | None], Scope.NUMBERS] = Field(
+        description="parts of the network with a learning rate, decay or freezing of their own, by names of your choice"
+    )
     strategy: Strategy
     trainer: Trainer
     cluster: Cluster
@@ -95,7 +103,8 @@ class Config(Section):
     @property
     def run_name(self) -> str:
         """What a run is called where it has no name of its own: data_model."""
-        return self.name or f"{_last(self.data.target)}_{_last(self.model.target).lower()}"
+        network = self.model.name if isinstance(self.model, Library) else _last(self.model.target).lower()
+        return self.name or f"{_last(self.data.target)}_{network}"
 
 
 def _last(target: str) -> str:
@@ -122,7 +131,9 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
     if tuple(path[:2]) == ENVIRONMENTS:
         return ExecutionEnvironment if len(path) == 3 else None
     if head in NAMED:
-        return Open if len(path) == 2 else None
+        return NAMED[head] if len(path) == 2 else None
+    if tuple(path[:2]) in INSIDE:
+        return Open if len(path) == (3 if tuple(path[:2]) == METRICS else 2) else None
     if len(path) > 1:
         return None
     if head in FALLBACK:
@@ -133,6 +144,13 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
     if annotation == (Search | None):
         return Search
     return annotation if is_section(annotation) else None
+
+
+def key_depth(path: Sequence[str]) -> int:
+    """How many of the parts of `path` are keys of the schema; what follows belongs to a value."""
+    if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
+        return 4
+    return 3 if path[0] in NAMED or tuple(path[:2]) in INSIDE else 2
 
 
 def fields(section_type: type[Section]) -> dict[str, FieldInfo]:

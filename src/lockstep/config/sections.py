@@ -1,9 +1,10 @@
 """The sections of a configuration whose keys are Lockstep's own, with the type, range and meaning of each key."""
 
+import re
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeIs
 
@@ -168,6 +169,31 @@ class Trainer(Section):
     )
     profiler: Annotated[Literal["simple", "advanced", "pytorch"] | None, Scope.WATCHING] = Field(
         description="Lightning's profiler"
+    )
+
+
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError("no regular expression") from error
+    return pattern
+
+
+class ParameterGroup(Section):
+    """Parameters of the network, by name; the first entry whose pattern is found in a name counts for it."""
+
+    scope = Scope.NUMBERS
+
+    pattern: Annotated[str, Field(min_length=1), AfterValidator(_compiled), "a regular expression"] = Field(
+        description="searched in names such as layer1.0.conv1.weight"
+    )
+    lr_factor: PositiveFloat = Field(default=1.0, description="multiplies the learning rate of the schedule")
+    weight_decay: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="of their weights, not of norms and biases; null = that of the optimizer"
+    )
+    frozen_epochs: Count | None = Field(
+        default=0, description="epochs without training; 0 = trained from the start, null = never trained"
     )
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from lockstep.config import annotations
 
+UNCHANGING = {"no_grad", "_use_grad_for_differentiable"}  # decorators of torch's that keep a signature
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -204,8 +206,10 @@ def _follow(file: Path, module: str, attributes: list[str]) -> Signature | None:
     if isinstance(node, ast.Import):
         original = next((alias.name for alias in node.names if alias.asname == name), name)
         return _read(".".join([original, *rest]))
+    if len(rest) == 1 and isinstance(node, ast.ClassDef):
+        return _of_method(file, module, node, rest[0])
     if rest:
-        return None  # an attribute of a class, say a classmethod
+        return None
     if isinstance(node, ast.Assign | ast.AnnAssign):
         return _follow_expression(file, module, node.value)
     if isinstance(node, ast.FunctionDef) and not node.decorator_list:
@@ -268,6 +272,19 @@ def _of_class(file: Path, module: str, node: ast.ClassDef) -> Signature | None:
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
     first = next((base for base in bases if _last_name(base) != "Generic"), None)
     return _follow_expression(file, module, first)
+
+
+def _of_method(file: Path, module: str, node: ast.ClassDef, name: str) -> Signature | None:
+    """The signature of a method of the instances of a class; None of what a decorator may have made of one."""
+    method = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == name), None)
+    if method is not None:
+        kinds = {_last_name(each.func if isinstance(each, ast.Call) else each) for each in method.decorator_list}
+        return _of_function(method, num_bound=1) if kinds <= UNCHANGING else None
+    for base in node.bases:
+        names = ast.unparse(base).split(".")
+        if names[0] in _parsed(file).names:
+            return _follow(file, module, [*names, name])
+    return None
 
 
 def _of_function(node: ast.FunctionDef, num_bound: int) -> Signature:

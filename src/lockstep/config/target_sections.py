@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
 from lockstep.config.sections import (
     LARGEST,
@@ -16,6 +16,15 @@ from lockstep.config.sections import (
     Section,
     Seed,
 )
+
+
+def _check_nested(value: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(value.get("_target_"), str):
+        raise ValueError("no _target_")
+    return value
+
+
+Nested = Annotated[dict[str, Any], AfterValidator(_check_nested), "a section of keys with _target_"]
 
 
 class Target(Section):
@@ -58,16 +67,22 @@ class Data(Target):
     )
 
     def arguments(self) -> dict[str, Any]:
-        """What the source gets; where its pixels live is not its business."""
-        return {key: value for key, value in super().arguments().items() if key != "memory"}
+        """What the source gets; where its pixels live, and how many processes decode them, is not its business."""
+        return {key: value for key, value in super().arguments().items() if key not in ("memory", "num_workers")}
 
 
 class OpenData(Data):
     """A source of the user's own."""
 
     model_config = ConfigDict(extra="allow")
-    memory: Annotated[Literal["auto", "device", "host"], Scope.PLACE] = Field(
-        default="auto", description="where pixels live; auto: on the GPU if they fit"
+    memory: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
+        Literal["auto", "device", "host", "stream"], Scope.PLACE
+    ] = Field(
+        default="auto",
+        description="where pixels live; auto: a tensor on the GPU if it fits, another format as it says itself",
+    )
+    num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
+        default="auto", description="processes of each worker that decode streamed images; auto: one per core"
     )
     check: Dotted | None = Field(
         default=None, alias="_check_", description="called before torch is imported, raises where data is missing"
@@ -113,8 +128,8 @@ class Downloaded(Files):
     download: Annotated[bool, Scope.PLACE] = Field(description="fetch missing files")
 
 
-class ImageFolder(Files):
-    """A folder per class."""
+class Decoded(Split):
+    """Image files that are decoded by Lockstep."""
 
     val_fraction: Fraction = Field(description="part of the training images kept for validation")
     test_fraction: Fraction = Field(description="part of the training images kept for the test")
@@ -135,9 +150,49 @@ class ImageFolder(Files):
     )
 
     def arguments(self) -> dict[str, Any]:
-        """What the source gets: it decides whether images are streamed; by how many processes is not its business."""
-        arguments = {**super().arguments(), "memory": self.memory}
-        return {key: value for key, value in arguments.items() if key != "num_workers"}
+        """What the source gets: it decides whether images are streamed."""
+        return {**super().arguments(), "memory": self.memory}
+
+
+class ImageFolder(Decoded, Files):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A folder per class."""
+
+
+class ImageList(Decoded):
+    """Image files listed in a CSV or Parquet file."""
+
+    file: Path = Field(description="the .csv or .parquet file, with a row for each image")
+    root: Path | None = Field(description="folder of the paths in the file; null = that of the file")
+    path_column: str = Field(description="name of the column of the paths")
+    target_columns: Annotated[list[str], Field(min_length=1), "[str, ...], one or more"] = Field(
+        description="names of the columns of what is to be predicted"
+    )
+    targets: Literal["classes", "numbers"] = Field(
+        description="classes: of one column, or several columns of 0 and 1; numbers: predicted as they are"
+    )
+    split_column: str | None = Field(description="name of the column of train, val or test; null = cut by fractions")
+
+
+class Dataset(Split):
+    """Torch Datasets of the user's own, with any transforms in them."""
+
+    train: Nested = Field(description="training samples, pairs of an input (C, H, W) and a target")
+    val: Nested | None = Field(description="validation samples; null = cut off train, with its transforms")
+    test: Nested | None = Field(description="test samples; null = cut off train, with its transforms")
+    class_names: list[str] | None = Field(
+        description="names of the classes, or of the numbers that are predicted; null = `classes` of train"
+    )
+    mean: list[float] | None = Field(
+        description="of each channel of uint8 inputs, in [0, 1]; null = that of up to 4,096 training samples"
+    )
+    std: list[PositiveFloat] | None = Field(description="standard deviation of each channel, as mean")
+    test_fraction: PositiveFraction = Field(description="part of the training samples kept for the test")
+    memory: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
+        Literal["stream"], Scope.PLACE
+    ] = Field(description="always stream: samples are made when they are needed")
+    num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
+        description="processes of each worker that make samples; auto: one per core"
+    )
 
 
 class Synthetic(Data):
@@ -163,6 +218,54 @@ class ResNet18(Target):
     init: Literal["kaiming", "normal"] = Field(description="kaiming with zeroed last norms, or N(0, 0.01)")
 
 
+class TaskSection(Target):
+    """What the network is trained for."""
+
+    metrics: dict[str, Open | None] = Field(description="what is measured in each pass, by name; the first one decides")
+
+    def arguments(self) -> dict[str, Any]:
+        """What the task gets; what is measured besides the loss is not its business."""
+        arguments = self.model_dump(by_alias=True, exclude={"target", "metrics"})
+        return {key: value for key, value in arguments.items() if not key.startswith("_")}
+
+
+class OpenTask(TaskSection):
+    """A task of the user's own."""
+
+    model_config = ConfigDict(extra="allow")
+    metrics: dict[str, Open | None] = Field(
+        default={}, description="what is measured in each pass, by name; the first one decides"
+    )
+
+
+class Classification(TaskSection):
+    """One class of several."""
+
+    label_smoothing: Fraction = Field(description="of the training loss")
+    class_weights: Annotated[list[Annotated[float, Field(ge=0)]] | None, "[0 <= float, ...] or null"] = Field(
+        description="what a sample of each class counts; null = all the same"
+    )
+    loss: Open | None = Field(description="a function (outputs, targets) -> (B,); null = cross-entropy")
+
+
+class LossTask(TaskSection):
+    """A task by its loss: several labels at once, or numbers."""
+
+    loss: Open = Field(description="a function (outputs, targets) -> (B, ...)")
+
+
+class Library(Target):
+    """A network of a library, by its name, fitted to the channels and classes of the data."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$"), "the name of a network"] = Field(description="which network")
+    pretrained: bool | Path = Field(
+        description="start with the weights of the library, downloaded once, or with those in a file"
+    )
+    head_only: bool = Field(description="train the last layer alone")
+    dropout: Fraction | None = Field(description="of the network; null = its own")
+    drop_path: Fraction | None = Field(description="stochastic depth of the network; null = its own")
+
+
 class Partial(Target):
     """A callable that gets its last arguments from the training."""
 
@@ -173,6 +276,18 @@ class OpenPartial(Partial):
     """An optimizer or schedule of the user's own."""
 
     model_config = ConfigDict(extra="allow")
+
+
+class OpenSchedule(OpenPartial):
+    """A schedule of torch's, or of the user's own."""
+
+    interval: Literal["step", "epoch"] = Field(
+        default="step", alias="_interval_", description="stepped after every optimizer step, or after every epoch"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """What the schedule gets; when it is stepped is the training's business."""
+        return {key: value for key, value in super().arguments().items() if key != "interval"}
 
 
 class Sgd(OpenPartial):
@@ -219,8 +334,15 @@ KNOWN: dict[str, type[Target]] = {
     "lockstep.data.fashion_mnist": Downloaded,
     "lockstep.data.cifar10": Downloaded,
     "lockstep.data.image_folder": ImageFolder,
+    "lockstep.data.image_list": ImageList,
+    "lockstep.data.dataset": Dataset,
     "lockstep.data.synthetic": Synthetic,
     "lockstep.models.ResNet18": ResNet18,
+    "lockstep.tasks.Classification": Classification,
+    "lockstep.tasks.Multilabel": LossTask,
+    "lockstep.tasks.Regression": LossTask,
+    "lockstep.models.torchvision": Library,
+    "lockstep.models.timm": Library,
     "torch.optim.SGD": Sgd,
     "torch.optim.AdamW": AdamW,
     "lockstep.models.constant": Constant,
@@ -231,8 +353,9 @@ KNOWN: dict[str, type[Target]] = {
 FALLBACK: dict[str, type[Target]] = {
     "data": OpenData,
     "model": Open,
+    "task": OpenTask,
     "optimizer": OpenPartial,
-    "scheduler": OpenPartial,
+    "scheduler": OpenSchedule,
 }
 
 
@@ -246,11 +369,22 @@ DataSection = Annotated[
     Annotated[Digits, Tag("Digits")]
     | Annotated[Downloaded, Tag("Downloaded")]
     | Annotated[ImageFolder, Tag("ImageFolder")]
+    | Annotated[ImageList, Tag("ImageList")]
+    | Annotated[Dataset, Tag("Dataset")]
     | Annotated[Synthetic, Tag("Synthetic")]
     | Annotated[OpenData, Tag("other")],
     _BY_TARGET,
 ]
-ModelSection = Annotated[Annotated[ResNet18, Tag("ResNet18")] | Annotated[Open, Tag("other")], _BY_TARGET]
+ModelSection = Annotated[
+    Annotated[ResNet18, Tag("ResNet18")] | Annotated[Library, Tag("Library")] | Annotated[Open, Tag("other")],
+    _BY_TARGET,
+]
+AnyTaskSection = Annotated[
+    Annotated[Classification, Tag("Classification")]
+    | Annotated[LossTask, Tag("LossTask")]
+    | Annotated[OpenTask, Tag("other")],
+    _BY_TARGET,
+]
 OptimizerSection = Annotated[
     Annotated[Sgd, Tag("Sgd")] | Annotated[AdamW, Tag("AdamW")] | Annotated[OpenPartial, Tag("other")], _BY_TARGET
 ]
@@ -258,6 +392,6 @@ SchedulerSection = Annotated[
     Annotated[Constant, Tag("Constant")]
     | Annotated[OneCycleLinear, Tag("OneCycleLinear")]
     | Annotated[Cosine, Tag("Cosine")]
-    | Annotated[OpenPartial, Tag("other")],
+    | Annotated[OpenSchedule, Tag("other")],
     _BY_TARGET,
 ]

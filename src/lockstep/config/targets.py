@@ -5,13 +5,16 @@ from typing import Any
 
 from lockstep.config import annotations, signatures
 from lockstep.config.faults import near, question, shown
-from lockstep.config.schema import NAMED, fields, root, section
-from lockstep.config.target_sections import OpenData
+from lockstep.config.schema import METRICS, NAMED, fields, root, section
+from lockstep.config.target_sections import KNOWN, OpenData
 from lockstep.system.trees import at, leaves
 
 # what the training gives to the target of a section: the first parameter by position, others by keyword
 BY_POSITION = ("optimizer", "scheduler")
-BY_KEYWORD = {"model": ("in_channels", "num_classes"), "scheduler": ("total_steps",), "logger": ("save_dir",)}
+BY_KEYWORD = {"model": ("in_channels", "num_classes"), "logger": ("save_dir",)}
+TOTAL_STEPS = "total_steps"  # for schedules that ask for it
+# what metrics are told of the task, as torchmetrics calls it
+OF_METRICS = ("task", "num_classes", "num_labels")
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for the cures
 
 
@@ -33,7 +36,8 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
     value = at(tree, path)
     if len(path) == 1 and path[0] in NAMED:
         entries = value if isinstance(value, dict) else {}
-        return [name for name, child in entries.items() if child is None or at(child, ["_target_"]) is not None]
+        needed = next(name for name, field in fields(NAMED[path[0]]).items() if field.is_required())
+        return [name for name, child in entries.items() if child is None or at(child, [needed]) is not None]
     section_type = section(tree, path)
     if section_type is not None and section_type.model_config.get("extra") != "allow":
         return list(fields(section_type))
@@ -48,7 +52,7 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
         return None
     if signature is None or signature.takes_any:
         return None
-    supplied = _supplied(path, signature)
+    supplied = _supplied(path, target, signature)
     names = [
         *(fields(section_type) if section_type else ()),
         *(name for name in signature.names if name not in supplied),
@@ -67,7 +71,9 @@ def meant_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> list
             if meant:
                 return [".".join([*path[:depth], other, *path[depth + 1 :]]) for other in meant]
             break
-    keys = {key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and not key.startswith(NAMED)}
+    keys = {
+        key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and key.partition(".")[0] not in NAMED
+    }
     same = near(path[-1], set(keys.values()), cutoff=0.75)
     return [key for key, name in keys.items() if name in same and key != ".".join(path)][:2]
 
@@ -92,11 +98,33 @@ def called(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield ".".join([*path, name]), value[name]
 
 
-def _supplied(path: Sequence[str], signature: signatures.Signature) -> tuple[str, ...]:
-    """The parameters that the training gives to the target at `path`."""
+def _filled_in(path: Sequence[str]) -> Sequence[str]:
+    """The parameters that the training gives to the target at `path` where the configuration does not."""
+    return OF_METRICS if tuple(path[:2]) == METRICS and len(path) == 3 else ()
+
+
+def _supplied(path: Sequence[str], target: str, signature: signatures.Signature) -> tuple[str, ...]:
+    """The parameters that the training alone gives to the target at `path`."""
     if len(path) != (2 if path[0] in NAMED else 1):
         return ()
+    if path[0] == "scheduler":
+        mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()  # as the best weights are chosen
+        return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)
     return (*(signature.names[:1] if path[0] in BY_POSITION else ()), *BY_KEYWORD.get(path[0], ()))
+
+
+def _closure_faults(target: str) -> Iterator[tuple[str, str]]:
+    """A fault of an optimizer that wants to compute the loss of a step again, by a function it is given."""
+    try:
+        signature = signatures.find(f"{target}.step")
+    except signatures.Missing:  # of a function that returns an optimizer
+        return
+    if signature is not None and signature.required:
+        yield (
+            "optimizer._target_",
+            f"optimizer._target_={target} computes the loss several times a step, which the training does not: choose "
+            "one whose step() needs no closure, such as torch.optim.AdamW",
+        )
 
 
 def target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, str]]:
@@ -114,7 +142,9 @@ def target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, s
             continue
         if signature is None:
             continue
-        supplied = _supplied(path, signature)
+        supplied = _supplied(path, target, signature)
+        if path == ("optimizer",) and target not in KNOWN:
+            yield from _closure_faults(target)
         section_fields = fields(section_type) if section_type is not None else {}
         given = [k for k in value if not k.startswith("_") and k not in section_fields]
         for k in given:
@@ -124,9 +154,10 @@ def target_faults(tree: dict[str, Any], groups: Groups) -> Iterator[tuple[str, s
                 yield f"{key}.{k}", unknown_key(tree, [*path, k], groups)
             elif k in signature.types and not annotations.fits(signature.types[k], value[k]):
                 yield f"{key}.{k}", f"{key}.{k}={shown(value[k])} must be {signature.types[k]}, as {name} has it"
-        if not value.get("_partial_") and "_args_" not in value:
+        is_completed = path[0] in BY_POSITION and len(path) == 1  # by the training
+        if (is_completed or not value.get("_partial_")) and "_args_" not in value:
             for k in signature.required:
-                if k not in value and k not in supplied:
+                if k not in value and k not in supplied and k not in _filled_in(path):
                     yield f"{key}.{k}", f"{key}.{k} is missing: {name} needs it, add +{key}.{k}=..."
         refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
         if refused:

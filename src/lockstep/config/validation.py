@@ -9,10 +9,12 @@ from typing import Any
 from omegaconf import DictConfig
 from pydantic import ValidationError
 
+from lockstep.config import measured
 from lockstep.config.compose import plain, right_part
 from lockstep.config.faults import ConfigError, question, shown
+from lockstep.config.libraries import library_faults
 from lockstep.config.rules import conflicts
-from lockstep.config.schema import ENVIRONMENTS, NAMED, Config, fields, kind_of, root, section
+from lockstep.config.schema import NAMED, Config, fields, key_depth, kind_of, root, section
 from lockstep.config.sections import LARGEST
 from lockstep.config.target_sections import FALLBACK, Target
 from lockstep.config.targets import Groups, check_faults, meant_key, target_faults, unknown_key
@@ -33,13 +35,14 @@ def check_tree(
     `unresolved` says of keys why they have no value.
     """
     faults = dict(unresolved or {})
+    tree = measured.resolved(tree)
     try:
         config = root(tree).model_validate(tree)
     except ValidationError as error:
         for key, fault in schema_faults(tree, error, groups or {}):
             faults.setdefault(key, fault)
         config = None
-    for key, fault in (*target_faults(tree, groups or {}), *check_faults(tree)):
+    for key, fault in (*target_faults(tree, groups or {}), *check_faults(tree), *library_faults(tree)):
         faults.setdefault(key, fault)
     messages = [fault for fault in faults.values() if fault]
     if tree.get("resume") is None:  # else these settings meet those of the saved run first
@@ -57,8 +60,7 @@ def schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups) 
         if path[0] in FALLBACK:
             del path[1:2]  # the name of a member of the union
         # without the members of a union of types
-        depth = 4 if tuple(path[:2]) == ENVIRONMENTS else 3 if path[0] in NAMED else 2
-        path = path[: depth if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
+        path = path[: key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
         key = ".".join(path)
         if item["type"] == "extra_forbidden":
             yield key, unknown_key(tree, path, groups)
@@ -93,6 +95,6 @@ def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> s
     key = ".".join(path)
     if key in groups:
         return f"{key} is missing: choose {key}=... from {', '.join(groups[key])}"
-    if path[0] in NAMED:
+    if path[-1] == "_target_" and path[0] in NAMED:
         return f"{path[0]}.{path[1]} has no _target_" + question(meant_key(tree, path[:2], groups), "add one")
     return f"{key} is missing: add +{key}=... ({_wanted(tree, path)})"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from lockstep.config import slurm_rules
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import ImageFolder
 from lockstep.system import hardware, launcher
 
 # a worker holds less than that of its own (private pages of smaps_rollup, one thread, torch 2.15)
@@ -220,13 +219,14 @@ def _number_faults(config: Config, workers: Workers, machine: Machine) -> list[s
     if not workers.gpus and workers.num_local > most:
         limit = f"{most} {reason}" if reason else f"trainer.process_limit={most}"
         faults.append(f"trainer.devices={config.trainer.devices} is above {limit}: {cure}")
-    data, most = config.data, PROCESSES_PER_CORE * num_cores if bound == "auto" else bound
-    if not faults and isinstance(data, ImageFolder) and data.num_workers != "auto":
-        total = data.num_workers * workers.num_local
+    num_decoding, most = getattr(config.data, "num_workers", "auto"), PROCESSES_PER_CORE * num_cores
+    most = most if bound == "auto" else bound
+    if not faults and isinstance(num_decoding, int):
+        total = num_decoding * workers.num_local
         limit = f"{most}, {by_cores}" if bound == "auto" else f"trainer.process_limit={most}"
         if total > most:
             of_each = f" of each of {workers.num_local} workers" if workers.num_local > 1 else ""
-            are = f"data.num_workers={data.num_workers}{of_each} are {total} processes"
+            are = f"data.num_workers={num_decoding}{of_each} are {total} processes"
             faults.append(f"{are}, above {limit}: {cure}")
     return faults
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lockstep.data.images.decode import ImageFault
 from lockstep.data.images.pixels import Pixels, taken
+from lockstep.data.images.samples import Samples
 from lockstep.data.prefetch import read_ahead
 from lockstep.data.sampler import GlobalBatches, ShareIndices
 from lockstep.data.stream import Fault, worker_settings
@@ -20,19 +21,22 @@ STAGED_BYTES = 1 << 16
 
 
 class TensorImages(Dataset[Batch]):
-    """Images and their labels; a batch is one gather where they are, or decoded."""
+    """Images and their targets; a batch is one gather where they are, or decoded, or made of samples of a Dataset."""
 
-    def __init__(self, pixels: Pixels, labels: Tensor) -> None:
+    def __init__(self, pixels: Tensor | Pixels, targets: Tensor) -> None:
         self.pixels = pixels
-        self.labels = labels
+        self.targets = targets
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return self.pixels.shape[0]
 
     def __getitems__(self, wanted: ShareIndices) -> Batch:
         """Takes the whole share at once, so that an empty one needs no special case."""
-        indices = sent(wanted.indices, self.labels.device)
-        return Batch(taken(self.pixels, indices), self.labels[indices], indices, wanted.share)
+        if isinstance(self.pixels, Samples):
+            inputs, targets = self.pixels.made(wanted.indices, wanted.share.epoch)
+            return Batch(inputs, targets, wanted.indices, wanted.share)
+        indices = sent(wanted.indices, self.targets.device)
+        return Batch(taken(self.pixels, indices), self.targets[indices], indices, wanted.share)
 
 
 class StreamedImages(Dataset["Batch | Fault"]):
@@ -92,7 +96,8 @@ class ShareLoader(DataLoader[Batch]):
         prepare: Callable[[Batch], Batch] | None = None,
     ) -> None:
         dataset: Any = StreamedImages(images) if num_workers else images
-        settings = worker_settings(num_workers) if num_workers else {}
+        decoder = images.pixels.dataset if isinstance(images.pixels, Samples) else images.pixels
+        settings = worker_settings(num_workers, type(decoder).__module__) if num_workers else {}
         super().__init__(dataset, batch_sampler=batches, collate_fn=_unchanged, **settings)  # pyright: ignore[reportArgumentType]
         self._prepare = prepare
         self._position = (0, 0)

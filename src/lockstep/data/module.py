@@ -2,20 +2,22 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import lightning as L
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data.images.pixels import ImageFiles, Pixels, Rows, copied, head, num_bytes
+from lockstep.data.images.pixels import Pixels, copied, head, is_streamed, num_bytes, whole
+from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Splits
-from lockstep.data.images.statistics import channel_statistics, value_counts
+from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
 from lockstep.data.loader import ShareLoader, TensorImages, fits_on, pinned
-from lockstep.data.sampler import GlobalBatches
+from lockstep.data.sampler import GlobalBatches, ShareIndices, positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
+from lockstep.distributed.partition import Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,8 @@ class ImageData(L.LightningDataModule):
     """Serves this rank's shares of the splits, and augments training batches on the device.
 
     `memory` says where they live: auto keeps them on a GPU while they take at most half of its free memory, else where
-    the source put them. `num_workers` processes decode images that are streamed. `placement` says it for people.
+    the source put them; host and device read images that would be streamed into memory. `num_workers` processes decode
+    images that are streamed. `placement` says it for people.
     `augment` is called with `fill`, the mean colour, and `seed`.
     """
 
@@ -61,14 +64,15 @@ class ImageData(L.LightningDataModule):
             splits = _first_samples(splits, batching.overfit_batches * batching.global_batch_size)
         self.splits = splits
         self.class_names = splits.class_names
-        self.mean, self.std = splits.statistics or channel_statistics(value_counts(_tensor(splits.train.pixels)))
+        self.mean, self.std = splits.statistics or _statistics(splits.train.pixels)
         self.augment = augment(fill=tuple(round(m * 255) for m in self.mean), seed=seed)
-        parts = {"train": splits.train, "val": splits.val, "test": splits.test}
-        is_streamed = any(isinstance(images.pixels, ImageFiles) for images in parts.values())
-        self._num_workers = num_workers if is_streamed else 0
+        parts = splits.parts
+        self._is_kept = memory in ("host", "device")
+        has_streams = not self._is_kept and any(is_streamed(images.pixels) for images in parts.values())
+        self._num_workers = num_workers if has_streams else 0
         self.is_on_device = (
             device.type == "cuda"
-            and not is_streamed
+            and not has_streams
             and (
                 memory == "device"
                 or (memory == "auto" and fits_on(device, sum(num_bytes(images.pixels) for images in parts.values())))
@@ -79,17 +83,19 @@ class ImageData(L.LightningDataModule):
 
     def _placed(self, images: Images) -> TensorImages:
         if self.is_on_device:
-            return TensorImages(copied(images.pixels, self._device), images.labels.to(self._device))
-        return TensorImages(images.pixels, images.labels)
+            return TensorImages(copied(images.pixels, self._device), images.targets.to(self._device))
+        if self._is_kept and is_streamed(images.pixels):
+            return TensorImages(whole(images.pixels), images.targets)
+        return TensorImages(images.pixels, images.targets)
 
-    def _placement(self, pixels: Pixels) -> str:
+    def _placement(self, pixels: Tensor | Pixels) -> str:
         if self.is_on_device:
             return "on the GPU"
-        if isinstance(pixels, ImageFiles):
+        if isinstance(pixels, Tensor) or (pixels.is_streamed and self._is_kept):
+            return "in host memory"
+        if pixels.is_streamed:
             return f"streamed by {self._num_workers} process{'es' * (self._num_workers > 1)} ({pixels.reason})"
-        if isinstance(pixels, Rows):
-            return f"in host memory, memory-mapped ({pixels.origin})"
-        return "in host memory"
+        return f"in host memory, {pixels.reason}"
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -136,13 +142,21 @@ class ImageData(L.LightningDataModule):
         """Every test sample once, in order."""
         return self._loader("test", self._batching.eval_batch_size, self._batching.limit_test_batches)
 
+    def example(self, count: int) -> Batch:
+        """The first `count` training samples on the device, with the partner of the last one where they are mixed."""
+        share = Share(epoch=0, step=0, micro_step=0, size=max(count, 1), lo=0, hi=count, group_size=max(count, 1))
+        wanted = positions(share, with_partner=self.augment.needs_partner)
+        return self.transfer_batch_to_device(
+            self._images["train"].__getitems__(ShareIndices(wanted, share)), self._device, 0
+        )
+
     @override
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Move what is not there yet. Lightning's own walk through the tuple costs 50 us (CPU, 2026-11-21)."""
-        if batch.pixels.device == device:
+        if batch.inputs.device == device:
             return batch
-        pixels, labels, indices = (part.to(device, non_blocking=True) for part in batch[:3])
-        return batch._replace(pixels=pixels, labels=labels, indices=indices)
+        inputs, targets, indices = (part.to(device, non_blocking=True) for part in batch[:3])
+        return batch._replace(inputs=inputs, targets=targets, indices=indices)
 
     @override
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
@@ -155,10 +169,14 @@ class ImageData(L.LightningDataModule):
 def _first_samples(splits: Splits, num_samples: int) -> Splits:
     """Train, validate and test on the same first samples: what a network must be able to learn by heart."""
     train = splits.train
-    few = Images(head(train.pixels, num_samples), train.labels[:num_samples], train.names[:num_samples])
-    return Splits(few, few, few, splits.class_names, splits.statistics)
+    few = Images(head(train.pixels, num_samples), train.targets[:num_samples], train.names[:num_samples])
+    pixels = replace(few.pixels, is_evaluated=True) if isinstance(few.pixels, Samples) else few.pixels
+    evaluated = replace(few, pixels=pixels)
+    return replace(splits, train=few, val=evaluated, test=evaluated)
 
 
-def _tensor(pixels: Pixels) -> Tensor:
+def _statistics(pixels: Tensor | Pixels) -> Statistics:
     assert isinstance(pixels, Tensor), "a source whose pixels are elsewhere gives its statistics"
-    return pixels
+    if pixels.is_floating_point():
+        return unchanged(pixels.shape[1])
+    return channel_statistics(value_counts(pixels))

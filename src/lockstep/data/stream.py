@@ -21,14 +21,14 @@ class Fault(NamedTuple):
     shared_memory: str = ""
 
 
-def worker_settings(num_workers: int) -> dict[str, Any]:
-    """What a DataLoader is told about its worker processes.
+def worker_settings(num_workers: int, module: str = "lockstep.data.loader") -> dict[str, Any]:
+    """What a DataLoader is told about its worker processes, which decode by what is in `module`.
 
     They are forked from a fresh process that has imported what decodes: a fork of this one, with its threads, could
-    hang, and Python warns of it.
+    hang, and Python warns of it. Each of them would import torchvision anew for the transforms of somebody's Dataset.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "lockstep.data.loader"])
+    context.set_forkserver_preload(["__main__", "lockstep.data.loader", module])
     with held_back():  # of the decoding processes, too, before `_start_worker` holds them back
         forkserver.ensure_running()  # it imports torch while this process builds its network
     return {

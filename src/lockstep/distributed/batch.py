@@ -8,20 +8,21 @@ from lockstep.distributed.partition import Share
 
 
 class Mix(NamedTuple):
-    """What each image was mixed with: the partner's label int64 (B,), and the weight of the own label float32 (B,)."""
+    """What each image was mixed with: the partner's target (B, ...), and the weight of the own target float32 (B,)."""
 
-    labels: Tensor
+    targets: Tensor
     weights: Tensor
 
 
 class Batch(NamedTuple):
-    """A share of a micro-batch: pixels uint8 (B, C, H, W), labels int64 (B,), indices int64 (B,), B >= 0.
+    """A share of a micro-batch: inputs (B, ...), targets (B, ...) and indices int64 (B,) in the data set, B >= 0.
 
-    Before images are mixed, a share that is not empty holds one more: the partner of its last one.
+    Inputs are uint8 pixels (B, C, H, W), targets class numbers int64 (B,), unless the data source gives others. Before
+    images are mixed, a share that is not empty holds one more: the partner of its last one.
     """
 
-    pixels: Tensor
-    labels: Tensor
+    inputs: Tensor
+    targets: Tensor
     indices: Tensor
     share: Share
     mix: Mix | None = None

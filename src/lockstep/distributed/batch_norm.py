@@ -16,8 +16,9 @@ from torch import distributed as dist
 from typing_extensions import override
 
 from lockstep.distributed.collectives import add_up, all_gather, is_distributed
-from lockstep.system.internals import BatchNorm
+from lockstep.system.internals import BatchNorm, InstanceNorm
 
+BY_BATCH = ("EvoNorm2dB0", "EvoNorm2dB1", "EvoNorm2dB2", "InplaceAbn")  # of timm, none is a batch norm by class
 _BLOCK_ELEMENTS = 1 << 19  # of an input, widened at once: 2 MiB, which stays in the cache
 
 
@@ -161,6 +162,17 @@ class SyncBatchNorm(BatchNorm):
         return y
 
 
+class SyncBatchNormAct(SyncBatchNorm):
+    """timm's batch norm that applies its dropout and its activation, too."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(input)))
+
+
 class ExactBatchNorm(LayerSync):
     """Lightning plugin: every batch norm of the model becomes a SyncBatchNorm for the fit, and what it was after it.
 
@@ -174,8 +186,10 @@ class ExactBatchNorm(LayerSync):
         """Swap in; Lightning calls it before the model is wrapped for several processes."""
         for module in model.modules():
             if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):
+                exact = _exact_class(type(module))
+                assert exact is not None, type(module)  # others are refused
                 self._original[module] = type(module)
-                module.__class__ = SyncBatchNorm
+                module.__class__ = exact
         return model
 
     def revert(self, model: nn.Module) -> nn.Module:
@@ -186,11 +200,33 @@ class ExactBatchNorm(LayerSync):
         return model
 
 
-def refuse_untracked(net: nn.Module) -> None:
-    """Raise ValueError for a norm without running statistics: what it evaluates to depends on the rank's share."""
+def _exact_class(norm: type[BatchNorm]) -> type[SyncBatchNorm] | None:
+    """The class that computes what a batch norm does, over all ranks; None where its own arithmetic is not known."""
+    if issubclass(norm, SyncBatchNorm):
+        return norm
+    if norm.forward in (BatchNorm.forward, nn.SyncBatchNorm.forward):
+        return SyncBatchNorm
+    is_timms = norm.__module__.startswith("timm.") and norm.__name__ == "BatchNormAct2d"
+    return SyncBatchNormAct if is_timms else None
+
+
+def refuse_inexact_norms(net: nn.Module) -> None:
+    """Raise ValueError for a norm whose statistics, in training or evaluation, depend on the rank's share."""
     for name, module in net.named_modules():
+        layer = f"The layer {name!r} ({type(module).__name__})"
         if isinstance(module, BatchNorm) and not module.track_running_stats:
             raise ValueError(
-                f"The layer {name!r} has track_running_stats=False, so that an evaluation depends on how it is split "
-                "over workers: use track_running_stats=True."
+                f"{layer} has track_running_stats=False, so that an evaluation depends on how it is split over "
+                "workers: use track_running_stats=True."
             )
+        if isinstance(module, BatchNorm) and _exact_class(type(module)) is None:
+            raise ValueError(
+                f"{layer} is a batch norm with a forward() of its own, whose statistics would be those of a worker's "
+                "share: use torch's, and what it does besides in a layer of its own."
+            )
+        if isinstance(module, InstanceNorm) and module.track_running_stats:
+            raise ValueError(
+                f"{layer} has running statistics of a worker's share: use track_running_stats=False, or a batch norm."
+            )
+        if type(module).__name__ in BY_BATCH:
+            raise ValueError(f"{layer} normalizes by the batch of a worker: use a batch norm of torch's, or LayerNorm.")

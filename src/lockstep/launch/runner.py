@@ -50,6 +50,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test
 
     def make(held: contextlib.ExitStack) -> RunFolder:
         presence.check(config.data)
+        presence.check_weights(config.model)
         checkpoints.named(config.init_from)
         if chosen is None:
             folder = RunFolder(naming.create_path(outputs, config.run_name, datetime.now()))

@@ -38,7 +38,7 @@ from lockstep.training.memory import OutOfMemory
 GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
 POLL_S = 0.05
 LEFT = "left at once, by {}"
-UNSAVED = ("evaluate", "predict")  # tasks that end by the first signal: there is nothing to go on with
+UNSAVED = ("evaluate", "predict", "verify")  # tasks that end by the first signal: there is nothing to go on with
 
 
 class Job(NamedTuple):
@@ -67,6 +67,10 @@ def task_function(task: str) -> Callable[..., int]:
         from lockstep.training.measure import measure
 
         return measure
+    if task == "verify":
+        from lockstep.training.verification import verify
+
+        return verify
     from lockstep.training.predict import predict
 
     return predict

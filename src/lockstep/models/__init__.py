@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING
 from lockstep.system.faces import face
 
 if TYPE_CHECKING:
+    from lockstep.models.libraries import Origin, timm, torchvision
     from lockstep.models.resnet import ResNet18
     from lockstep.models.schedules import constant, cosine, one_cycle_linear
 
-__all__ = ["ResNet18", "constant", "cosine", "one_cycle_linear"]
+__all__ = ["Origin", "ResNet18", "constant", "cosine", "one_cycle_linear", "timm", "torchvision"]
 __getattr__ = face(
     __name__,
     {
+        "Origin": "libraries",
         "ResNet18": "resnet",
         "constant": "schedules",
         "cosine": "schedules",
         "one_cycle_linear": "schedules",
+        "timm": "libraries",
+        "torchvision": "libraries",
     },
 )

@@ -1,29 +1,31 @@
-"""The training of a classification network: the loss and the metrics of the global batch, from any split of it."""
+"""The training of a network for a task: the loss and the metrics of the global batch, from any split of it."""
 
 import functools
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics.metric import Metric
 from typing_extensions import override
 
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.batch_norm import refuse_untracked
+from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.distributed.rng import replace_dropout
 from lockstep.models.layout import Layout, compile_network
-from lockstep.models.loss import num_hits, summed_loss
-from lockstep.models.parameter_groups import parameter_groups
-from lockstep.models.scores import Scores
+from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
+from lockstep.models.schedules import Schedule
 from lockstep.models.step import LossGuard, OptimizerStep, cures_of_bad_losses
 from lockstep.system import internals
+from lockstep.tasks.scores import Scores
+from lockstep.tasks.task import Task, checked_losses
 
 
 class ImageFormat(NamedTuple):
@@ -36,10 +38,11 @@ class ImageFormat(NamedTuple):
 
 
 class Classifier(L.LightningModule):
-    """Trains any network that maps float images (B, C, H, W) to logits (B, num_classes).
+    """Trains any network for a task: what it gives for inputs (B, ...) is what the losses of the task take.
 
-    `metrics` holds the newest global value of every metric, for callbacks that show them.
-    `optimizer` takes parameter groups; `scheduler` takes (optimizer, total_steps) and is stepped every optimizer step.
+    `measured` are the metrics of a pass by name, of which each pass has copies. `metrics` holds the newest global value
+    of each, for callbacks that show them.
+    `optimizer` takes parameter groups; `rules` say what holds for which parameters.
     The network must accept an empty batch: a rank's share can be empty. `compile_mode` is one of torch.compile's; None:
     eager.
 
@@ -53,14 +56,16 @@ class Classifier(L.LightningModule):
     def __init__(
         self,
         net: nn.Module,
+        task: Task,
         *,
+        measured: Mapping[str, Metric],
         image_format: ImageFormat,
         optimizer: functools.partial[Optimizer],
-        scheduler: Callable[..., LRScheduler],
+        scheduler: Schedule,
+        rules: Sequence[ParameterRule],
         total_steps: int,
         accumulate_grad_batches: int,
         gradient_clip_norm: float | None,
-        label_smoothing: float,
         uses_bfloat16: bool,
         layout: Layout,
         compile_mode: str | None,
@@ -76,48 +81,61 @@ class Classifier(L.LightningModule):
         self._total_steps = total_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self._gradient_clip_norm = gradient_clip_norm
-        self._label_smoothing = label_smoothing
         self._uses_bfloat16 = uses_bfloat16
         self._log_every_n_steps = log_every_n_steps
-        refuse_untracked(net)
-        self._dropouts = replace_dropout(net, seed)
+        refuse_inexact_norms(net)
+        self.dropouts = replace_dropout(net, seed)
+        self._groups = ParameterGroups(net, task, rules)
         self.layout = layout
         self.net = net.to(memory_format=layout.memory_format)  # pyright: ignore[reportCallIssue]
+        self.task = task
         channels = (1, len(image_format.mean), 1, 1)
         self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
-        num_classes = len(image_format.class_names)
-        splits = ("val", "test", "test_flip") if has_flip_test else ("val", "test")
-        self.scores = nn.ModuleDict({split: Scores(num_classes) for split in splits})
+        self.test_splits = ("test", "test_flip") if has_flip_test else ("test",)
+        self.measured = (*measured, "loss")
+        self.measured_by = dict(measured)
+        self.scores = nn.ModuleDict({split: Scores(measured) for split in ("val", *self.test_splits)})
         self._is_compiled = compile_mode is not None
         if compile_mode is not None:
-            compile_network(self.net, self._dropouts, layout, compile_mode)
+            compile_network(self.net, self.dropouts, layout, compile_mode)
         self._compiled_sizes: dict[bool, int] = {}
-        # loss sum, hits, samples of this epoch: this rank's counts, and the global counts when they were last logged
-        # (no buffers: DDP would give every rank those of rank 0)
-        self._counts = torch.zeros(3, dtype=torch.float64)
-        self._logged_counts = torch.zeros(3, dtype=torch.float64)
+        # losses, their weights, samples and scores of this epoch: this rank's sums, and the global sums when they were
+        # last logged (no buffers: DDP would give every rank those of rank 0)
+        self._counts = torch.zeros(3 + len(task.scored), dtype=torch.float64)
+        self._logged_counts = torch.zeros_like(self._counts)
+        self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, where they have weights
         self.metrics: dict[str, float] = {}
         self._step: OptimizerStep | None = None
         self._guard: LossGuard | None = None
 
     @override
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Logits (B, num_classes) in float32 or wider, of uint8 pixels (B, C, H, W)."""
-        images = pixels.to(self.mean.dtype).sub_(self.mean).div_(self.std)
-        images = images.contiguous(memory_format=self.layout.memory_format)
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs (B, ...) in float32 or wider, of uint8 pixels (B, C, H, W), or of inputs that are numbers already."""
+        values = inputs.to(self.mean.dtype)
+        if not inputs.is_floating_point():
+            values = values.sub_(self.mean).div_(self.std)
+        if values.dim() == 4:
+            values = values.contiguous(memory_format=self.layout.memory_format)
         # around the network alone: what autocast does not know, it should not see
-        with torch.autocast(pixels.device.type, torch.bfloat16) if self._uses_bfloat16 else nullcontext():
-            logits = self._logits(images) if self._is_compiled else self.net(images)
-        return logits.float() if logits.dtype == torch.bfloat16 else logits
+        with torch.autocast(inputs.device.type, torch.bfloat16) if self._uses_bfloat16 else nullcontext():
+            outputs = self._outputs(values) if self._is_compiled else self.net(values)
+        return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
 
-    def _logits(self, images: Tensor) -> Tensor:
-        """Logits of the compiled network; of the eager one for empty and ragged batches, else each compiled anew."""
+    def _outputs(self, images: Tensor) -> Tensor:
+        """Outputs of the compiled network; of the eager one for empty and ragged batches, else each compiled anew."""
         size = len(images)
         if size and size == self._compiled_sizes.setdefault(self.training, size):
             return self.net(images)
         with torch.compiler.set_stance("force_eager"):
             return self.net(images)
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Nothing is compiled inside, and what is compiled later does not know of it."""
+        with torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext():
+            yield
+        self._compiled_sizes.clear()
 
     def norm_of_single_values(self) -> str | None:
         """The name of a batch norm for which an image by itself is one value per channel; None where there is none."""
@@ -131,11 +149,9 @@ class Classifier(L.LightningModule):
         norms: dict[nn.Module, str] = {}
         norms |= {layer: name for name, layer in self.net.named_modules() if isinstance(layer, internals.BatchNorm)}
         hooks = [layer.register_forward_pre_hook(look_at) for layer in norms if modes[layer]]
-        eager = torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
         self.net.eval()
-        with torch.no_grad(), eager:
+        with torch.no_grad(), self.eagerly():
             self(torch.zeros(1, *self.image_format.image_shape, dtype=torch.uint8, device=self.device))
-        self._compiled_sizes.clear()
         for module, is_training in modes.items():
             module.training = is_training
         for hook in hooks:
@@ -146,7 +162,7 @@ class Classifier(L.LightningModule):
     def on_train_start(self) -> None:
         self._counts = self._counts.to(self.device)
         self._logged_counts = self._logged_counts.to(self.device)
-        self._step = OptimizerStep(self, clip_norm=self._gradient_clip_norm)
+        self._step = OptimizerStep(self, self._groups, clip_norm=self._gradient_clip_norm)
         cures = cures_of_bad_losses(self._gradient_clip_norm, uses_bfloat16=self._uses_bfloat16)
         self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank, cures=cures)
 
@@ -163,22 +179,32 @@ class Classifier(L.LightningModule):
         self._step.backward(loss, is_first=is_first, is_last=is_last)
         if is_last:
             self._guard.protect(step)
-            self._step.step(is_measured=step % self._log_every_n_steps == 0)
+            factor = None if self._weight_sum is None else _inverse_mean(self._weight_sum, batch.share.group_size)
+            self._weight_sum = None
+            self._step.step(is_measured=step % self._log_every_n_steps == 0, factor=factor)
 
     def scaled_loss(self, batch: Batch) -> Tensor:
         """The loss of a share; takes it into the counts of the epoch.
 
-        Its gradient, averaged over the ranks (by DDP) and summed over micro-batches, is that of the global mean.
+        Its gradient, averaged over the ranks (by DDP) and summed over micro-batches, is that of the global mean; where
+        samples have weights, that of the mean before it is divided by their mean, which is known after the last one.
         """
-        for dropout in self._dropouts:
+        self._groups.start_epoch(batch.share.epoch)
+        for dropout in self.dropouts:
             dropout.share = batch.share
-        logits = self(batch.pixels)
-        loss = summed_loss(logits, batch.labels, batch.mix, self._label_smoothing)
+        outputs = self(batch.inputs)
+        values, weights = checked_losses(self.task, outputs, batch)
+        loss = values.sum()
         with torch.no_grad():
-            loss_sum, hits, num_samples = self._counts
+            loss_sum, weight_sum, num_samples, *score_sums = self._counts
             loss_sum += loss
-            hits += num_hits(logits, batch.labels, batch.mix)
-            num_samples += len(batch.labels)
+            weight_sum += len(values) if weights is None else weights.sum()
+            num_samples += len(values)
+            for score_sum, score in zip(score_sums, self.task.scores(outputs, batch), strict=True):
+                score_sum += score.sum()
+            if weights is not None:
+                before = 0.0 if self._weight_sum is None else self._weight_sum
+                self._weight_sum = before + weights.sum(dtype=torch.float64)
         return loss * (self.trainer.world_size / batch.share.group_size)
 
     def configure_callbacks(self) -> list[Callback]:
@@ -200,7 +226,7 @@ class Classifier(L.LightningModule):
         self._guard.wait()  # the values below wait for the device anyway
         counts = sum_over_ranks(self._counts)
         if is_logging_step:
-            means = _means("train_step", counts - self._logged_counts)
+            means = self._means("train_step", counts - self._logged_counts)
             assert self.gradient_norm is not None
             others = {
                 "learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
@@ -209,9 +235,9 @@ class Classifier(L.LightningModule):
             self._send_to_loggers({name: value.item() for name, value in means.items()} | others)
             self._logged_counts.copy_(counts)
         if self.trainer.is_last_batch:
-            for name in ("val/loss", "val/accuracy"):
-                self.metrics.pop(name, None)  # of an earlier epoch; this one may go without validation
-            self._send_to_loggers(self._remember(_means("train", counts)))
+            for name in [name for name in self.metrics if name.startswith("val/")]:
+                del self.metrics[name]  # of an earlier epoch; this one may go without validation
+            self._send_to_loggers(self._remember({k: v.item() for k, v in self._means("train", counts).items()}))
             self._counts.zero_()
             self._logged_counts.zero_()
 
@@ -222,50 +248,52 @@ class Classifier(L.LightningModule):
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count this rank's share. Its logits, for callbacks; None of an empty share."""
+        """Count this rank's share. Its outputs, for callbacks; None of an empty share."""
         return self._evaluate("val", batch)
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count this rank's share; where asked for, also with logits averaged over the image and its mirror image.
+        """Count this rank's share; where asked for, also with outputs averaged over the image and its mirror image.
 
-        Its logits, for callbacks; None of an empty share.
+        Its outputs, for callbacks; None of an empty share.
         """
-        logits = self._evaluate("test", batch)
-        if "test_flip" in self.scores and logits is not None:
-            logits = logits.clone()  # a CUDA graph computes the next ones in their place
-            mirrored = self(batch.pixels.flip(3))
-            self._scores("test_flip").update((logits + mirrored) / 2, batch.labels)
-        return logits
+        outputs = self._evaluate("test", batch)
+        if "test_flip" in self.scores and outputs is not None:
+            outputs = outputs.clone()  # a CUDA graph computes the next ones in their place
+            mirrored = self(batch.inputs.flip(3))
+            self._scores("test_flip").update(self.task, (outputs + mirrored) / 2, batch)
+        return outputs
 
     @override
     def on_validation_epoch_start(self) -> None:
-        self._scores("val").start()
+        self._scores("val").start(self.device)
 
     @override
     def on_test_epoch_start(self) -> None:
-        for split in self._test_scores():
-            self._scores(split).start()
+        for split in self.test_splits:
+            self._scores(split).start(self.device)
 
     @override
     def on_validation_epoch_end(self) -> None:
-        """Publish val/loss and val/accuracy of the whole split."""
+        """Publish loss and metrics of the whole split, as val/<name>."""
         self._publish_scores("val", self.trainer.val_dataloaders)
+        if self._step is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self._step.validated(self._scheduler.monitor, {**self.trainer.callback_metrics, **self.metrics})
 
     @override
     def on_test_epoch_end(self) -> None:
-        """Publish test/loss and test/accuracy of the whole split, and test_flip/* where asked for."""
-        for split in self._test_scores():
+        """Publish loss and metrics of the whole split, as test/<name>, and as test_flip/<name> where asked for."""
+        for split in self.test_splits:
             self._publish_scores(split, self.trainer.test_dataloaders)
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Weight decay acts on weights only, not on norms and biases."""
         weight_decay = self._optimizer.keywords.get("weight_decay", 0.0)
-        optimizer = self._optimizer(parameter_groups(self.net, weight_decay))
+        optimizer = self._optimizer(self._groups.for_optimizer(weight_decay))
         # not trainer.estimated_stepping_batches: it builds the loader before a resume has restored its position
-        scheduler = self._scheduler(optimizer, total_steps=self._total_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        scheduler = self._scheduler.of(optimizer, self._total_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self._scheduler.interval}}
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -286,7 +314,7 @@ class Classifier(L.LightningModule):
         through memory in order, and would take the momentum of another weight.
         """
         saved = checkpoint["train_counts"]
-        counts = saved["counts"] if self.global_rank == 0 else [0.0] * 3
+        counts = saved["counts"] if self.global_rank == 0 else [0.0] * len(self._counts)
         self._counts = torch.tensor(counts, dtype=torch.float64)
         self._logged_counts = torch.tensor(saved["logged_counts"], dtype=torch.float64)
         slots = [slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()]
@@ -295,15 +323,12 @@ class Classifier(L.LightningModule):
                 if isinstance(value, Tensor) and value.dim() == 4:
                     slot[name] = value.contiguous(memory_format=self.layout.memory_format)
 
-    def _test_scores(self) -> list[str]:
-        return [split for split in self.scores if split != "val"]
-
     def _evaluate(self, split: str, batch: Batch) -> Tensor | None:
-        if not len(batch.labels):
+        if not len(batch.indices):
             return None
-        logits = self(batch.pixels)
-        self._scores(split).update(logits, batch.labels)
-        return logits
+        outputs = self(batch.inputs)
+        self._scores(split).update(self.task, outputs, batch)
+        return outputs
 
     def _scores(self, split: str) -> Scores:
         scores = self.scores[split]
@@ -312,14 +337,19 @@ class Classifier(L.LightningModule):
 
     def _publish_scores(self, split: str, loader: Any) -> None:
         scores = self._scores(split).compute(split, loader.batch_sampler.num_epoch_samples)
-        values = self._remember(scores)
-        self.log_dict(values, logger=False)
-        self._send_to_loggers(values)
+        self.log_dict(self._remember(scores), logger=False)
+        self._send_to_loggers(scores)
 
-    def _remember(self, metrics: dict[str, Tensor]) -> dict[str, float]:
-        values = {name: value.item() for name, value in metrics.items()}
+    def _remember(self, values: dict[str, float]) -> dict[str, float]:
         self.metrics.update(values)
         return values
+
+    def _means(self, prefix: str, counts: Tensor) -> dict[str, Tensor]:
+        loss_sum, weight_sum, num_samples, *score_sums = counts
+        means = {
+            f"{prefix}/{name}": total / num_samples for name, total in zip(self.task.scored, score_sums, strict=True)
+        }
+        return {f"{prefix}/loss": loss_sum / weight_sum, **means}
 
     def _send_to_loggers(self, values: dict[str, float]) -> None:
         for logger in self.trainer.loggers:
@@ -337,6 +367,7 @@ class _BatchEnd(Callback):
         pl_module.end_batch(batch_idx)
 
 
-def _means(prefix: str, counts: Tensor) -> dict[str, Tensor]:
-    loss_sum, hits, count = counts
-    return {f"{prefix}/loss": loss_sum / count, f"{prefix}/accuracy": hits / count}
+def _inverse_mean(weight_sum: Tensor, num_samples: int) -> Tensor:
+    """1 / the mean weight of a global batch of `num_samples`; 0 where none of them counts: nothing is learned then."""
+    total = sum_over_ranks(weight_sum)
+    return torch.where(total > 0, num_samples / total, 0.0)

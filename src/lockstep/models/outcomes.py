@@ -60,10 +60,12 @@ class Outcomes:
         for counts, bins in ((self._all, places), (self._positives, of_label)):  # bincount would wait for a GPU
             counts.index_add_(0, bins.flatten(), torch.ones_like(bins).flatten())
 
-    def findings(self) -> Findings:
-        """Gather the findings of all ranks. Every rank must call it."""
+    def findings(self) -> Findings | None:
+        """Gather the findings of all ranks; None where nobody took anything in. Every rank must call it."""
         mine: Any = [torch.cat(parts).cpu().numpy() for parts in zip(*self._samples, strict=True)]
         gathered = [parts for parts in gather_objects(mine) if parts]  # a rank's share of a split can be empty
+        if not gathered:
+            return None
         indices, labels, predictions, probabilities = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
         order = np.argsort(indices)
         counts = [

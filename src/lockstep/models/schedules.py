@@ -5,11 +5,44 @@ the optimizer's learning rate by (s + 1) / w for s < w, and by d(u) with u = (s 
 1, is reached at s = w - 1 and left after s = w. None of the T steps has the rate 0; a step after them would have d(1).
 """
 
+import inspect
 import math
 from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+
+class Schedule(NamedTuple):
+    """How a schedule is made, how often it is stepped, and the metric by which the best weights are chosen.
+
+    A ReduceLROnPlateau is stepped after each validation by the value of `monitor`, any other after each optimizer step,
+    or after the last one of each epoch.
+    """
+
+    make: Callable[..., LRScheduler]
+    interval: Literal["step", "epoch"] = "step"
+    monitor: str = "val/accuracy"
+    mode: Literal["min", "max"] = "max"
+
+    def of(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+        """The schedule of an optimizer, which is told the number of steps where it asks for `total_steps`.
+
+        Raises TypeError for what is no schedule of torch's kind, ValueError for one that takes worse values for better.
+        """
+        parameters = inspect.signature(self.make).parameters
+        asks = "total_steps" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        supplied: dict[str, int | str] = {"total_steps": total_steps} if asks else {}
+        kind = getattr(self.make, "func", self.make)
+        if inspect.isclass(kind) and issubclass(kind, ReduceLROnPlateau):
+            supplied["mode"] = self.mode
+        schedule = self.make(optimizer, **supplied)
+        if not isinstance(schedule, LRScheduler):
+            raise TypeError(f"returns a {type(schedule).__name__}, which is none of torch.optim.lr_scheduler")
+        if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != self.mode:
+            raise ValueError(f"goes by mode={schedule.mode}, but of {self.monitor} the {self.mode} is best")
+        return schedule
 
 
 def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:

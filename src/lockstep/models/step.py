@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -12,10 +12,12 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.collectives import is_distributed
+from lockstep.distributed.collectives import gather_objects, is_distributed
 from lockstep.distributed.partition import Share
+from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import FailedElsewhere
 from lockstep.system import internals
 
@@ -30,14 +32,17 @@ class OptimizerStep:
     step of a small network.
     """
 
-    def __init__(self, module: L.LightningModule, *, clip_norm: float | None) -> None:
+    def __init__(self, module: L.LightningModule, groups: ParameterGroups, *, clip_norm: float | None) -> None:
         trainer = module.trainer
+        self._groups = groups
         self._module = module
         self._clip_norm = clip_norm
         self.gradient_norm: Tensor | None = None  # of the last measured step, before clipping
         self._optimizer = trainer.optimizers[0]
         self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        self._has_factors = any("lr_factor" in group for group in self._optimizer.param_groups)
         self._scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
+        self._interval = trainer.lr_scheduler_configs[0].interval
         self._strategy: Any = trainer.strategy
         self._update, tells_hooks = internals.update(trainer, self._optimizer)
         hooks = [hook for hook in AROUND_THE_STEP if not (tells_hooks and hook == "on_before_optimizer_step")]
@@ -66,15 +71,52 @@ class OptimizerStep:
         loss.backward()
         self._tell("on_after_backward")
 
-    def step(self, *, is_measured: bool) -> None:
-        """Change the weights, and go on in the schedule; where `is_measured`, keep the norm of the whole gradient."""
+    def step(self, *, is_measured: bool, factor: Tensor | None = None) -> None:
+        """Change the weights, and go on in the schedule; where `is_measured`, keep the norm of the whole gradient.
+
+        `factor`, the same on all ranks, multiplies the gradient first.
+        """
+        self._groups.drop_frozen()
+        if factor is not None:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
         if self._clip_norm is not None:
             self.gradient_norm = clip_grad_norm_(self._parameters, self._clip_norm)
         elif is_measured:
             self.gradient_norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         self._tell("on_before_optimizer_step", self._optimizer)
+        if self._has_factors:
+            self._update_by_factors()
+        else:
+            self._update()
+        is_by_value = isinstance(self._scheduler, ReduceLROnPlateau)
+        if not is_by_value and (self._interval == "step" or self._module.trainer.is_last_batch):
+            self._scheduler.step()
+
+    def validated(self, monitor: str, metrics: Mapping[str, Any]) -> None:
+        """Go on in a schedule that asks for the value of `monitor`, after a validation. Every rank must call it.
+
+        All ranks take the value of rank 0. Raises ValueError where there is none.
+        """
+        if not isinstance(self._scheduler, ReduceLROnPlateau):
+            return
+        value = gather_objects(float(metrics[monitor]) if monitor in metrics else None)[0]
+        if value is None:
+            raise ValueError(f"The schedule goes by {monitor}, which the validation has not measured.")
+        self._scheduler.step(value)
+
+    def _update_by_factors(self) -> None:
+        """The update, for which each group has its part of the learning rate.
+
+        The schedule does not see the factors: also one that sets its own rates, such as OneCycleLR, is multiplied.
+        """
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"] * group.get("lr_factor", 1)
         self._update()
-        self._scheduler.step()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
     def _tell(self, hook: str, *values: Any) -> None:
         for callback in self._listeners.get(hook, ()):

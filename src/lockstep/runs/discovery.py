@@ -26,7 +26,6 @@ NUMBERS = (
     "workers", "train_images", "pid", "started", "updated", "epoch", "max_epochs", "step", "total_steps", "percent",
     "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
 )  # fmt: skip
-TESTS = ("test_loss", "test_accuracy", "test_flip_accuracy")
 TEXTS = ("reason", "name", "device", "precision", "host", "monitor", "mode")
 MOST_CLASSES = 100  # of a confusion matrix
 
@@ -237,7 +236,12 @@ def read_tests(folder: RunFolder) -> dict[str, float]:
         summary = folder.read_summary()
     except (OSError, ValueError, RecursionError):
         return {}
-    return {name: summary[name] for name in TESTS if _is_number(summary.get(name))}
+    return {name: value for name, value in summary.items() if is_test(name) and _is_number(value)}
+
+
+def is_test(name: str) -> bool:
+    """Whether a number of summary.json is one that the test measured."""
+    return name.startswith("test_") and name != "test_images"
 
 
 def read_confusion(folder: RunFolder) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.cluster import jobs, submission
-from lockstep.config import build, rules, storage
+from lockstep.config import build, storage
 from lockstep.config.faults import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
 from lockstep.config.schema import Config
@@ -188,7 +188,11 @@ def _to_be_tested(sweep_table: Table, ledger: Ledger, config: Config) -> list[Tr
         return []
     best = [sweep_table.best] if sweep_table.best is not None else []
     rows = sweep_table.rows if config.sweep.test == "all" else best
-    return [row.trial for row in rows if row.state == "finished" and row.test_accuracy is None]
+    return [
+        row.trial
+        for row in rows
+        if row.state == "finished" and not any(value is not None for value in row.tests.values())
+    ]
 
 
 def _refuse_live(ledger: Ledger) -> None:
@@ -228,12 +232,8 @@ def machine_here() -> Machine:
 
 def monitored(config: Config) -> Objective:
     """The objective by which best.ckpt is chosen."""
-    for section in config.callbacks.values():
-        if section is not None and section.target.endswith(".ModelCheckpoint"):
-            arguments = section.arguments()
-            if arguments.get("monitor"):
-                return Objective(str(arguments["monitor"]), arguments.get("mode", "min") == "max")
-    return Objective(rules.MONITOR, True)
+    monitor, mode = build.monitored(config)
+    return Objective(monitor, mode == "max")
 
 
 @contextlib.contextmanager

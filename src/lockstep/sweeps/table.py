@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lockstep.runs.discovery import look_at
+from lockstep.runs.discovery import is_test, look_at
 from lockstep.runs.files import to_json, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.system.terminal import measure
 
 STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
 SEED = "seed"
@@ -30,7 +31,7 @@ class Row:
     reason: str
     epoch: str
     values: tuple[float | None, ...]
-    test_accuracy: float | None
+    tests: dict[str, float | None]
     training_s: float | None
     left_s: float | None
 
@@ -72,6 +73,11 @@ class Table:
     objectives: tuple[Objective, ...]
     keys: tuple[str, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """What the test measures, by its names in summary.json: first what decides between trials, last the loss."""
+        return tuple(dict.fromkeys(name for row in self.rows for name in row.tests))
 
     @property
     def best(self) -> Row | None:
@@ -159,7 +165,7 @@ def _row(trial: Trial, objectives: Sequence[Objective], monitored: Objective, li
         reason=facts.get("reason", ""),
         epoch=f"{epoch}/{last}" if epoch is not None and last is not None else "",
         values=tuple(objective.of(trial.folder, monitored) for objective in objectives),
-        test_accuracy=number(summary.get("test_accuracy")),
+        tests={name: number(value) for name, value in summary.items() if is_test(name)},
         training_s=number(summary.get("training_s", facts.get("elapsed_s"))),
         left_s=number(facts.get("remaining_s")) if live else None,
     )
@@ -173,10 +179,10 @@ def write(ledger: Ledger, sweep_table: Table) -> None:
         "state",
         "epoch",
         *(objective.name for objective in sweep_table.objectives),
-        "test_accuracy",
+        *sweep_table.tests,
     ]
     heads += ["training_s", "device", "folder", "reason"]
-    lines = [_plain(row, sweep_table.keys) for row in sweep_table.rows]
+    lines = [_plain(row, sweep_table) for row in sweep_table.rows]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([heads, *lines])
     write_atomically(ledger.path / f"{STEM}.csv", text.getvalue())
@@ -194,9 +200,16 @@ def write(ledger: Ledger, sweep_table: Table) -> None:
     write_atomically(ledger.path / f"{STEM}.md", _markdown(sweep_table))
 
 
-def _plain(row: Row, keys: Sequence[str]) -> list[Any]:
-    known = [row.trial.number, *(row.settings.get(key) for key in keys), row.state, row.epoch, *row.values]
-    return [*known, row.test_accuracy, row.training_s, row.trial.device, str(row.trial.folder.path), row.reason]
+def _plain(row: Row, sweep_table: Table) -> list[Any]:
+    known = [row.trial.number, *(row.settings.get(key) for key in sweep_table.keys), row.state, row.epoch, *row.values]
+    return [
+        *known,
+        *map(row.tests.get, sweep_table.tests),
+        row.training_s,
+        row.trial.device,
+        str(row.trial.folder.path),
+        row.reason,
+    ]
 
 
 def _markdown(sweep_table: Table) -> str:
@@ -206,12 +219,12 @@ def _markdown(sweep_table: Table) -> str:
         *sweep_table.keys,
         "state",
         *(objective.name for objective in sweep_table.objectives),
-        "test accuracy",
+        *(name.replace("_", " ") for name in sweep_table.tests),
         "seconds",
     ]
     lines = [_line(heads), _line(["---"] * len(heads))]
     for row in sweep_table.rows:
-        values = [shown(value) for value in (*row.values, row.test_accuracy)]
+        values = [shown(value) for value in (*row.values, *map(row.tests.get, sweep_table.tests))]
         seconds = f"{row.training_s:.1f}" if row.training_s is not None else "-"
         settings = [setting(row.settings.get(key, "-")) for key in sweep_table.keys]
         lines.append(_line([str(row.trial.number), *settings, row.state, *values, seconds]))
@@ -246,7 +259,7 @@ def shown(value: float | None) -> str:
     """A value with four digits behind the point, or as many as a small or large one needs."""
     if value is None:
         return "-"
-    return f"{value:.4f}" if 0.001 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
+    return measure(value)
 
 
 def deviating(group: Group) -> str:

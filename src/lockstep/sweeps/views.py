@@ -18,7 +18,7 @@ from lockstep.system.terminal import duration, printable, say, terminal
 
 MOST_ROWS = 30  # at the end: the files have them all
 # what a narrow terminal does without, the first one first
-DROPPED = ("device", "time", "test acc", "epoch", "left")
+DROPPED = ("device", "time", "test", "epoch", "left")
 LEAST = 4  # letters of a setting that are worth a column
 STYLES = {"failed": "red", "stopped": "yellow", "interrupted": "yellow", "pruned": "dim", "queued": "dim"}
 
@@ -166,7 +166,7 @@ def _lines(sweep_table: Table, rows: Sequence[Row], width: int | None, *, is_liv
         wide |= {key: max(map(cell_len, [heads[key], *columns[key]])) for key in sweep_table.keys}
     for name in DROPPED:
         if is_too_wide():
-            wide.pop(name, None)
+            wide.pop(_tested_head(sweep_table) if name == "test" else name, None)
     while is_too_wide() and max((wide[key] for key in sweep_table.keys), default=0) > LEAST:
         wide[max(sweep_table.keys, key=lambda key: wide[key])] -= 1
     for key in reversed(sweep_table.keys):
@@ -178,6 +178,11 @@ def _lines(sweep_table: Table, rows: Sequence[Row], width: int | None, *, is_liv
         lines.append([Text(cut(columns[name][number], wide[name]), style=style) for name in wide])
     is_left = {*sweep_table.keys, "state", "device"}
     return aligned(lines, list(wide.values()), [name not in is_left for name in wide])
+
+
+def _tested_head(sweep_table: Table) -> str:
+    """The head of what the test measured first, e.g. test acc."""
+    return "".join(sweep_table.tests[:1]).replace("_", " ").replace("accuracy", "acc")
 
 
 def _columns(sweep_table: Table, rows: Sequence[Row], *, is_live: bool) -> dict[str, list[str]]:
@@ -197,7 +202,8 @@ def _columns(sweep_table: Table, rows: Sequence[Row], *, is_live: bool) -> dict[
         columns[objective.name] = [shown(row.values[number]) for row in rows]
     if is_live:
         return columns | {"left": [time_of(row.left_s) for row in rows]}
-    columns["test acc"] = [shown(row.test_accuracy) for row in rows]
+    for name in sweep_table.tests[:1]:
+        columns[_tested_head(sweep_table)] = [shown(row.tests.get(name)) for row in rows]
     return columns | {"time": [time_of(row.training_s) for row in rows]}
 
 

@@ -17,11 +17,13 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
 BatchNorm = _BatchNorm  # the base of torch's batch norms, which has no public name
+InstanceNorm = _InstanceNorm  # as well
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------

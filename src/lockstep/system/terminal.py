@@ -86,3 +86,8 @@ def _say_beside(out: Terminal, line: Text, indent: int) -> None:
         name, indent = Text("    "), 4
     for number, part in enumerate(wrapped(value, max(1, out.width - indent))):
         out.print((Text(" " * indent) if number else name.copy()).append_text(part), soft_wrap=True)
+
+
+def measure(value: float) -> str:
+    """A metric with four digits behind the point, or with four digits where it is small or large."""
+    return f"{value:.4f}" if 0.001 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"

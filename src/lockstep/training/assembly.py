@@ -9,13 +9,15 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from torch import nn
+from torch import Tensor, nn
+from torchmetrics.metric import Metric
 
-from lockstep.config import build, faults
+from lockstep.config import build, faults, signatures
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import ImageFolder
+from lockstep.data.images.pixels import is_streamed
 from lockstep.data.images.splits import Splits
 from lockstep.data.module import Batching, ImageData
+from lockstep.data.sources.datasets import seeded
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed import gradients
 from lockstep.distributed.batch_norm import ExactBatchNorm
@@ -26,6 +28,9 @@ from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.layout import Layout
 from lockstep.system import internals
 from lockstep.system.hardware import num_cores
+from lockstep.tasks import reduction
+from lockstep.tasks.task import Task
+from lockstep.training import networks, optimization
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
 from lockstep.training.precision import LIGHTNING_PRECISION
 from lockstep.training.session import Session
@@ -37,8 +42,10 @@ COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhe
 def image_data(session: Session) -> ImageData:
     """The data of the run, with this rank's share. Raises ConfigError when it cannot be read."""
     config, trainer = session.config, session.config.trainer
+    images = splits(session)
+    refuse_unfit_images(config, images)
     return ImageData(
-        splits(session),
+        images,
         batching=Batching(
             global_batch_size=config.global_batch_size,
             accumulate_grad_batches=trainer.accumulate_grad_batches,
@@ -60,7 +67,7 @@ def image_data(session: Session) -> ImageData:
 
 def splits(session: Session) -> Splits:
     """The images of the run, read where this node has them. Raises ConfigError on all ranks when they cannot be."""
-    return once_a_node(
+    loaded = once_a_node(
         session.config.data,
         build.build,
         rank=session.rank,
@@ -68,12 +75,30 @@ def splits(session: Session) -> Splits:
         is_silent=session.config.silent,
         held=session.held,
     )
+    return seeded(loaded, session.config.seed)
+
+
+def refuse_unfit_images(config: Config, images: Splits) -> None:
+    """Raise ConfigError where the images of a source cannot be used in the way the configuration asks for."""
+    source, pixels, found = f"data._target_={config.data.target}", images.train.pixels, []
+    if config.data.memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
+        found.append(f"data.memory=stream, but {source} does not stream its images: use data.memory=auto")
+    if images.statistics is None and not isinstance(pixels, Tensor):
+        cure = "return Splits(..., statistics=Statistics(mean, std)), e.g. Statistics((0.5,), (0.25,)) of one channel"
+        found.append(f"{source} gives no tensor of pixels, and no statistics to normalize them by: {cure}")
+    is_bytes = images.train.dtype == torch.uint8
+    used = [f"augment.{name}={faults.shown(value)}" for name, value in config.augment.model_dump().items() if value]
+    if used and not is_bytes:
+        cure = "leave it out, and change the images in the source"
+        found.append(f"{', '.join(used)} changes uint8 images, and {source} gives floats: {cure}")
+    if found:
+        raise faults.ConfigError(found)
 
 
 def _num_stream_workers(session: Session) -> int:
     """Processes of this rank that decode streamed images."""
-    num_workers = session.config.data.num_workers if isinstance(session.config.data, ImageFolder) else "auto"
-    return max(1, num_cores() // session.num_local) if num_workers == "auto" else num_workers
+    num_workers = getattr(session.config.data, "num_workers", "auto")
+    return num_workers if isinstance(num_workers, int) else max(1, num_cores() // session.num_local)
 
 
 def classifier(
@@ -85,25 +110,59 @@ def classifier(
     """
     config = session.config
     torch.manual_seed(seed_of(config.seed, "weights"))
-    net = build.build(config.model, in_channels=image_format.image_shape[0], num_classes=len(image_format.class_names))
-    module = Classifier(
-        net,
-        image_format=image_format,
-        optimizer=build.build(config.optimizer),
-        scheduler=build.build(config.scheduler),
-        total_steps=total_steps,
-        accumulate_grad_batches=config.trainer.accumulate_grad_batches,
-        gradient_clip_norm=config.trainer.gradient_clip_norm,
-        uses_bfloat16=session.precision == "bfloat16",
-        layout=_layout(session, net, is_trained=is_trained),
-        compile_mode=COMPILE_MODES[config.compile],
-        has_flip_test=config.flip_test,
-        label_smoothing=config.label_smoothing,
-        seed=config.seed,
-        log_every_n_steps=config.trainer.log_every_n_steps,
-    )
+    shape, num_outputs = image_format.image_shape, len(image_format.class_names)
+    with build.answering(config, "model"):
+        net = build.build(config.model, in_channels=shape[0], num_classes=num_outputs)
+    with build.answering(config, "task"):
+        task: Task = build.build(config.task)
+        task.fit_to(image_format.class_names)
+        measured = _metrics(config, task, num_outputs)
+    rules = optimization.parameter_rules(config, net, task)
+    if is_trained:
+        networks.refuse_draws(config, net, shape)
+        networks.tell_of_size(session, net, shape)
+        optimization.refuse_unusable(config, net, total_steps)
+    with build.answering(config, "model"):
+        module = Classifier(
+            net,
+            task,
+            measured=measured,
+            image_format=networks.normalized(net, image_format),
+            optimizer=build.build(config.optimizer),
+            scheduler=optimization.schedule(config),
+            rules=rules,
+            total_steps=total_steps,
+            accumulate_grad_batches=config.trainer.accumulate_grad_batches,
+            gradient_clip_norm=config.trainer.gradient_clip_norm,
+            uses_bfloat16=session.precision == "bfloat16",
+            layout=_layout(session, net, is_trained=is_trained),
+            compile_mode=COMPILE_MODES[config.compile],
+            has_flip_test=config.flip_test,
+            seed=config.seed,
+            log_every_n_steps=config.trainer.log_every_n_steps,
+        )
     # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
     return module.double() if session.precision == "float64" else module
+
+
+def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
+    """The metrics of the configuration by name, told of the number of outputs where they ask for it."""
+    metrics: dict[str, Metric] = {}
+    for name, section in config.task.metrics.items():
+        if section is None:
+            continue
+        signature = signatures.find(section.target)
+        asked = signature.names if signature is not None else ()
+        known = {**task.metric_arguments(num_outputs), **section.arguments()}
+        try:
+            metric = build.build(section, **{key: value for key, value in known.items() if key in asked})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"task.metrics.{name}._target_={section.target}: {faults.one_line(error)}") from error
+        if not isinstance(metric, Metric):
+            raise TypeError(f"task.metrics.{name}._target_={section.target} is no metric of torchmetrics")
+        reduction.prepare(name, metric)
+        metrics[name] = metric
+    return metrics
 
 
 def load_weights(module: Classifier, checkpoint: Path, init_from: str) -> None:

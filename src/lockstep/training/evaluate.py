@@ -1,4 +1,4 @@
-"""Loss and accuracy of a trained network on a split, by any number of workers."""
+"""Loss and metrics of a trained network on a split, by any number of workers."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def evaluate(
         run = trainer.test if split == "test" else trainer.validate
         run(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
-            num_images = len((data.splits.test if split == "test" else data.splits.val).labels)
+            num_images = len(data.splits.test if split == "test" else data.splits.val)
             write_json(folder.scores, module.metrics)
             show_table(
                 f"{checkpoint} on {num_images:,} {split} images",

@@ -24,7 +24,7 @@ from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, session
+from lockstep.training import assembly, session, trial
 from lockstep.training.memory import peak_memory
 from lockstep.training.session import Session
 
@@ -55,6 +55,7 @@ def measure(
         total_steps = config.trainer.max_epochs * data.steps_per_epoch
         module = assembly.classifier(here, assembly.image_format(data), total_steps=total_steps, is_trained=True)
         assembly.refuse_single_values(config, data, module)
+        trial.joined(data, module.task)
         module.to(here.device)
         flops = flops_per_image(module.net, data.image_shape)
         num_images = data.train_dataloader().batch_sampler.num_epoch_samples
@@ -90,7 +91,7 @@ def _facts(here: Session, module: Classifier, data: ImageData) -> dict[str, Any]
     """What was measured with, and what its devices can do. Every rank must call it."""
     num_bytes = gradient_bytes(module.net)
     return {
-        "val_images": len(data.splits.val.labels),
+        "val_images": len(data.splits.val),
         "val_accuracy": module.metrics["val/accuracy"],
         "num_parameters": sum(p.numel() for p in module.net.parameters()),
         "precision": here.precision,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import ImageFolder
+from lockstep.config.target_sections import Decoded
 from lockstep.system.hardware import memory_bytes
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _data_cures(config: Config, device: "torch.device") -> Iterator[tuple[str, s
     memory = config.data.memory
     if device.type == "cuda" and memory in ("auto", "device"):
         yield "data.memory=host", "pixels that are on the GPU stay in host memory; the numbers are the same"
-    elif device.type == "cpu" and memory != "stream" and isinstance(config.data, ImageFolder):
+    elif device.type == "cpu" and memory != "stream" and isinstance(config.data, Decoded):
         yield "data.memory=stream", "images are decoded when they are needed; the numbers are the same"
 
 

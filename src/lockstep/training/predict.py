@@ -1,4 +1,4 @@
-"""Classes of images, each predicted once, in order, by any number of workers."""
+"""What a network says of images, each predicted once, in order, by any number of workers."""
 
 import csv
 import io
@@ -33,7 +33,7 @@ def predict(
     checkpoint: str,
     output: str,
 ) -> int:
-    """Write file name, class and its probability of every image of `source` to the CSV file `output`.
+    """Write the name of every image of `source` and what the task says of it to the CSV file `output`.
 
     `source` is a folder or an image file, or `val` or `test` of the data the run was trained on.
     """
@@ -46,12 +46,11 @@ def predict(
         images = _images(here, source, image_format)
         rows = _predicted(here, module, images)
         gathered = sorted(row for share in gather_objects(rows) for row in share)
-        if [index for index, _, _ in gathered] != list(range(len(images.labels))):
-            raise RuntimeError(
-                f"{len(images.labels)} images, but {len(gathered)} predictions: some are lost or double."
-            )
+        if [index for index, _ in gathered] != list(range(len(images))):
+            raise RuntimeError(f"{len(images)} images, but {len(gathered)} predictions: some are lost or double.")
         if here.rank == 0:
-            _write(Path(output), images, gathered, image_format)
+            columns = module.task.columns(image_format.class_names)
+            _write(Path(output), ["file", *columns], [[images.names[index], *cells] for index, cells in gathered])
             print(f"{len(gathered):,} predictions in {output}", flush=True)
     return 0
 
@@ -67,11 +66,12 @@ def _images(here: Session, source: str, image_format: ImageFormat) -> Images:
     return readable(lambda: unlabelled_folder(source, image_size=(height, width), channels=channels))
 
 
-def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[int, int, float]]:
-    """(index, class, probability) of this rank's share."""
+def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[int, list[str]]]:
+    """(index, what is written of it) of this rank's share. Raises ConfigError where that is no row of numbers."""
     module = module.to(here.device).eval()
+    class_names = module.image_format.class_names
     batches = GlobalBatches(
-        len(images.labels),
+        len(images),
         global_batch_size=here.config.eval_batch_size,
         accumulate_grad_batches=1,
         shuffle_seed=None,
@@ -79,24 +79,23 @@ def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[
         loads=here.loads,
         num_batches=None,
     )
-    rows: list[tuple[int, int, float]] = []
+    rows: list[tuple[int, list[str]]] = []
     with torch.inference_mode():
         for indices, share in batches:
             if share.is_empty:
                 continue
-            probabilities: Tensor = module(images.pixels[indices].to(here.device)).softmax(1)
-            best, classes = probabilities.max(1)
-            rows += zip(indices.tolist(), classes.tolist(), best.tolist(), strict=True)
+            predictions: Tensor = module.task.predictions(module(images.pixels[indices].to(here.device)))
+            if predictions.dim() != 2:
+                shape = tuple(predictions.shape[1:])
+                fault = f"{here.config.task.target} predicts values of shape {shape} for each image"
+                raise faults.ConfigError([f"{fault}, and lockstep predict writes rows of numbers: predict from Python"])
+            rows += zip(indices.tolist(), module.task.cells(predictions, class_names), strict=True)
     return rows
 
 
-def _write(path: Path, images: Images, rows: list[tuple[int, int, float]], image_format: ImageFormat) -> None:
+def _write(path: Path, head: list[str], rows: list[list[str]]) -> None:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "class", "probability"])
-    names = images.names
-    for index, number, probability in rows:
-        writer.writerow([names[index], image_format.class_names[number], f"{probability:.6f}"])
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(text.getvalue().encode(errors="surrogateescape"))  # a file name need not be UTF-8

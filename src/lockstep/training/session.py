@@ -146,6 +146,7 @@ def _quiet() -> None:
         r".*The `srun` command is available.*",  # whether a run is one of srun's is ours to find
         r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
         r".*Please use the new API settings to control TF32.*",  # see set_tf32
+        r".*in eval mode at the start of training.*",  # batch norms of what is frozen
         r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 on torch 2.15, 2026-11-21
     ):
         warnings.filterwarnings("ignore", message=message)

@@ -8,11 +8,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
-from lockstep.config import rules
+from lockstep.config import measured
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
 from lockstep.runs.naming import quoted, shown
-from lockstep.system.terminal import duration, show_table
+from lockstep.system.terminal import duration, measure, show_table
 from lockstep.training.session import Session
 
 
@@ -39,11 +39,12 @@ def summarize(
     """What summary.json gets. `used_s` are the seconds of training, over all sessions of the run."""
     monitor = checkpoint.monitor if checkpoint is not None else None
     score = checkpoint.best_model_score if checkpoint is not None else None
-    value = score.item() if score is not None else module.metrics.get(rules.MONITOR)
+    default, _ = measured.default(here.config)
+    value = score.item() if score is not None else module.metrics.get(default)
     times = sorted(record.epoch_times_s)
     return {
         **tested(module),
-        "monitor": monitor or rules.MONITOR,
+        "monitor": monitor or default,
         "best": value,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
@@ -54,17 +55,18 @@ def summarize(
         "workers": here.world_size,
         "device": device_name(here),
         "precision": here.precision,
-        "train_images": len(data.splits.train.labels),
-        "val_images": len(data.splits.val.labels),
-        "test_images": len(data.splits.test.labels),
+        "train_images": len(data.splits.train),
+        "val_images": len(data.splits.val),
+        "test_images": len(data.splits.test),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
 
 
 def tested(module: Classifier) -> dict[str, float | None]:
-    """What the test measured, None where there was none."""
-    names = ("test/accuracy", "test/loss", "test_flip/accuracy")
-    return {name.replace("/", "_"): module.metrics.get(name) for name in names}
+    """What the test measured, the first metric of the task first; None where there was no test."""
+    expected = dict.fromkeys(f"{split}/{name}" for split in module.test_splits for name in module.measured)
+    values = {name: value for name, value in module.metrics.items() if name.startswith("test")}
+    return {name.replace("/", "_"): value for name, value in {**expected, **values}.items()}
 
 
 def device_name(here: Session) -> str:
@@ -99,8 +101,8 @@ def show_header(here: Session, data: ImageData, module: Classifier, *, is_resume
         [
             (
                 "data",
-                f"{len(splits.train.labels):,} train, {len(splits.val.labels):,} val, {len(splits.test.labels):,} test "
-                f"images of {channels}x{height}x{width}, {len(data.class_names)} classes, {data.placement}",
+                f"{len(splits.train):,} train, {len(splits.val):,} val, {len(splits.test):,} test "
+                f"images of {channels}x{height}x{width}, {_named(module, data)}, {data.placement}",
             ),
             ("network", f"{num_parameters:,} parameters"),
             ("workers", f"{count} x {device_name(here)}" if count > 1 else device_name(here)),
@@ -112,6 +114,11 @@ def show_header(here: Session, data: ImageData, module: Classifier, *, is_resume
     )
 
 
+def _named(module: Classifier, data: ImageData) -> str:
+    count, word = len(data.class_names), module.task.named
+    return f"{count} {word}" if count > 1 else f"1 {word.removesuffix('s')}"
+
+
 def show_summary(here: Session, summary: dict[str, Any]) -> None:
     """Print the results of a finished run, and the commands that use it, unless it is to be silent."""
     if here.config.silent:
@@ -119,13 +126,14 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     folder = here.folder
     run = quoted(folder.path)
     rows: list[tuple[str, str]] = []
-    if summary["test_accuracy"] is not None:
-        rows.append(("test accuracy", f"{summary['test_accuracy']:.4f} on {summary['test_images']:,} images"))
-        rows.append(("test loss", f"{summary['test_loss']:.4f}"))
-    if summary["test_flip_accuracy"] is not None:
-        rows.append(("with mirror images", f"{summary['test_flip_accuracy']:.4f} test accuracy"))
+    tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
+    for number, (key, value) in enumerate((key, value) for key, value in tests.items() if value is not None):
+        is_flipped = key.startswith("test_flip_")
+        name = key.removeprefix("test_flip_").removeprefix("test_").replace("_", " ")
+        size = f" on {summary['test_images']:,} images" if not number else " with mirror images" if is_flipped else ""
+        rows.append((f"test {name}", f"{measure(value)}{size}"))
     if summary["best_checkpoint"]:
-        rows.append(("best", f"{summary['monitor']} {summary['best']:.4f}, {shown(folder.best_checkpoint)}"))
+        rows.append(("best", f"{summary['monitor']} {measure(summary['best'])}, {shown(folder.best_checkpoint)}"))
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
     epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
     if folder.pictures.exists():

@@ -16,13 +16,15 @@ from lockstep.callbacks.console import Console
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
-from lockstep.config import build, storage
+from lockstep.config import build, measured, storage
+from lockstep.config.schema import Config
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.training import assembly, session
+from lockstep.training.preparation import prepared
 from lockstep.training.session import Session
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
 
@@ -34,13 +36,8 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
     """
     config = storage.load(folder.config)
     with session.opened(folder, config, world) as here:
-        data = assembly.image_data(here)
-        total_steps = config.trainer.max_epochs * data.steps_per_epoch
-        module = assembly.classifier(here, assembly.image_format(data), total_steps=total_steps, is_trained=True)
-        assembly.refuse_single_values(config, data, module)
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
-        if config.init_from is not None and resumed_from.path is None:
-            assembly.load_weights(module, folder.initial_weights, config.init_from)
+        data, module = prepared(here, is_new=resumed_from.path is None)
         first_step = _next_step(resumed_from.path)
         if here.rank == 0:
             write_atomically(folder.environment, json.dumps(provenance.describe(), indent=1) + "\n")
@@ -56,7 +53,7 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             note=resumed_from.note,
         )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
-        console = [] if config.silent else [Console(record)]
+        console = [] if config.silent else [_console(config, record)]
         trainer = _trainer(here, [record, Relocation(), *console, *callbacks, stop], first_step)
         started = time.monotonic()
         try:
@@ -115,6 +112,10 @@ def _trainer(here: Session, callbacks: list[Callback], first_step: int) -> L.Tra
         check_val_every_n_epoch=settings.check_val_every_n_epoch,
         enable_checkpointing=True,
     )
+
+
+def _console(config: Config, record: Record) -> Console:
+    return Console(record, measured.names(config), measured.default(config)[0])
 
 
 def _best(here: Session, checkpoint: ModelCheckpoint | None) -> Path | None:

@@ -14,7 +14,8 @@
 
 namespace pretended {
 
-inline c10::DeviceIndex num_devices = 0;
+inline c10::DeviceIndex num_found = 0;    // as torch's autograd counts them, also before CUDA has started
+inline c10::DeviceIndex num_devices = 0;  // since CUDA has started
 inline thread_local c10::DeviceIndex current_device = 0;
 
 inline at::Device with_index(at::Device device) { return {at::kCUDA, device.has_index() ? device.index() : current_device}; }
@@ -44,7 +45,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<at::kCUDA> {
   at::Device getDevice() const override { return {at::kCUDA, current_device}; }
   void setDevice(at::Device d) const override { current_device = d.index(); }
   void uncheckedSetDevice(at::Device d) const noexcept override { current_device = d.index(); }
-  c10::DeviceIndex deviceCount() const noexcept override { return num_devices; }
+  c10::DeviceIndex deviceCount() const noexcept override { return num_found; }
   c10::Stream getStream(at::Device d) const noexcept override {
     return c10::Stream(c10::Stream::UNSAFE, with_index(d), current_streams[with_index(d).index()]);
   }

@@ -287,6 +287,7 @@ TORCH_LIBRARY(pretended_gpu, m) {
     replace_devices();
     replace_kernels();
   });
+  m.def("find(int num_gpus) -> ()", [](int64_t count) { num_found = static_cast<c10::DeviceIndex>(count); });
   m.def("start(int num_devices) -> ()", [](int64_t count) { num_devices = static_cast<c10::DeviceIndex>(count); });
   m.def("device() -> int", []() -> int64_t { return current_device; });
   m.def("exchange_device(int index) -> int", [](int64_t index) -> int64_t {

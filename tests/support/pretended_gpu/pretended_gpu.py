@@ -47,6 +47,7 @@ def visible_gpus(num_gpus: int, visible: str | None) -> list[int]:
 def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
     started_by: list[int] = []  # process ids: a fork of a process that has started CUDA cannot use it
     mode = 0
+    gpu.find(num_gpus)
 
     def count() -> int:
         return len(visible_gpus(num_gpus, os.environ.get("CUDA_VISIBLE_DEVICES")))

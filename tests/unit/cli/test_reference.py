@@ -4,6 +4,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+from typing import Any, Protocol
 
 import pytest
 
@@ -29,6 +30,10 @@ def test_the_page_has_every_key_and_everything_that_a_key_can_decide() -> None:
     assert reference.CHANGES.keys() | {Scope.BENCHMARK} == set(Scope)
 
 
+def is_protocol(definition: Any) -> bool:
+    return Protocol in getattr(definition, "__bases__", ())
+
+
 def test_the_page_of_names_has_every_public_name_with_all_its_parameters() -> None:
     text = (DOCS / "api.md").read_text()
     for package in reference.PACKAGES:
@@ -37,4 +42,9 @@ def test_the_page_of_names_has_every_public_name_with_all_its_parameters() -> No
             entry = text.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
             assert f"lockstep.{package}.{name}(" in entry
             call = entry.partition("```python\n")[2].partition("\n```")[0]
-            assert all(f"{parameter}:" in call for parameter in inspect.signature(getattr(face, name)).parameters)
+            definition = getattr(face, name)
+            members = [member for member in vars(definition) if not member.startswith("_")]
+            given = inspect.signature(definition).parameters.values() if not is_protocol(definition) else ()
+            named = [p.name for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+            parameters = members if is_protocol(definition) else named
+            assert all(f"{parameter}:" in call or f"def {parameter}(" in call for parameter in parameters)

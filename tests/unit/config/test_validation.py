@@ -14,7 +14,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig
 
-from lockstep.config import build, compose, overrides, resume, rules, storage
+from lockstep.config import build, compose, overrides, resume, rules, signatures, storage
 from lockstep.config.compose import DEFAULT, Source, composed
 from lockstep.config.faults import ConfigError
 from lockstep.config.options import groups
@@ -117,6 +117,10 @@ def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")  # SLURM's tools are not on every machine
     needed = {
         "data=image_folder": ["data.root=here"],
+        "data=list": ["data.file=here.csv"],
+        "data=dataset": ["data.train={_target_:torch.utils.data.TensorDataset}"],
+        "model=torchvision": ["model.name=resnet18"],
+        "model=timm": ["model.name=resnet18.a1_in1k"],
         "cluster=slurm": ["cluster.time_min=1", "cluster.warn_s=9", "strategy=cpu"],
     }.get(choice, [])
     if choice.startswith("benchmark="):  # which training does not read
@@ -161,6 +165,40 @@ def test_a_network_of_the_user_passes_with_the_parameters_it_has(
     ]
 
 
+@pytest.fixture
+def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of configurations, with a network and an optimizer that take any keyword."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lockstep_greedy.py").write_text(
+        "class Net:\n    def __init__(self, in_channels, num_classes, *, bias=True, **more): ...\n"
+        "def sgd(params, lr, **more): ...\n"
+    )
+    for folder in ("model", "experiment"):
+        (tmp_path / "conf" / folder).mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "greedy.yaml").write_text("_target_: lockstep_greedy.Net\nwidth: 64\nstem: small\n")
+    experiment = "# @package _global_\nmodel:\n  _target_: lockstep_greedy.Net\n"
+    (tmp_path / "conf" / "experiment" / "changed.yaml").write_text(experiment)
+    return tmp_path / "conf"
+
+
+@pytest.mark.parametrize("text", ["model._target_=lockstep_greedy.Net", "experiment=changed"])
+def test_a_changed_target_takes_over_no_key_of_another_one_unseen(greedy: Path, text: str) -> None:
+    (fault,) = faults(text, added=greedy)
+    assert fault.startswith(
+        "model._target_=lockstep_greedy.Net would be given width, stem, shortcut_norm, dropout, init of "
+        "conf/model/resnet18.yaml, which are for lockstep.models.ResNet18: leave them out by ~model.width ~model.stem "
+    )
+    assert fault.endswith("or write conf/model/mine.yaml for it and choose model=mine")
+    removed = [f"~model.{name}" for name in ("stem", "shortcut_norm", "dropout", "init")]
+    assert faults(text, *removed, "model.width=64", added=greedy) == [], "a key that was typed is meant"
+
+
+def test_a_target_in_a_file_of_its_own_has_the_keys_it_has_there(greedy: Path) -> None:
+    assert faults("model=greedy", added=greedy) == []
+    (fault,) = faults("optimizer._target_=lockstep_greedy.sgd", added=greedy)
+    assert "would be given momentum, nesterov, weight_decay, fused of conf/optimizer/sgd.yaml" in fault
+
+
 def test_values_that_only_hydra_knows_are_left_to_the_job() -> None:
     assert faults("name=${hydra:job.num}") == []
 
@@ -172,8 +210,8 @@ def test_a_known_section_has_exactly_the_parameters_of_its_target(target: str) -
     supplied = {"params", "optimizer", "total_steps"} | (
         {"in_channels", "num_classes"} if "models" in module else set()
     )
-    # where pixels live, which a folder of images is asked, too, and where files are read
-    of_the_run = {"memory", "num_workers", "copy_to", "copy_remove"}
+    # where pixels live, which a folder of images is asked, too, where files are read, and what is measured
+    of_the_run = {"memory", "num_workers", "copy_to", "copy_remove", "metrics"}
     own = set(fields(KNOWN[target])) - {"_target_", "_partial_"} - of_the_run
     real -= of_the_run
     if issubclass(KNOWN[target], OpenPartial):
@@ -210,7 +248,7 @@ FAULTS = {
     "~name": ["name is null already", "leave ~name out"],
     "~optimizer.lr=0.3": ["optimizer.lr is ", "write ~optimizer.lr"],
     "~seed": ["seed is missing", "add +seed=... (int >= 0)"],
-    "~data": ["data is missing", "choose data=... from cifar10, digits"],
+    "~data": ["data is missing", "choose data=... from cifar10, dataset, digits"],
     # types and ranges
     "seed=-1": ["seed=-1 must be int >= 0"],
     "seed='0'": ["seed='0' must be int >= 0"],
@@ -239,8 +277,8 @@ FAULTS = {
     "optimizer.LR=1": ["unknown key optimizer.LR", "did you mean optimizer.lr?"],
     "experiment=nope": ["experiment=nope is no option", "choose from cifar10, d2l_fashion_mnist, fashion_mnist"],
     "data=digit": ["data=digit is no option, did you mean digits?"],
-    "data=null": ["data=null is no option", "choose from cifar10, digits"],
-    "data=[digits,nope]": ["data=[digits,nope] is no option", "choose from cifar10, digits"],
+    "data=null": ["data=null is no option", "choose from cifar10, dataset, digits"],
+    "data=[digits,nope]": ["data=[digits,nope] is no option", "choose from cifar10, dataset, digits"],
     "data@elsewhere=digits": ["write data=digits, without @"],
     "hydra/launcher=nope": ["there is no hydra/launcher/nope", "choose from"],
     # values that are not there
@@ -251,6 +289,15 @@ FAULTS = {
     "model._target_=nowhere.Net": ["model._target_=nowhere.Net", "no package 'nowhere'", "install"],
     "optimizer._target_=SGD": ["optimizer._target_=SGD must be a name like package.module.Class"],
     "optimizer._target_=torch.optim.SDG": ["optimizer._target_=", "did you mean torch.optim.SGD?"],
+    "model=torchvision": ["model.name has no value", "add model.name=..."],
+    # parts of the network
+    "+parameters.head.pattern='('": ["parameters.head.pattern=( must be a regular expression"],
+    "+parameters.head={lr_factor: 2}": ["parameters.head.pattern is missing", "a regular expression"],
+    "+parameters.head={pattern: fc, lr_factor: 0}": ["parameters.head.lr_factor=0 must be float > 0"],
+    "+parameters.head={pattern: fc, frozen_epochs: -1}": ["parameters.head.frozen_epochs=-1 must be int >= 0 or null"],
+    "+parameters.head={pattern: fc, rate: 2}": ["unknown key parameters.head.rate", "head has pattern, lr_factor"],
+    "+parameters.head=fc": ["parameters.head=fc must be a section of keys or null"],
+    "+scheduler._interval_=epoch": ["unknown key scheduler._interval_", "one_cycle_linear has warmup_fraction"],
     "callbacks.timer._target_=lightning.pytorch.callback.Timer": ["did you mean lightning.pytorch.callbacks.Timer?"],
     "data._target_=lockstep.models.ResNet18": ["data._target_=", "cannot be the data"],
     "+optimizer.params=1": ["optimizer.params is set by the training itself", "remove it"],
@@ -286,6 +333,43 @@ def test_a_fault_names_its_key_and_its_cure(text: str) -> None:
 
 def test_a_parameter_of_the_class_can_be_added_with_plus() -> None:
     assert faults("+optimizer.dampening=0.1", "optimizer.nesterov=false", "+callbacks.timer.interval=epoch") == []
+
+
+def schedule(name: str, *more: str) -> list[str]:
+    return faults("scheduler=constant", f"scheduler._target_=torch.optim.lr_scheduler.{name}", *more)
+
+
+def test_a_schedule_of_torchs_gets_what_it_asks_for_and_no_more() -> None:
+    assert schedule("CosineAnnealingWarmRestarts", "+scheduler.T_0=3", "+scheduler._interval_=epoch") == []
+    assert schedule("OneCycleLR", "+scheduler.max_lr=0.1") == []
+    assert schedule("ReduceLROnPlateau", "+scheduler.patience=3") == []
+    assert schedule("StepLR") == ["scheduler.step_size is missing: StepLR needs it, add +scheduler.step_size=..."]
+    (fault,) = schedule("OneCycleLR", "+scheduler.max_lr=0.1", "+scheduler.total_steps=9")
+    assert fault == "scheduler.total_steps is set by the training itself: remove it"
+    (fault,) = schedule("ReduceLROnPlateau", "+scheduler.mode=min")
+    assert fault == "scheduler.mode is set by the training itself: remove it"
+    (fault,) = schedule("StepLR", "+scheduler.step_size=3", "+scheduler._interval_=batch")
+    assert fault == "scheduler._interval_=batch must be step|epoch"
+
+
+def test_a_network_that_its_library_does_not_have_is_told_with_names_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    (fault,) = faults("model=torchvision", "model.name=resnet19")
+    assert fault.startswith("model.name=resnet19 is no network of torchvision: did you mean resnet18 or ")
+    (fault,) = faults("model=timm", "model.name=resnet19.a1_in1k")
+    assert fault.startswith("model.name=resnet19.a1_in1k is no network of timm: did you mean ")
+    (fault,) = faults("model=timm", "model.name=resnet18", "model.pretrained=1")
+    assert fault == "model.pretrained=1 must be true|false or a path"
+    monkeypatch.setattr(signatures, "is_there", lambda package: package != "timm")
+    (fault,) = faults("model=timm", "model.name=resnet18")
+    assert fault.endswith("needs the package timm, which is not here: install it by: pip install 'lockstep[timm]'")
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "Adagrad", "RMSprop"])
+def test_an_optimizer_that_computes_the_loss_again_is_refused(name: str) -> None:
+    removed = [f"~optimizer.{key}" for key in ("momentum", "nesterov", "weight_decay", "fused")]
+    found = faults(f"optimizer._target_=torch.optim.{name}", *removed)
+    expected = f"optimizer._target_=torch.optim.{name} computes the loss several times a step, which the training does "
+    assert [fault.startswith(expected) for fault in found] == ([True] if name == "LBFGS" else [])
 
 
 def test_without_a_logger_nothing_needs_one() -> None:
@@ -349,7 +433,7 @@ def test_a_broken_yaml_file_is_named_with_its_line(conf: Path) -> None:
     assert "broken.yaml" in found
     assert "line 2" in found
     (found,) = faults("experiment=lost", conf=conf)
-    assert "there is no data/nope: choose from cifar10, digits" in found
+    assert "there is no data/nope: choose from cifar10, dataset, digits" in found
     (conf / "config.yaml").write_text("trainer: [\n")
     (found,) = faults("seed=1", conf=conf)
     assert "config.yaml" in found
@@ -369,14 +453,15 @@ def test_every_value_of_a_sweep_is_tried() -> None:
     def swept(*texts: str) -> list[str]:
         return faults(*texts, is_multirun=True)
 
-    assert swept("optimizer.lr=0.1,0.2", "seed=range(0,3)", "model=glob(*)") == []
+    assert swept("optimizer.lr=0.1,0.2", "seed=range(0,3)", "model=glob(resnet18*)") == []
     assert swept("optimizer.lr=0.1,x,-1") == ["optimizer.lr=x must be float > 0", "optimizer.lr=-1 must be float > 0"]
     assert swept("optimizer.lr=0.1,0.2", "seed=x") == ["seed=x must be int >= 0"]
     assert swept("seed=range(-2,3)") == ["seed=-2 must be int >= 0"]
     assert swept("data.val_fraction=range(0.5,1.2,0.1)", "data.test_fraction=0.01") == [
         "data.val_fraction=1.1 must be 0 < float < 1"
     ]
-    assert swept("data=glob(*)") == ["data.root has no value: add data.root=..."]
+    needed = ("train", "root", "file")  # of dataset, image_folder and list
+    assert swept("data=glob(*)") == [f"data.{key} has no value: add data.{key}=..." for key in needed]
     assert swept("data=digits,nope")[0].startswith("data=nope is no option: choose from")
     assert swept("data=glob(x*)")[0].startswith("data=glob(x*) stands for no value: choose from cifar10")
     assert "list them, optimizer.lr=0.1,...,1.0" in swept("optimizer.lr=interval(0.1,1)")[0]
@@ -478,17 +563,24 @@ def keys_of(config: Config) -> dict[str, Any]:
 def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
     """A new key is frozen until it is listed; the configurations together have every key there is."""
     free, seen = set(), set()
-    data = ("digits", "fashion_mnist", "image_folder", "synthetic")
-    for option, scheduler in zip(data, ("one_cycle_linear", "cosine", "constant", "cosine"), strict=True):
+    needed = {
+        "image_folder": ["data.root=x"],
+        "list": ["data.file=x"],
+        "dataset": ["data.train={_target_:torch.utils.data.TensorDataset}"],
+    }
+    data = ("digits", "fashion_mnist", "image_folder", "synthetic", "list", "dataset")
+    schedulers = ("one_cycle_linear", "cosine", "constant", "cosine", "cosine", "cosine")
+    for option, scheduler in zip(data, schedulers, strict=True):
         optimizer = "adamw" if option == "digits" else "sgd"
         texts = [f"data={option}", f"scheduler={scheduler}", f"optimizer={optimizer}"]
-        config = config_of(*texts, *(["data.root=x"] if option == "image_folder" else []))
+        texts += ["model=torchvision", "model.name=resnet18"] if option == "synthetic" else []
+        config = config_of(*texts, *needed.get(option, []))
         tree = storage.to_tree(config)
         found = {key for key in keys_of(config) if not key.startswith("callbacks.")}
         free |= {key for key in found if resume.is_free_on_resume(key, tree)}
         seen |= found
     known = {name for part in (*KNOWN.values(), Trainer, Strategy) for name in fields(part)}
-    assert known <= {key.rpartition(".")[2] for key in seen}
+    assert known <= {part for key in seen for part in key.split(".")[1:]} | {key for key in seen if "." not in key}
     assert {key for key in free if key.partition(".")[0] not in FREE_SECTIONS} == FREE_KEYS
     assert {key for key in seen if key.partition(".")[0] in FREE_SECTIONS} <= free
 
@@ -534,7 +626,7 @@ def test_a_key_of_ones_own_data_is_frozen_though_ours_of_that_name_is_free() -> 
     tree = {"data": {"_target_": "mine.images", "memory": "auto", "num_workers": 2, "cache": "x"}}
     assert [resume.is_free_on_resume(f"data.{key}", tree) for key in ("memory", "num_workers", "cache")] == [
         True,
-        False,
+        True,
         False,
     ]
 

@@ -40,7 +40,7 @@ def batch_of(augment: Augment, images: Tensor, share: Share) -> Batch:
 
 def augmented(augment: Augment, images: Tensor, *, epoch: int = 0) -> Tensor:
     share = whole(len(images), epoch=epoch)
-    return augment(batch_of(augment, images, share)).pixels
+    return augment(batch_of(augment, images, share)).inputs
 
 
 def one_by_one(augment: Augment, images: Tensor, share: Share) -> Tensor:
@@ -96,20 +96,20 @@ def test_any_cut_of_a_batch_is_augmented_as_the_cut_of_the_whole(
         share = Share(2, step, step, size, low, high, size)
         found = augment(batch_of(augment, images, share))
         assert found.share == share
-        for name in ("pixels", "labels", "indices"):
+        for name in ("inputs", "targets", "indices"):
             assert torch.equal(getattr(found, name), getattr(expected, name)[low:high]), name
         assert (found.mix is None) == (expected.mix is None) == (mixed == (0, 0))
         if found.mix and expected.mix:
-            assert torch.equal(found.mix.labels, expected.mix.labels[low:high])
+            assert torch.equal(found.mix.targets, expected.mix.targets[low:high])
             assert torch.equal(found.mix.weights, expected.mix.weights[low:high])
 
 
 @pytest.mark.parametrize("augment", [FILLED, ALL_PARTS, replace(OFF, trivial=True), replace(OFF, cutmix=1.0)])
 def test_an_empty_share_gives_an_empty_batch_of_the_same_kind(augment: Augment) -> None:
     found = augment(batch_of(augment, random_images(5, 3, 8, 8), Share(0, 0, 0, 5, 2, 2, 5)))
-    assert (found.pixels.shape, found.pixels.dtype) == ((0, 3, 8, 8), torch.uint8)
-    assert len(found.labels) == len(found.indices) == 0
-    assert found.mix is None or len(found.mix.weights) == len(found.mix.labels) == 0
+    assert (found.inputs.shape, found.inputs.dtype) == ((0, 3, 8, 8), torch.uint8)
+    assert len(found.targets) == len(found.indices) == 0
+    assert found.mix is None or len(found.mix.weights) == len(found.mix.targets) == 0
 
 
 def test_switched_off_it_returns_the_very_input() -> None:
@@ -121,9 +121,9 @@ def test_switched_off_it_returns_the_very_input() -> None:
 def test_the_input_is_never_changed(augment: Augment) -> None:
     images = random_images(60, 3, 8, 8)
     batch = batch_of(augment, images, whole(60))
-    before = batch.pixels.clone()
+    before = batch.inputs.clone()
     augment(batch)
-    assert torch.equal(batch.pixels, before)
+    assert torch.equal(batch.inputs, before)
 
 
 # -- the draws ---------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_the_partner_of_the_last_sample_has_the_draws_of_its_own_position() -> N
         share = Share(0, 0, 0, 6, 3, 5, 6)
         pixels = batch_of(mixed, images, share)
         draws = mixed.draw(share, 16, 16)._replace(mixed=None)
-        assert torch.equal(mixed.apply(pixels, draws).pixels, plain[3:6])
+        assert torch.equal(mixed.apply(pixels, draws).inputs, plain[3:6])
 
 
 def test_a_fill_of_the_wrong_length_is_named() -> None:
@@ -181,7 +181,7 @@ def test_a_fill_of_the_wrong_length_is_named() -> None:
 def mirrored(augment: Augment, indices: Tensor, epoch: int) -> Tensor:
     """Which of the samples of a data set are mirrored in an epoch."""
     images = torch.tensor([0, 1], dtype=torch.uint8).expand(len(indices), 1, 1, 2).contiguous()
-    return augment(Batch(images, indices, indices, whole(len(indices), epoch=epoch))).pixels[:, 0, 0, 0] == 1
+    return augment(Batch(images, indices, indices, whole(len(indices), epoch=epoch))).inputs[:, 0, 0, 0] == 1
 
 
 ALTERNATING = replace(OFF, flip="alternating")

@@ -56,7 +56,7 @@ def assert_same(one: Splits, other: Splits) -> None:
         a: Images = getattr(one, name)
         b: Images = getattr(other, name)
         assert torch.equal(whole(a.pixels), whole(b.pixels))
-        assert torch.equal(a.labels, b.labels)
+        assert torch.equal(a.targets, b.targets)
         assert a.names == b.names
 
 

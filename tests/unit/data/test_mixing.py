@@ -37,18 +37,18 @@ def weights_of(found: Batch) -> Tensor:
 def test_each_sample_is_mixed_with_the_one_that_follows_it_and_the_last_with_the_first() -> None:
     _, _, found = mixed(7, mixup=0.5, cutmix=0.0)
     assert found.mix is not None
-    assert found.labels.tolist() == [0, 10, 20, 30, 40, 50, 60]
+    assert found.targets.tolist() == [0, 10, 20, 30, 40, 50, 60]
     assert found.indices.tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert found.mix.labels.tolist() == [10, 20, 30, 40, 50, 60, 0]
-    assert found.pixels.shape == (7, 3, 16, 12)
+    assert found.mix.targets.tolist() == [10, 20, 30, 40, 50, 60, 0]
+    assert found.inputs.shape == (7, 3, 16, 12)
 
 
 def test_mixup_is_the_weighted_mean_rounded_to_nearest() -> None:
     before, _, found = mixed(200, mixup=1.0, cutmix=0.0)
     for number, weight in enumerate(weights_of(found).double().tolist()):
-        own, partner = before.pixels[number].double(), before.pixels[number + 1].double()
+        own, partner = before.inputs[number].double(), before.inputs[number + 1].double()
         exact = (weight * own + (1 - weight) * partner + 0.5).floor()
-        assert torch.equal(found.pixels[number].double(), exact)
+        assert torch.equal(found.inputs[number].double(), exact)
 
 
 def test_mixup_is_exact_for_every_pair_of_grey_levels() -> None:
@@ -57,7 +57,7 @@ def test_mixup_is_exact_for_every_pair_of_grey_levels() -> None:
     pixels = torch.stack([own, partner]).to(torch.uint8).view(2, 1, 256, 256)
     for part in (0, 1, 777, ONE // 2, ONE - 3, ONE):
         draws = MixDraws(torch.zeros(1), torch.tensor([float(part)]), None)
-        found = mixing.apply(Batch(pixels, torch.zeros(2), torch.zeros(2), whole(1)), draws).pixels
+        found = mixing.apply(Batch(pixels, torch.zeros(2), torch.zeros(2), whole(1)), draws).inputs
         assert torch.equal(found.flatten().long(), (own * part + partner * (ONE - part) + ONE // 2) // ONE)
 
 
@@ -65,9 +65,9 @@ def test_cutmix_pastes_a_rectangle_and_weighs_labels_by_its_true_area() -> None:
     before, draws, found = mixed(500, mixup=0.0, cutmix=1.0)
     assert draws.boxes is not None
     for number, (top, bottom, left, right) in enumerate(draws.boxes.T.tolist()):
-        expected = before.pixels[number].clone()
-        expected[:, top:bottom, left:right] = before.pixels[number + 1, :, top:bottom, left:right]
-        assert torch.equal(found.pixels[number], expected)
+        expected = before.inputs[number].clone()
+        expected[:, top:bottom, left:right] = before.inputs[number + 1, :, top:bottom, left:right]
+        assert torch.equal(found.inputs[number], expected)
         assert weights_of(found)[number].item() == pytest.approx(1 - (bottom - top) * (right - left) / (16 * 12))
     # some hang over an edge and are cut there, some are whole
     assert (draws.boxes[0] == 0).any()
@@ -82,8 +82,8 @@ def test_with_both_each_sample_takes_one_of_them_half_of_the_time() -> None:
     is_cut = draws.parts == ONE
     assert is_cut.double().mean().item() == pytest.approx(0.5, abs=0.04)  # five standard deviations
     assert (draws.boxes[1] == draws.boxes[0])[~is_cut].all()
-    own = (found.pixels == before.pixels[:-1]).flatten(1)
-    partner = (found.pixels == before.pixels[1:]).flatten(1)
+    own = (found.inputs == before.inputs[:-1]).flatten(1)
+    partner = (found.inputs == before.inputs[1:]).flatten(1)
     assert (own | partner).all(1)[is_cut].all()
     assert not (own | partner).all(1)[~is_cut & (weights_of(found) > 0.1) & (weights_of(found) < 0.9)].any()
 
@@ -111,6 +111,6 @@ def test_cutmix_boxes_have_the_sides_lambda_asks_for_where_no_edge_cuts_them() -
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.3, 0.0), (0.0, 1.0), (0.3, 1.0)])
 def test_a_single_sample_is_mixed_with_itself_and_stays(mixup: float, cutmix: float) -> None:
     before, _, found = mixed(1, mixup=mixup, cutmix=cutmix)
-    assert torch.equal(found.pixels, before.pixels[:1])
+    assert torch.equal(found.inputs, before.inputs[:1])
     assert found.mix is not None
-    assert torch.equal(found.mix.labels, found.labels)
+    assert torch.equal(found.mix.targets, found.targets)

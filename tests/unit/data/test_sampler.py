@@ -182,17 +182,17 @@ def test_only_the_first_pass_after_a_resume_begins_inside() -> None:
 @given(PLANS, LOADS)
 def test_pixels_and_labels_are_those_of_the_indices(plan: Plan, loads: list[int]) -> None:
     for batch in plan.loader(len(loads) - 1, loads):
-        assert batch.pixels.shape == (batch.share.hi - batch.share.lo, 1, 2, 3)
-        assert torch.equal(batch.pixels[:, 0, 0, 0].long(), batch.indices)
-        assert torch.equal(batch.labels, 2 * batch.indices)
+        assert batch.inputs.shape == (batch.share.hi - batch.share.lo, 1, 2, 3)
+        assert torch.equal(batch.inputs[:, 0, 0, 0].long(), batch.indices)
+        assert torch.equal(batch.targets, 2 * batch.indices)
 
 
 def test_an_empty_share_yields_empty_batches_of_the_same_kind() -> None:
     batches = list(Plan(num_samples=10, micro_batch_size=4).loader(1, [1, 0]))
     assert len(batches) == 3
     for batch in batches:
-        assert (batch.pixels.shape, batch.pixels.dtype) == ((0, 1, 2, 3), torch.uint8)
-        assert (batch.labels.shape, batch.labels.dtype) == ((0,), torch.int64)
+        assert (batch.inputs.shape, batch.inputs.dtype) == ((0, 1, 2, 3), torch.uint8)
+        assert (batch.targets.shape, batch.targets.dtype) == ((0,), torch.int64)
         assert batch.share.is_empty
 
 

@@ -54,14 +54,14 @@ def names(splits: Splits) -> list[str]:
 def assert_well_formed(splits: Splits) -> None:
     for part in (splits.train, splits.val, splits.test):
         assert whole(part.pixels).dtype == torch.uint8
-        assert part.labels.dtype == torch.int64
+        assert part.targets.dtype == torch.int64
         assert whole(part.pixels).is_contiguous()
-        assert len(part) == len(whole(part.pixels)) == len(part.labels) == len(part.names) > 0
-        assert 0 <= part.labels.min() <= part.labels.max() < len(splits.class_names)
+        assert len(part) == len(whole(part.pixels)) == len(part.targets) == len(part.names) > 0
+        assert 0 <= part.targets.min() <= part.targets.max() < len(splits.class_names)
 
 
 def same(a: Images, b: Images) -> bool:
-    return torch.equal(whole(a.pixels), whole(b.pixels)) and torch.equal(a.labels, b.labels) and a.names == b.names
+    return torch.equal(whole(a.pixels), whole(b.pixels)) and torch.equal(a.targets, b.targets) and a.names == b.names
 
 
 def test_digits_are_scikit_learns_each_in_exactly_one_split() -> None:
@@ -74,7 +74,7 @@ def test_digits_are_scikit_learns_each_in_exactly_one_split() -> None:
     images, labels = map(np.asarray, load_digits(return_X_y=True))
     for part in (splits.train, splits.val, splits.test):
         index = [int(name.removeprefix("digits/")) for name in part.names]
-        assert part.labels.tolist() == labels[index].tolist()
+        assert part.targets.tolist() == labels[index].tolist()
         assert (whole(part.pixels).flatten(1).double() - torch.from_numpy(images[index]) * 255 / 16).abs().max() <= 0.5
 
 
@@ -117,7 +117,7 @@ def test_fashion_mnist_is_the_file_contents_with_val_cut_off_train() -> None:
         images = np.fromfile(raw / f"{prefix}-images-idx3-ubyte", np.uint8)[16:].reshape(-1, 1, 28, 28)
         labels = np.fromfile(raw / f"{prefix}-labels-idx1-ubyte", np.uint8)[8:]
         assert torch.equal(whole(part.pixels), torch.from_numpy(images[index]))
-        assert part.labels.tolist() == labels[index].tolist()
+        assert part.targets.tolist() == labels[index].tolist()
 
 
 def write_cifar(folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -204,7 +204,7 @@ def test_pixels_label_and_name_of_a_file_stay_together(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 40, "b": 40})
     splits = read(tmp_path)
     for part in (splits.train, splits.val, splits.test):
-        for pixels, label, name in zip(whole(part.pixels), part.labels.tolist(), part.names, strict=True):
+        for pixels, label, name in zip(whole(part.pixels), part.targets.tolist(), part.names, strict=True):
             seed = 100 * label + int(Path(name).stem)
             assert Path(name).parts[0] == splits.class_names[label]
             assert torch.equal(pixels, torch.from_numpy(pixels_of(seed)).permute(2, 0, 1))
@@ -410,7 +410,7 @@ def test_prediction_reads_every_image_below_a_folder_in_sorted_order(tmp_path: P
     images = unlabelled_folder(str(tmp_path), image_size=(4, 6), channels=3)
     assert images.names == ("a/deep/er/1.jpg", "a/z.png", "b.png")
     assert whole(images.pixels).shape == (3, 3, 4, 6)
-    assert images.labels.tolist() == [-1, -1, -1]
+    assert images.targets.tolist() == [-1, -1, -1]
 
 
 def test_prediction_reads_one_file_as_training_does(tmp_path: Path) -> None:
@@ -444,8 +444,8 @@ def test_synthetic_images_are_told_apart_by_the_nearest_mean_of_training() -> No
     splits = synthetic(**SYNTHETIC)
     assert_well_formed(splits)
     train, test = (whole(part.pixels).flatten(1).double() for part in (splits.train, splits.test))
-    means = torch.stack([train[splits.train.labels == label].mean(0) for label in range(5)])
-    assert (torch.cdist(test, means).argmin(1) == splits.test.labels).double().mean() > 0.95
+    means = torch.stack([train[splits.train.targets == label].mean(0) for label in range(5)])
+    assert (torch.cdist(test, means).argmin(1) == splits.test.targets).double().mean() > 0.95
 
 
 def test_synthetic_images_repeat_for_a_seed_and_are_new_in_every_split() -> None:

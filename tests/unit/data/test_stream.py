@@ -90,7 +90,7 @@ def prefetching(plan: Plan, rank: int = 0, loads: list[int] | None = None) -> Sh
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> TensorImages:
     root = write_folder(tmp_path_factory.mktemp("streamed") / "images", count=30)
     images = read(root, memory="stream").train
-    return TensorImages(images.pixels, images.labels)
+    return TensorImages(images.pixels, images.targets)
 
 
 def streaming(images: TensorImages, rank: int = 0, loads: list[int] | None = None) -> ShareLoader:
@@ -104,7 +104,7 @@ def batches_of(images: TensorImages, rank: int, loads: list[int] | None) -> Glob
 def assert_equal(one: list[Batch], other: list[Batch]) -> None:
     assert [batch.share for batch in one] == [batch.share for batch in other]
     for a, b in zip(one, other, strict=True):
-        assert (a.pixels.dtype, a.labels.dtype) == (torch.uint8, torch.int64)
+        assert (a.inputs.dtype, a.targets.dtype) == (torch.uint8, torch.int64)
         assert all(torch.equal(x, y) for x, y in zip(a[:3], b[:3], strict=True))
 
 
@@ -171,7 +171,7 @@ def test_a_broken_image_is_one_error_that_names_it(tmp_path: Path) -> None:
     for path in root.rglob("*.png"):
         path.write_bytes(b"no image")
     with pytest.raises(ImageFault) as caught:
-        list(streaming(TensorImages(images.pixels, images.labels)))
+        list(streaming(TensorImages(images.pixels, images.targets)))
     (line,) = str(caught.value).splitlines()
     assert line.startswith(f"image {root}")
     assert line.endswith("cannot be read (not an image): replace or delete it.")
@@ -184,7 +184,7 @@ def test_streamed_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None
     write_image(tmp_path / "val" / "red fox" / "zzz.png", height=7, width=9)
     images = read(tmp_path, memory="stream", image_size=None).val
     with pytest.raises(ImageFault, match=r"has 10x12 .HxW. and .*zzz\.png has 7x9: set data\.image_size, e\.g\. 10"):
-        list(streaming(TensorImages(images.pixels, images.labels)))
+        list(streaming(TensorImages(images.pixels, images.targets)))
 
 
 SCRIPT = """
@@ -197,7 +197,7 @@ if __name__ == "__main__":
     from tests.unit.data.test_stream import streaming
     from lockstep.data.loader import TensorImages
     images = read(Path(sys.argv[1]), memory="stream").train
-    loader = streaming(TensorImages(images.pixels, images.labels))
+    loader = streaming(TensorImages(images.pixels, images.targets))
     batches = iter(loader)
     next(batches)
     print(*[process.pid for process in multiprocessing.active_children()], flush=True)

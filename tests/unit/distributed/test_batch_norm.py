@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from timm.layers import BatchNormAct2d, EvoNorm2dB0, LayerNorm2d  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor, nn
 from torch import distributed as dist
+from torchvision.ops.misc import FrozenBatchNorm2d
 
-from lockstep.distributed.batch_norm import ExactBatchNorm, SyncBatchNorm, refuse_untracked
+from lockstep.distributed.batch_norm import ExactBatchNorm, SyncBatchNorm, refuse_inexact_norms
 from lockstep.distributed.partition import interval
 from lockstep.runs.folder import EXIT_CONFIG
 from tests.support import commands
@@ -28,6 +30,7 @@ LAYERS = {
     "1d_long": (nn.BatchNorm1d, (5,)),
     "2d": (nn.BatchNorm2d, (4, 2)),
     "3d": (nn.BatchNorm3d, (2, 3, 2)),
+    "2d_timm": (BatchNormAct2d, (4, 2)),  # applies a ReLU, too
 }
 VARIANTS = {
     "plain": {},
@@ -441,5 +444,31 @@ def test_a_swap_keeps_parameters_buffers_names_hooks_and_settings() -> None:
 
 def test_a_norm_whose_evaluation_depends_on_the_split_is_refused() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False))
-    with pytest.raises(ValueError, match=r"'1' has track_running_stats=False"):
-        refuse_untracked(net)
+    with pytest.raises(ValueError, match=r"'1' \(BatchNorm2d\) has track_running_stats=False"):
+        refuse_inexact_norms(net)
+
+
+class Scaled(nn.BatchNorm2d):
+    """A batch norm that does something else besides."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        (Scaled(2), r"'1' \(Scaled\) is a batch norm with a forward\(\) of its own"),
+        (nn.InstanceNorm2d(2, track_running_stats=True), r"'1' \(InstanceNorm2d\) has running statistics of a worker"),
+        (EvoNorm2dB0(2), r"'1' \(EvoNorm2dB0\) normalizes by the batch of a worker"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_norm_whose_statistics_would_be_those_of_a_share_is_refused_by_its_name(layer: nn.Module, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        refuse_inexact_norms(nn.Sequential(nn.Conv2d(1, 2, 3), layer))
+
+
+def test_norms_of_single_samples_and_of_fixed_statistics_pass() -> None:
+    layers = (nn.InstanceNorm2d(2), nn.GroupNorm(1, 2), LayerNorm2d(2), FrozenBatchNorm2d(2), SyncBatchNorm(2))
+    refuse_inexact_norms(nn.Sequential(*layers))

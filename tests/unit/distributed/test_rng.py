@@ -1,12 +1,15 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timm.layers import DropPath  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from lockstep.distributed.partition import Share, interval
-from lockstep.distributed.rng import ExactDropout, generator, replace_dropout, seed_of
+from lockstep.distributed.rng import ExactDropout, drawing_layer, generator, replace_dropout, seed_of
 
 repeatable = settings(deadline=None, derandomize=True)
 
@@ -189,6 +192,61 @@ def test_a_network_without_dropout_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
+    "layer", [StochasticDepth(0.3, "row"), StochasticDepth(0.3, "batch"), DropPath(0.3), DropPath(0.3, False)], ids=str
+)
+@pytest.mark.parametrize("loads", [[1, 2], [1, 0], [2, 0, 1]])
+def test_stochastic_depth_drops_whole_samples_by_their_place_in_the_global_batch(
+    layer: nn.Module, loads: list[int]
+) -> None:
+    (exact,) = replace_dropout(nn.Sequential(layer), seed=7)
+    x = 1 + torch.rand(30, 2, 3, generator=generator("x"))
+    y = dropped(exact, x, whole(30))
+    intervals = [interval(30, loads, rank) for rank in range(len(loads))]
+    parts = [dropped(exact, x[lo:hi], Share(0, 0, 0, 30, lo, hi, 30)) for lo, hi in intervals]
+    assert torch.equal(torch.cat(parts), y)
+    kept = [bool(sample.any()) for sample in y]
+    scale = 1.0 if getattr(layer, "scale_by_keep", True) is False else 1 / 0.7
+    for number, is_kept in enumerate(kept):
+        torch.testing.assert_close(y[number], x[number] * (scale if is_kept else 0))
+    is_joint = getattr(layer, "mode", "row") == "batch"
+    steps = [dropped(exact, x, whole(30, step=step)).flatten(1).any(1) for step in range(40)]
+    assert all(step.all() or not step.any() for step in steps) == is_joint
+    share_of_kept = torch.stack(steps)[:, :1].double().mean() if is_joint else torch.stack(steps).double().mean()
+    assert abs(share_of_kept - 0.7) < (0.3 if is_joint else 0.07)
+
+
+def test_a_dropout_whose_rows_are_not_the_samples_is_refused() -> None:
+    """Windows of an image, say: which rows belong to which sample is not known."""
+    layer = ExactDropout(p=0.5, per_channel=False, keys=(1, "dropout", "blocks.0.drop"))
+    with pytest.raises(ValueError, match=r"blocks\.0\.drop.* gets 12 rows for 3 samples"):
+        dropped(layer, torch.ones(12, 4), whole(3))
+    assert layer.eval()(torch.ones(12, 4)).shape == (12, 4)
+
+
+class Functional(nn.Module):
+    """A layer that drops by a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, training=self.training)
+
+
+def test_a_layer_that_draws_by_a_function_is_found_by_its_name_and_changes_no_other_draw() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"f": Functional()})["f"], nn.ReLU())
+    before = torch.get_rng_state()
+    assert drawing_layer(net, torch.ones(2, 4)) == "'1' (Functional)"
+    assert torch.equal(torch.get_rng_state(), before)
+    assert drawing_layer(net.eval(), torch.ones(2, 4)) is None
+    assert not net[1]._forward_hooks
+
+
+def own_drop_path() -> nn.Module:
+    """A stochastic depth of somebody's own, which is known by its name alone."""
+    layer: Any = type("DropPath", (nn.Module,), {})()
+    layer.drop_prob = 0.1
+    return layer
+
+
+@pytest.mark.parametrize(
     "layer",
     [
         nn.AlphaDropout(),
@@ -198,7 +256,7 @@ def test_a_network_without_dropout_stays_as_it_is() -> None:
         nn.FractionalMaxPool3d(2, output_size=2),
         nn.MultiheadAttention(4, 2, dropout=0.1),
         nn.LSTM(2, 2, num_layers=2, dropout=0.1),
-        StochasticDepth(0.1, "row"),
+        own_drop_path(),
     ],
     ids=lambda layer: type(layer).__name__,
 )

@@ -35,7 +35,9 @@ def findings_of(logits: Tensor, labels: Tensor, parts: list[Tensor]) -> Findings
     for positions in parts:
         if len(positions):
             outcomes.update(logits[positions], labels[positions], positions)
-    return outcomes.findings()
+    found = outcomes.findings()
+    assert found is not None
+    return found
 
 
 def of_rank(cuts: list[int]) -> Findings:
@@ -86,6 +88,7 @@ def test_a_certain_network_is_counted_in_the_last_place() -> None:
     outcomes = Outcomes(2, torch.device("cpu"))
     outcomes.update(torch.tensor([[100.0, -100.0]]), torch.tensor([0]), torch.tensor([0]))
     found = outcomes.findings()
+    assert found is not None
     assert found.positives[0, -1] == 1
     assert found.negatives[1, 0] == 1
     assert found.positives.sum() + found.negatives.sum() == 2
@@ -95,6 +98,7 @@ def test_a_network_that_computes_no_numbers_is_counted_too() -> None:
     outcomes = Outcomes(3, torch.device("cpu"))
     outcomes.update(torch.tensor([[float("nan")] * 3, [1.0, 5.0, 2.0]]), torch.tensor([1, 1]), torch.tensor([0, 1]))
     found = outcomes.findings()
+    assert found is not None
     assert found.confusion.sum() == 2
     assert found.positives.sum() + found.negatives.sum() == 2 * 3
 

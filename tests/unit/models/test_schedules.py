@@ -9,8 +9,9 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
-from lockstep.models.parameter_groups import parameter_groups
+from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.models.schedules import constant, cosine, one_cycle_linear
+from lockstep.tasks import Task
 
 PEAK = 0.4
 SCHEDULES = [
@@ -113,7 +114,7 @@ def test_illegal_numbers_are_named() -> None:
 def test_weights_are_decayed_and_norms_and_biases_are_not() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 3))
     conv, norm, linear = net
-    decayed, plain = parameter_groups(net, 0.5)
+    decayed, plain = ParameterGroups(net, Task(), ()).for_optimizer(0.5)
     assert [id(p) for p in decayed["params"]] == [id(conv.weight), id(linear.weight)]
     assert [id(p) for p in plain["params"]] == [id(p) for p in (conv.bias, norm.weight, norm.bias, linear.bias)]
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
@@ -122,7 +123,7 @@ def test_weights_are_decayed_and_norms_and_biases_are_not() -> None:
 def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
     net = nn.Linear(2, 3)
     net.weight.requires_grad_(False)
-    (only,) = parameter_groups(net, 0.5)
+    (only,) = ParameterGroups(net, Task(), ()).for_optimizer(0.5)
     assert only == {"params": [net.bias], "weight_decay": 0.0}
 
 
@@ -131,6 +132,6 @@ def test_one_sgd_step_shrinks_weights_only() -> None:
     before = [p.detach().clone() for p in (net.weight, net.bias)]
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
-    SGD(parameter_groups(net, 0.5), lr=0.1).step()
+    SGD(ParameterGroups(net, Task(), ()).for_optimizer(0.5), lr=0.1).step()
     torch.testing.assert_close(net.weight.detach(), before[0] * (1 - 0.1 * 0.5))
     assert torch.equal(net.bias.detach(), before[1])

@@ -267,8 +267,8 @@ def test_all_ranks_skip_the_step_that_is_bad_on_one_and_leave_after_the_same_ste
 
 def test_pixels_are_not_kept_until_the_host_has_read_the_answer() -> None:
     _, _, guard = guarded_weights(is_deferred=True)
-    batch = batch_of(0, 0)._replace(pixels=torch.zeros(2, 1, 8, 8))
-    pixels = weakref.ref(batch.pixels)
+    batch = batch_of(0, 0)._replace(inputs=torch.zeros(2, 1, 8, 8))
+    pixels = weakref.ref(batch.inputs)
     guard.look_at(torch.tensor(1.0), batch, 1)
     guard.protect(1)
     del batch

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.images.listing import Listing
+from lockstep.data.images.listing import FileListing
 from lockstep.data.transfer import file_lock
 from lockstep.data.transfer.file_lock import Lock
 from lockstep.runs.files import write_atomically
@@ -155,7 +155,7 @@ class Entry:
         )
 
 
-def entry(cache: str, listing: Listing, *, image_size: int | None, channels: int) -> Entry:
+def entry(cache: str, listing: FileListing, *, image_size: int | None, channels: int) -> Entry:
     """Where the images of `listing`, in the state they are in and decoded so, are kept."""
     settings = f"{FORMAT} {channels} {image_size} {listing.origin}"
     code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()

@@ -79,20 +79,15 @@ class Names(Sequence[str]):
 
 
 @dataclass(frozen=True, eq=False)
-class Listing:
-    """Every image of a folder of class folders: its split folders one after the other, in each class after class.
+class FileListing:
+    """Image files below a folder, and the state they are in.
 
-    `parts` are the positions of the split folders there are; without any, all is "train". `states` (N, 3) are size,
-    time of change and time of change of the entry of each file. `digest` changes with every file that is
-    added, removed, renamed or written to. `origin` names the folder; a copy has digest and origin of what was copied,
-    so that one cache serves both.
+    `states` (N, 3) are size, time of change and time of change of the entry of each file. `digest` changes with every
+    file that is added, removed, renamed or written to. `origin` names the folder or the list that they are from.
     """
 
     folder: Path
-    class_names: tuple[str, ...]
-    labels: NDArray[np.int64]
     names: Names
-    parts: dict[str, range]
     states: NDArray[np.int64]
     digest: str
     origin: str
@@ -101,6 +96,19 @@ class Listing:
     def num_bytes(self) -> int:
         """Bytes of all files."""
         return int(self.states[:, 0].sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Listing(FileListing):
+    """Every image of a folder of class folders: its split folders one after the other, in each class after class.
+
+    `parts` are the positions of the split folders there are; without any, all is "train". A copy has digest and origin
+    of what was copied, so that one cache serves both.
+    """
+
+    class_names: tuple[str, ...]
+    labels: NDArray[np.int64]
+    parts: dict[str, range]
 
 
 def list_classes(root: str) -> Listing:
@@ -129,7 +137,27 @@ def list_classes(root: str) -> Listing:
     if copied is not None and copied.names == copying.code_of(names.text.split(b"\0")[:-1]):
         digest, origin = copied.digest, copied.source
     labels = np.concatenate([np.repeat(np.arange(len(classes)), list(classes.values())) for classes in counts.values()])
-    return Listing(folder, tuple(counts["train"]), labels, names, parts, states, digest, origin)
+    return Listing(folder, names, states, digest, origin, tuple(counts["train"]), labels, parts)
+
+
+def list_files(folder: Path, names: Sequence[str], origin: str) -> tuple[FileListing, list[int]]:
+    """The files of a list, by their paths below `folder`, and the positions of those that are not there.
+
+    A file that stands in the list twice is there twice.
+    """
+    states = np.zeros((len(names), 3), np.int64)
+    missing = []
+    for position, name in enumerate(names):
+        try:
+            state = os.stat(folder / name)
+        except (OSError, ValueError):  # a path can hold what no path may
+            missing.append(position)
+            continue
+        states[position] = state.st_size, state.st_mtime_ns, state.st_ctime_ns
+        if not stat.S_ISREG(state.st_mode):
+            missing.append(position)
+    packed = Names.of(names)
+    return FileListing(folder, packed, states, _digest(packed, states), origin), missing
 
 
 def check_folders(root: str) -> None:
@@ -189,9 +217,13 @@ class _Files:
     def summary(self) -> tuple[Names, NDArray[np.int64], str]:
         """Names, states (N, 3), and a digest of both."""
         names, states = Names.of(self.names), np.array(self._states, np.int64).reshape(-1, 3)
-        digest = hashlib.blake2b(names.text, digest_size=16)
-        digest.update(states.tobytes())
-        return names, states, digest.hexdigest()
+        return names, states, _digest(names, states)
+
+
+def _digest(names: Names, states: NDArray[np.int64]) -> str:
+    digest = hashlib.blake2b(names.text, digest_size=16)
+    digest.update(states.tobytes())
+    return digest.hexdigest()
 
 
 def _state(folder: str, name: str, opened: int) -> os.stat_result:

@@ -1,10 +1,9 @@
-"""Where the pixels of a data set are: in a tensor, in a file that is mapped into memory, or still in image files.
+"""Where the pixels of a data set are: in a tensor, or behind what gives such a tensor for positions in brackets."""
 
-All three have a `shape` (N, C, H, W) and give the uint8 pixels (n, C, H, W) of positions in brackets.
-"""
-
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,6 +16,41 @@ CHUNK = 4096  # images that are copied at once
 Positions = Tensor | Sequence[int] | slice
 
 
+@runtime_checkable
+class Pixels(Protocol):
+    """The N images of a split in a format of one's own, for `Images(pixels, targets, names)`; all have one size.
+
+    In brackets, for positions, int64 (n,) with n >= 0, it gives their uint8 pixels (n, C, H, W) in host memory, the
+    same ones every time and in every process. `is_streamed` says where that is done: true has `data.num_workers`
+    processes decode while others train, so that the object must be picklable; false has each training process read,
+    which pays where the pixels are in memory already. `reason` says in the first lines of a run where they are.
+    `head(count)` are the first `count` images. Raises ImageFault for files that cannot be used.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape (N, C, H, W) of all images."""
+        ...
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether worker processes decode the images whenever they are needed."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Where the pixels are, or why they are streamed, in a few words for people."""
+        ...
+
+    def __getitem__(self, positions: Tensor, /) -> Tensor:
+        """The uint8 pixels (n, C, H, W) of the images at `positions`, int64 (n,)."""
+        ...
+
+    def head(self, count: int, /) -> "Pixels":
+        """The first `count` images, or all where there are fewer."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Some images of a mapped file, `table` (M, C, H, W), in the order of `rows`: nothing is copied."""
@@ -24,6 +58,12 @@ class Rows:
     table: Tensor
     rows: Tensor
     origin: str
+    is_streamed = False
+
+    @property
+    def reason(self) -> str:
+        """Which file is mapped."""
+        return f"memory-mapped ({self.origin})"
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -51,6 +91,7 @@ class ImageFiles:
     channels: int
     first: str
     reason: str
+    is_streamed = True
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -74,10 +115,12 @@ class ImageFiles:
         return ImageFiles(files, self.size, self.channels, self.first, self.reason)
 
 
-Pixels = Tensor | Rows | ImageFiles
+def is_streamed(pixels: Tensor | Pixels) -> bool:
+    """Whether worker processes decode the images whenever they are needed."""
+    return not isinstance(pixels, Tensor) and pixels.is_streamed
 
 
-def taken(pixels: Pixels, positions: Tensor) -> Tensor:
+def taken(pixels: Tensor | Pixels, positions: Tensor) -> Tensor:
     """The images at `positions`, int64 (n,), which are where the pixels are.
 
     Not by brackets where it is a tensor: 0.4 against 3.4 million 32x32 images/s (one CPU thread, 2026-11-21).
@@ -85,23 +128,22 @@ def taken(pixels: Pixels, positions: Tensor) -> Tensor:
     return pixels.index_select(0, positions) if isinstance(pixels, Tensor) else pixels[positions]
 
 
-def head(pixels: Pixels, count: int) -> Pixels:
+def head(pixels: Tensor | Pixels, count: int) -> Tensor | Pixels:
     """The first `count` images."""
     return pixels[:count] if isinstance(pixels, Tensor) else pixels.head(count)
 
 
-def num_bytes(pixels: Pixels) -> int:
+def num_bytes(pixels: Tensor | Pixels) -> int:
     """Bytes of all images when they are decoded."""
-    count, channels, height, width = pixels.shape
-    return count * channels * height * width
+    return pixels.nbytes if isinstance(pixels, Tensor) else math.prod(pixels.shape)
 
 
-def whole(pixels: Pixels) -> Tensor:
+def whole(pixels: Tensor | Pixels) -> Tensor:
     """All images in one tensor in host memory."""
     return copied(pixels, torch.device("cpu"))
 
 
-def copied(pixels: Pixels, device: torch.device) -> Tensor:
+def copied(pixels: Tensor | Pixels, device: torch.device) -> Tensor:
     """All images in one tensor on `device`; images that are not in memory are copied in chunks."""
     if isinstance(pixels, Tensor):
         return pixels.to(device)

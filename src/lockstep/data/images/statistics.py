@@ -9,7 +9,10 @@ NUM_SAMPLED = 4096
 
 
 class Statistics(NamedTuple):
-    """Mean and standard deviation of every channel, of values in [0, 1]."""
+    """Mean and standard deviation of each of the C channels, of pixels as values in [0, 1]: one number for each.
+
+    A network gets (pixels / 255 - mean) / std.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -27,6 +30,11 @@ def channel_statistics(counts: Tensor) -> Statistics:
     mean = (weights * values).sum(1)
     std = ((values - mean.unsqueeze(1)).square() * weights).sum(1).sqrt().clamp(min=1 / 255)
     return Statistics(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def unchanged(num_channels: int) -> Statistics:
+    """Those of floats, which a network gets as they are: zeros and ones."""
+    return Statistics((0.0,) * num_channels, (1.0,) * num_channels)
 
 
 def sampled_positions(count: int) -> Tensor:

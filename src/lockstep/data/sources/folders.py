@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from lockstep.data.images.decode import NUM_PER_RUN, check_channels, decode, dec
 from lockstep.data.images.listing import (
     IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
-    Listing,
+    FileListing,
     Names,
     existing,
     list_classes,
@@ -54,16 +54,38 @@ def image_folder(
     folders or images are missing, and ValueError that names images which cannot be decoded or differ in size.
     """
     started = time.perf_counter()
+    return folder_contents(
+        root=root,
+        image_size=image_size,
+        channels=channels,
+        val_fraction=val_fraction,
+        test_fraction=test_fraction,
+        split_seed=split_seed,
+        cache=cache,
+    ).splits(memory, started)
+
+
+def folder_contents(
+    *,
+    root: str,
+    image_size: int | None,
+    channels: int,
+    val_fraction: float,
+    test_fraction: float,
+    split_seed: int,
+    cache: str | None,
+) -> "Contents":
+    """The image files that `image_folder` gives, before one of them is opened."""
     check_channels(channels)
     listing = list_classes(root)
-    positions = _cut_missing(root, listing, {"val": val_fraction, "test": test_fraction}, split_seed)
+
+    def lacks(name: str) -> tuple[str, str]:
+        return f'data.root={root} has no folder "{name}"', f"add {name}/ with one folder per class"
+
+    parts = {name: torch.arange(part.start, part.stop) for name, part in listing.parts.items()}
+    positions = cut_missing(parts, {"val": val_fraction, "test": test_fraction}, split_seed, lacks)
     folder = Folder(f"data.root={root}", listing, image_size, channels, cache)
-    pixels = _pixels(folder, positions, memory, started)
-    train, val, test = (
-        Images(part, torch.from_numpy(listing.labels[places.numpy()]), listing.names.select(places.numpy()))
-        for part, places in zip(pixels, positions, strict=True)
-    )
-    return Splits(train, val, test, listing.class_names, folder.statistics(train.pixels, positions[0]))
+    return Contents(folder, positions, torch.from_numpy(listing.labels), listing.class_names)
 
 
 def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int) -> Images:
@@ -87,7 +109,7 @@ class Folder:
     """A folder of images and how they are decoded; `setting` names it in messages, such as data.root=images."""
 
     setting: str
-    listing: Listing
+    listing: FileListing
     image_size: int | None
     channels: int
     cache: str | None
@@ -144,14 +166,14 @@ class Folder:
                 progress.end()
             print(
                 f"Decoded {shape[0]:,} images of {what} in {progress.elapsed_s:.1f} s, "
-                f"{shape[0] / progress.elapsed_s:,.0f} images/s, into {entry.path} ({_size_text(int(np.prod(shape)))})",
+                f"{shape[0] / progress.elapsed_s:,.0f} images/s, into {entry.path} ({size_text(int(np.prod(shape)))})",
                 flush=True,
             )
             table = entry.opened()
             assert table is not None
             return table
 
-    def statistics(self, pixels: Pixels, positions: Tensor) -> Statistics:
+    def statistics(self, pixels: Tensor | Pixels, positions: Tensor) -> Statistics:
         """Mean and deviation of at most 4,096 of the training images `pixels`, which stand at `positions`.
 
         The same wherever the pixels are, so that a run can go on on a machine with less memory. Noted in the cache.
@@ -172,9 +194,29 @@ class Folder:
         return statistics
 
 
-def _pixels(folder: Folder, positions: Sequence[Tensor], memory: str, started: float) -> Sequence[Pixels]:
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """Image files with their targets (N, ...), and the positions of each split among them."""
+
+    folder: Folder
+    positions: dict[str, Tensor]
+    targets: Tensor
+    class_names: tuple[str, ...]
+
+    def splits(self, memory: str, started: float) -> Splits:
+        """The images where `memory` wants them; `started` is when the work on them began."""
+        places = list(self.positions.values())
+        pixels = _pixels(self.folder, places, memory, started)
+        train, val, test = (
+            Images(part, self.targets[rows], self.folder.listing.names.select(rows.numpy()))
+            for part, rows in zip(pixels, places, strict=True)
+        )
+        return Splits(train, val, test, self.class_names, self.folder.statistics(train.pixels, places[0]))
+
+
+def _pixels(folder: Folder, positions: Sequence[Tensor], memory: str, started: float) -> Sequence[Tensor | Pixels]:
     """The images at each of `positions` of the listing, where `memory` wants them and there is room."""
-    reason = "as asked" if memory == "stream" else _too_large(folder) if memory == "auto" else ""
+    reason = streaming_reason(folder, memory)
     if reason:
         return _streamed(folder, positions, reason)
     if folder.cache is None:
@@ -210,13 +252,15 @@ def _in_memory(folder: Folder, positions: Sequence[Tensor]) -> Sequence[Tensor]:
     return pixels.split([len(places) for places in positions])
 
 
-def _too_large(folder: Folder) -> str:
-    """Why the decoded images do not fit into memory; empty where they do."""
+def streaming_reason(folder: Folder, memory: str) -> str:
+    """Why images are decoded when they are needed: `memory` says so, or has no room for them; empty where it has."""
+    if memory != "auto":
+        return "as asked" if memory == "stream" else ""
     height, width = folder.size()
     needed, available = len(folder.files) * folder.channels * height * width, available_bytes()
     if available is None or needed <= available:
         return ""
-    return f"decoded {_size_text(needed)}, {_size_text(available)} of memory free"
+    return f"decoded {size_text(needed)}, {size_text(available)} of memory free"
 
 
 def _decoded(
@@ -242,24 +286,33 @@ def _decoded(
     return pixels
 
 
-def _cut_missing(root: str, listing: Listing, fractions: dict[str, float], split_seed: int) -> list[Tensor]:
-    """Positions of train, val and test in the listing; a split without a folder is cut off train by its fraction."""
-    positions = {name: torch.arange(part.start, part.stop) for name, part in listing.parts.items()}
+def cut_missing(
+    parts: dict[str, Tensor],
+    fractions: dict[str, float],
+    split_seed: int,
+    lacks: Callable[[str], tuple[str, str]],
+) -> dict[str, Tensor]:
+    """Positions of train, val and test; a split that is not in `parts` is cut off train by its fraction.
+
+    `lacks` says of a split what is missing, and how it is added.
+    """
+    positions = dict(parts)
     missing = {name: fraction for name, fraction in fractions.items() if name not in positions}
     for name, fraction in missing.items():
         if fraction == 0:
+            what, cure = lacks(name)
             raise ValueError(
-                f'data.root={root} has no folder "{name}" and data.{name}_fraction=0: '
-                f"add {name}/ with one folder per class, or set data.{name}_fraction=0.1 to cut it off train."
+                f"{what} and data.{name}_fraction=0: {cure}, or set data.{name}_fraction=0.1 to cut it off train."
             )
     everything = positions["train"]
     cuts = cut(len(everything), split_seed, {f"{name}_fraction": fraction for name, fraction in missing.items()})
     for name, part in zip([*missing, "train"], cuts, strict=True):
         positions[name] = everything[part]
-    return [positions[name] for name in SPLIT_FOLDERS]
+    return {name: positions[name] for name in SPLIT_FOLDERS}
 
 
-def _size_text(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """Bytes as MiB or GiB."""
     unit, name = (2**30, "GiB") if num_bytes >= 2**30 else (2**20, "MiB")
     return f"{num_bytes / unit:.1f} {name}"
 

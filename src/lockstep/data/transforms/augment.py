@@ -1,6 +1,8 @@
 """Augmentation of a whole batch at once, each sample by its own draw, the same draw for any number of workers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -37,6 +39,8 @@ class Augment:
     3. Fill with `fill`, one value 0..255 per channel: a square of side `cutout` whose centre is anywhere in the image,
        so that it may hang over the edge (DeVries and Taylor 2017); a rectangle, with probability `erasing`.
     4. Mix with the next image of the global batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
+
+    `moved_targets` takes the targets of images that are cropped and mirrored, and what does so with (B, C, H, W).
     """
 
     crop_padding: int
@@ -48,6 +52,7 @@ class Augment:
     cutmix: float
     fill: tuple[int, ...]
     seed: int
+    moved_targets: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] | None = None
 
     @property
     def needs_partner(self) -> bool:
@@ -58,9 +63,9 @@ class Augment:
         """Augment a share of a micro-batch, on the device where it is."""
         if not (self.trivial or self.crop_padding or self.flip or self.cutout or self.erasing or self.needs_partner):
             return batch
-        height, width = batch.pixels.shape[-2:]
+        height, width = batch.inputs.shape[-2:]
         draws = self.draw(batch.share, height, width)
-        return self.apply(batch, apply_to_collection(draws, Tensor, sent, batch.pixels.device))
+        return self.apply(batch, apply_to_collection(draws, Tensor, sent, batch.inputs.device))
 
     def draw(self, share: Share, height: int, width: int) -> Draws:
         """Draw on the CPU for the whole global batch, then cut to the share and the partner of its last sample.
@@ -86,17 +91,22 @@ class Augment:
 
     def apply(self, batch: Batch, draws: Draws) -> Batch:
         """`batch` changed by `draws` on the same device: tensors in, tensors out, no host sync."""
-        images = batch.pixels
+        images = batch.inputs
         if draws.trivial:
             images = trivial.apply(images, draws.trivial)
         if self.crop_padding or self.flip:
             top, left, mirror = draws.window
             if self.flip == "alternating":
                 mirror = (_bits(self.seed, batch.indices) + batch.share.epoch) % 2
-            images = self._crop_and_flip(images, top.unsqueeze(1), left.unsqueeze(1), mirror.unsqueeze(1))
+            move = partial(
+                self._crop_and_flip, top=top.unsqueeze(1), left=left.unsqueeze(1), mirror=mirror.unsqueeze(1)
+            )
+            images = move(images)
+            if self.moved_targets is not None:
+                batch = batch._replace(targets=self.moved_targets(batch.targets, move))
         if draws.filled:
             images = self._fill(images, draws.filled)
-        batch = batch._replace(pixels=images)
+        batch = batch._replace(inputs=images)
         return mixing.apply(batch, draws.mixed) if draws.mixed else batch
 
     def _source(self, share: Share, purpose: str) -> torch.Generator:

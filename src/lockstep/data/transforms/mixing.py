@@ -50,12 +50,12 @@ def draw(seed: int, share: Share, height: int, width: int, *, mixup: float, cutm
 
 def apply(batch: Batch, draws: MixDraws) -> Batch:
     """`batch` of B + 1 samples, or none, to B mixed ones: the partner of each is the one that follows it."""
-    pixels, partner = batch.pixels[:-1], batch.pixels[1:]
+    pixels, partner = batch.inputs[:-1], batch.inputs[1:]
     if draws.parts is not None:
         parts = draws.parts.view(-1, 1, 1, 1)
         mixed = (pixels.float() * parts).add_(partner.float().mul_(ONE - parts))
         pixels = mixed.add_(ONE / 2).mul_(1 / ONE).to(torch.uint8)  # rounded to nearest
     if draws.boxes is not None:
         pixels = torch.where(boxes.inside(draws.boxes, *pixels.shape[2:]).unsqueeze(1), partner, pixels)
-    mix = Mix(batch.labels[1:], draws.weights)
-    return batch._replace(pixels=pixels, labels=batch.labels[:-1], indices=batch.indices[:-1], mix=mix)
+    mix = Mix(batch.targets[1:], draws.weights)
+    return batch._replace(inputs=pixels, targets=batch.targets[:-1], indices=batch.indices[:-1], mix=mix)

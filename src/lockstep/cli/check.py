@@ -1,0 +1,203 @@
+"""`lockstep data check`: what is in the data of a configuration, what is wrong with it, and how it is trained on."""
+
+import contextlib
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from lockstep.cli.train import TRAIN
+from lockstep.config import build, compose, presence, project, validation
+from lockstep.config.schema import Config
+from lockstep.config.target_sections import Data, ImageFolder, ImageList
+from lockstep.data.transfer.file_lock import Progress
+from lockstep.runs.folder import EXIT_FAILED
+from lockstep.system.hardware import num_visible_gpus
+from lockstep.system.terminal import printable, say, show_table, terminal
+
+if TYPE_CHECKING:
+    from lockstep.data.images.splits import Splits
+    from lockstep.data.inspection import Inspection
+    from lockstep.data.sources.folders import Contents
+
+MOST_CLASSES = 20  # that a line names one by one
+
+
+def check(overrides: Sequence[str]) -> int:
+    """Look at every image of the source that the overrides choose, print what was found, and return the exit code.
+
+    1 where images cannot be used or stand in more than one split. Raises ConfigError, FileNotFoundError or ValueError.
+    """
+    project.enter(TRAIN.parent)
+    config = build.scaled(validation.checked(compose.composed(overrides)))
+    presence.check(config.data)
+    from lockstep.training.staging import once_a_node
+
+    progress = Progress("Reading images", "images")
+    with contextlib.ExitStack() as held:
+        source = once_a_node(
+            config.data,
+            lambda section: _opened(section, config.seed),
+            rank=0,
+            local_rank=0,
+            is_silent=False,
+            held=held,
+        )
+        inspection = _inspected(source, progress)
+        progress.end()
+        groups = inspection.duplicates()
+        leaks = [group for group in groups if len({split for split, _ in group}) > 1]
+        twice = [group for group in groups if group not in leaks]
+        broken = inspection.broken
+        rows = [
+            *((split, _counts(inspection, split)) for split in inspection.seen),
+            ("sizes", _sizes(inspection)),
+            ("training", _use(config, source, inspection)),
+            ("memory", _placement(config, source)),
+            ("steps", _steps(config, len(inspection.seen["train"]))),
+            ("broken", _told(len(broken), "cannot be used", is_wrong=True)),
+            ("leaks", _told(len(leaks), "in more than one split", is_wrong=True)),
+            ("duplicates", _told(len(twice), "more than once in a split", is_wrong=False)),
+        ]
+    show_table(f"Data: {config.data.target.rpartition('.')[2]}", rows)
+    _show_lines("broken", broken)
+    for name, found in (("leak", leaks), ("twice", twice)):
+        _show_lines(name, [" = ".join(f"{split}: {each}" for split, each in group) for group in found])
+    return EXIT_FAILED if broken or leaks else 0
+
+
+def _opened(section: Data, seed: int) -> "Contents | Splits":
+    """The files of the source, before one is decoded, or its images."""
+    arguments = {key: value for key, value in section.arguments().items() if key != "memory"}
+    if isinstance(section, ImageFolder):
+        from lockstep.data.sources.folders import folder_contents
+
+        return folder_contents(**arguments)
+    if isinstance(section, ImageList):
+        from lockstep.data.sources.lists import list_contents
+
+        return list_contents(**arguments)
+    from lockstep.data.sources.datasets import seeded
+
+    return seeded(build.build(section), seed)
+
+
+def _inspected(source: "Contents | Splits", progress: Progress) -> "Inspection":
+    from lockstep.data.images.splits import Splits
+    from lockstep.data.inspection import inspect_files, inspect_images
+
+    if isinstance(source, Splits):
+        return inspect_images(source, progress.show)
+    return inspect_files(source, progress.show)
+
+
+def _counts(inspection: "Inspection", split: str) -> str:
+    """How many images a split has, and how many of each class or with which numbers."""
+    import torch
+
+    targets, names = inspection.targets[split], inspection.class_names
+    total = f"{len(inspection.seen[split]):,} images"
+    if targets.dim() == 1 and not targets.is_floating_point() and len(targets):
+        counts = torch.bincount(targets.long(), minlength=len(names)).tolist()
+    elif targets.dim() == 2 and targets.shape[1] == len(names) and bool(((targets == 0) | (targets == 1)).all()):
+        counts = targets.long().sum(0).tolist()
+    elif targets.dim() == 2 and targets.shape[1] == len(names) and len(targets):
+        values = zip(names, targets.amin(0).tolist(), targets.mean(0).tolist(), targets.amax(0).tolist(), strict=True)
+        ranges = [f"{name} {low:g} to {high:g}, mean {mean:.3g}" for name, low, mean, high in values]
+        return f"{total} ({'; '.join(ranges)})"
+    else:
+        return f"{total}, targets of shape {tuple(targets.shape[1:])}"
+    if len(names) > MOST_CLASSES:
+        fewest = names[counts.index(min(counts))]
+        return f"{total} of {len(names):,} classes, {min(counts):,} ({fewest}) to {max(counts):,} each"
+    return f"{total} ({', '.join(f'{name}: {count:,}' for name, count in zip(names, counts, strict=False))})"
+
+
+def _sizes(inspection: "Inspection") -> str:
+    """Smallest, median and largest height and width of what was read, before it is scaled."""
+    sizes = [each.size for seen in inspection.seen.values() for each in seen if each.size is not None]
+    if not sizes:
+        return "unknown: no image can be used"
+    sides = list(zip(*sizes, strict=True))
+    if len(set(sizes)) == 1:
+        return f"all {sizes[0][0]}x{sizes[0][1]} pixels (HxW)"
+    return ", ".join(
+        f"{name} {min(side):,} to {max(side):,}, median {statistics.median(side):,.0f}"
+        for name, side in zip(("height", "width"), sides, strict=True)
+    )
+
+
+def _use(config: Config, source: Any, inspection: "Inspection") -> str:
+    """What an image is when the network gets it."""
+    size = getattr(config.data, "image_size", None)
+    if not isinstance(config.data, ImageFolder | ImageList):
+        channels, height, width = source.train.pixels.shape[1:]
+        return f"{channels}x{height}x{width} as they are, {str(source.train.dtype).removeprefix('torch.')}"
+    if size is None:
+        return f"{config.data.channels} channels, sizes as they are"
+    smaller = sum(each.size is not None and min(each.size) < size for seen in inspection.seen.values() for each in seen)
+    enlarged = f"; {smaller:,} are smaller and will be enlarged" if smaller else ""
+    return f"scaled to cover {size}x{size}, the centre cropped: {config.data.channels}x{size}x{size}{enlarged}"
+
+
+def _placement(config: Config, source: Any) -> str:
+    """Where the pixels will be, and how much they take."""
+    from torch import Tensor
+
+    from lockstep.data.images.decode import ImageFault
+    from lockstep.data.images.pixels import num_bytes
+    from lockstep.data.images.splits import Splits
+    from lockstep.data.sources.folders import size_text, streaming_reason
+
+    memory = config.data.memory
+    gpu = ", on the GPU if they fit there" if num_visible_gpus() and memory in ("auto", "device") else ""
+    if isinstance(source, Splits):
+        pixels, total = source.train.pixels, sum(num_bytes(part.pixels) for part in source.parts.values())
+        if isinstance(pixels, Tensor) or not pixels.is_streamed:
+            return f"{size_text(total)} in host memory{gpu}"
+        if memory in ("host", "device"):
+            return f"{size_text(total)}, read into memory in every run{gpu}"
+        return f"streamed: made when they are needed ({pixels.reason})"
+    folder = source.folder
+    try:
+        height, width = folder.size()
+    except ImageFault:
+        return "unknown: the first image is broken"
+    total = len(folder.files) * folder.channels * height * width
+    if reason := streaming_reason(folder, memory):
+        return f"streamed: decoded when they are needed ({reason}), {size_text(total)} in all"
+    if folder.cache is None:
+        return f"{size_text(total)} decoded into memory in every run{gpu}"
+    state = "up to date" if folder.entry.opened() is not None else "to be decoded once"
+    return f"{size_text(total)} in {folder.entry.place}, {state}{gpu}"
+
+
+def _steps(config: Config, num_images: int) -> str:
+    from lockstep.data.sampler import GlobalBatches
+
+    trainer = config.trainer
+    if trainer.overfit_batches:
+        num_images = min(num_images, trainer.overfit_batches * config.global_batch_size)
+    batches = GlobalBatches(
+        num_images,
+        global_batch_size=config.global_batch_size,
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        shuffle_seed=None,
+        rank=0,
+        loads=[1],
+        num_batches=trainer.limit_train_batches,
+    )
+    return f"{batches.num_steps:,} an epoch of {config.global_batch_size:,} images each, {trainer.max_epochs:,} epochs"
+
+
+def _told(count: int, what: str, *, is_wrong: bool) -> Text:
+    if not count:
+        return Text("none", style="green")
+    return Text(f"{count:,} {what}", style="red" if is_wrong else "yellow")
+
+
+def _show_lines(name: str, lines: Sequence[str]) -> None:
+    out = terminal()
+    for line in lines:
+        say(out, Text(f"{name}: ", style="bold").append(Text(printable(line), style="not bold")))

@@ -1,0 +1,132 @@
+"""A look at every image of a data source: which cannot be used, which are the same, how large they are."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lockstep.data.images.decode import ImageFault, check_size, decode, size_of, useful_threads
+from lockstep.data.images.samples import Samples
+from lockstep.data.images.splits import Images, Splits
+from lockstep.data.sources.folders import Contents
+from lockstep.system.hardware import num_cores
+
+Show = Callable[[int, int], None]
+
+
+class Seen(NamedTuple):
+    """What is known of an image: a digest of its file or pixels, its size (H, W) as it is read, and its faults."""
+
+    digest: bytes
+    size: tuple[int, int] | None
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All images of a source, by the names of the splits: what was seen, what they are called, and their targets."""
+
+    seen: dict[str, Sequence[Seen]]
+    names: dict[str, Sequence[str]]
+    targets: dict[str, Tensor]
+    class_names: tuple[str, ...]
+
+    @property
+    def broken(self) -> list[str]:
+        """A line for every image that cannot be used, each file once."""
+        lines = [fault for seen in self.seen.values() for each in seen for fault in each.faults]
+        return list(dict.fromkeys(lines))
+
+    def duplicates(self) -> list[list[tuple[str, str]]]:
+        """Groups of images that are the same bytes, each as (split, name); an unreadable one is the same as none."""
+        groups: dict[bytes, list[tuple[str, str]]] = {}
+        for split, seen in self.seen.items():
+            for each, name in zip(seen, self.names[split], strict=True):
+                if not each.faults:
+                    groups.setdefault(each.digest, []).append((split, name))
+        return [group for group in groups.values() if len(group) > 1]
+
+
+def inspect_files(contents: Contents, show: Show) -> Inspection:
+    """Read and decode every file, by threads; `show` gets how many of how many are done."""
+    folder, listing = contents.folder, contents.folder.listing
+    files = folder.files
+    first = _first_size(folder.files[0], folder.channels) if folder.image_size is None else None
+
+    def look(path: str) -> Seen:
+        return _look_at_file(path, folder.channels, first, files[0])
+
+    seen: list[Seen] = []
+    num_threads = useful_threads(len(files), listing.num_bytes, num_cores())
+    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for each in pool.map(look, files):
+            seen.append(each)
+            show(len(seen), len(files))
+    rows = {split: positions.tolist() for split, positions in contents.positions.items()}
+    return Inspection(
+        {split: [seen[row] for row in own] for split, own in rows.items()},
+        {split: listing.names.select(positions.numpy()) for split, positions in contents.positions.items()},
+        {split: contents.targets[positions] for split, positions in contents.positions.items()},
+        contents.class_names,
+    )
+
+
+def inspect_images(splits: Splits, show: Show) -> Inspection:
+    """Look at the pixels of every image, which are decoded or made where they are not in memory."""
+    seen: dict[str, Sequence[Seen]] = {}
+    targets: dict[str, Tensor] = {}
+    total, num_before = sum(map(len, splits.parts.values())), 0
+    for split, images in splits.parts.items():
+        own: list[Seen] = []
+        own_targets: list[Tensor] = [images.targets[:0]]
+        for each, target in _looks(images):
+            own.append(each)
+            own_targets.append(target)
+            show(num_before + len(own), total)
+        num_before += len(own)
+        seen[split], targets[split] = own, torch.cat(own_targets)
+    return Inspection(
+        seen, {split: images.names for split, images in splits.parts.items()}, targets, splits.class_names
+    )
+
+
+def _first_size(path: str, channels: int) -> tuple[int, int] | None:
+    try:
+        return size_of(decode(path, channels))
+    except ImageFault:
+        return None  # it is named with the other broken ones
+
+
+def _look_at_file(path: str, channels: int, size: tuple[int, int] | None, first: str) -> Seen:
+    try:
+        digest = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
+    except OSError as error:
+        return Seen(b"", None, (f"image {path} cannot be read ({error.strerror}): mend or delete it.",))
+    try:
+        image = decode(path, channels)
+        if size is not None:
+            check_size(image, path, size, first)
+    except ImageFault as error:
+        return Seen(digest, None, tuple(error.faults))
+    return Seen(digest, size_of(image))
+
+
+def _looks(images: Images) -> Iterator[tuple[Seen, Tensor]]:
+    """Each image with its target (1, ...), none of one that cannot be made."""
+    pixels, size = images.pixels, (images.pixels.shape[2], images.pixels.shape[3])
+    for position in torch.arange(len(images)).split(1):
+        try:
+            if isinstance(pixels, Samples):
+                inputs, target = pixels.made(position, 0)
+            else:
+                inputs, target = pixels[position], images.targets[position]
+        except ImageFault as error:
+            yield Seen(b"", None, tuple(error.faults)), images.targets[:0]
+            continue
+        digest = hashlib.blake2b(inputs.contiguous().numpy().tobytes(), digest_size=16).digest()
+        yield Seen(digest, size), target

@@ -1,0 +1,176 @@
+"""The tasks that come with Lockstep: one class of several, several labels at once, numbers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import override
+
+from lockstep.distributed.batch import Batch
+from lockstep.tasks.task import SupervisedTask, mean_of_each
+
+
+class Classification(SupervisedTask):
+    """One class of several: targets are class numbers int64 (B,), or (B, H, W) for outputs (B, C, H, W).
+
+    Without a `loss` it is cross-entropy of logits (B, C, ...), smoothed by `label_smoothing` in training. With
+    `class_weights`, C numbers, a sample counts as much as its class, and the mean divides by the weights, as torch's
+    cross-entropy has it. A `loss` of one's own takes the place of all three.
+    """
+
+    named = "classes"
+    scored = ("accuracy",)
+    takes_flips = True
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        loss: Callable[[Tensor, Tensor], Tensor] | None,
+        label_smoothing: float,
+        class_weights: Sequence[float] | None,
+    ) -> None:
+        super().__init__(loss=loss or F.cross_entropy)
+        self._is_own_loss = loss is not None
+        self.label_smoothing = label_smoothing
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+        self.register_buffer("class_weights", weights, persistent=False)
+
+    @override
+    def fit_to(self, class_names: Sequence[str]) -> None:
+        weights = self.class_weights
+        if weights is not None and len(weights) != len(class_names):
+            raise ValueError(
+                f"task.class_weights has {len(weights)} numbers, the data {len(class_names)} classes: give one for each"
+            )
+
+    @override
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+        """Of mixed images the losses of both classes, by their parts."""
+        if self.class_weights is None:
+            return super().losses(outputs, batch)
+        values, weights = self._weighted(outputs, batch.targets)
+        if batch.mix is not None:
+            own = batch.mix.weights
+            other_values, other_weights = self._weighted(outputs, batch.mix.targets)
+            values = own * values + (1 - own) * other_values
+            weights = own * weights + (1 - own) * other_weights
+        return values, weights
+
+    @override
+    def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self._is_own_loss:
+            return super().loss_of(outputs, targets)
+        smoothing = self.label_smoothing if self.training else 0.0
+        return mean_of_each(F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing))
+
+    def _weighted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.class_weights is not None
+        class_weights = self.class_weights.to(outputs.dtype)
+        smoothing = self.label_smoothing if self.training else 0.0
+        values = F.cross_entropy(outputs, targets, class_weights, reduction="none", label_smoothing=smoothing)
+        return _sum_of_each(values), _sum_of_each(class_weights[targets])
+
+    @override
+    def scores(self, outputs: Tensor, batch: Batch) -> Sequence[Tensor]:
+        """Whether the largest logit is that of the class, float64; of a mixed image by the parts of its classes."""
+        predicted = outputs.argmax(1)
+        hits = (predicted == batch.targets).double()
+        if batch.mix is not None:
+            own = batch.mix.weights.double()
+            hits = own * hits + (1 - own) * (predicted == batch.mix.targets)
+        return (mean_of_each(hits),)
+
+    @override
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """The probability of every class (B, C, ...)."""
+        return outputs.softmax(1)
+
+    @override
+    def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Probabilities, never logits: torchmetrics takes numbers within 0 and 1 for probabilities batch by batch.
+
+        In float64, so that two logits that differ are no tie.
+        """
+        return self.predictions(outputs.double()), batch.targets
+
+    @override
+    def metric_arguments(self, num_outputs: int) -> Mapping[str, Any]:
+        return {"task": "multiclass", "num_classes": num_outputs}
+
+    @override
+    def columns(self, class_names: Sequence[str]) -> Sequence[str]:
+        return ["class", "probability"]
+
+    @override
+    def cells(self, predictions: Tensor, class_names: Sequence[str]) -> list[list[str]]:
+        best, numbers = predictions.max(1)
+        names = [class_names[number] for number in numbers.tolist()]
+        return [[str(name), f"{value:.6f}"] for name, value in zip(names, best.tolist(), strict=True)]
+
+
+class Multilabel(SupervisedTask):
+    """Any number of labels for each image: targets are 0 or 1 for each, (B, C), of logits (B, C).
+
+    `loss` takes logits and targets as floating-point numbers, e.g. torch's binary cross-entropy with logits.
+    """
+
+    named = "labels"
+    takes_flips = True
+
+    @override
+    def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _like(outputs, targets)
+
+    @override
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """The probability of every label (B, C)."""
+        return outputs.sigmoid()
+
+    @override
+    def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.predictions(outputs.double()), batch.targets.long()
+
+    @override
+    def metric_arguments(self, num_outputs: int) -> Mapping[str, Any]:
+        return {"task": "multilabel", "num_labels": num_outputs}
+
+    @override
+    def cells(self, predictions: Tensor, class_names: Sequence[str]) -> list[list[str]]:
+        return [[f"{value:.6f}" for value in row] for row in predictions.tolist()]
+
+
+class Regression(SupervisedTask):
+    """Numbers for each image: targets (B,) or (B, C) of outputs (B, C).
+
+    `loss` takes both as floating-point numbers of one shape, e.g. torch's squared error.
+    """
+
+    named = "numbers"
+
+    @override
+    def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _like(outputs, targets)
+
+    @override
+    def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Both (B,) where there is one number, else (B, C), in float64."""
+        predicted, wanted = outputs.double(), _like(outputs, batch.targets).double()
+        return (predicted.squeeze(1), wanted.squeeze(1)) if predicted.dim() == 2 else (predicted, wanted)
+
+
+def _like(outputs: Tensor, targets: Tensor) -> Tensor:
+    """`targets` in the dtype and shape of `outputs`: (B,) for (B, 1). Raises ValueError for any other shape."""
+    if targets.dim() == outputs.dim() - 1 and outputs.shape[1] == 1:
+        targets = targets.unsqueeze(1)
+    if targets.shape != outputs.shape:  # torch would spread one over the other without a word
+        raise ValueError(
+            f"The network gives {tuple(outputs.shape[1:])} numbers for each sample, the data {tuple(targets.shape[1:])}"
+        )
+    return targets.to(outputs.dtype)
+
+
+def _sum_of_each(values: Tensor) -> Tensor:
+    return values.flatten(1).sum(1) if values.dim() > 1 else values

@@ -1,0 +1,17 @@
+"""For tests of your own: the promise, held to your network, loss and data."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def assert_exact(*overrides: str, cwd: Path | str | None = None) -> None:
+    """Assert that a configuration computes the same on 1, 2 and 3 workers, as `lockstep verify` shows it.
+
+    `overrides` are those of `python train.py`; `cwd` is the folder to start in, None: this one. Raises AssertionError
+    with the whole report where something differs, fails, or is no configuration.
+    """
+    command = [sys.executable, "-m", "lockstep", "verify", *overrides]
+    done = subprocess.run(command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AssertionError(f"lockstep verify {' '.join(overrides)}\n{done.stdout}{done.stderr}")

@@ -1,0 +1,146 @@
+"""Two samples through network, loss and metrics before the first step: what does not fit is told in a line."""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lockstep.config import faults
+from lockstep.config.schema import Config
+from lockstep.data.module import ImageData
+from lockstep.distributed.batch import Batch
+from lockstep.models.classifier import Classifier
+from lockstep.tasks.scores import MetricFault, Scores
+from lockstep.tasks.task import Task, checked_losses
+from lockstep.training.memory import out_of_memory
+from lockstep.training.session import Session
+
+NUM_SAMPLES = 2
+# parts of the augmentation that move the pixels of an image
+MOVING, TURNING = ("crop_padding", "flip"), ("trivial", "mixup", "cutmix")
+
+
+def try_out(here: Session, data: ImageData, module: Classifier) -> None:
+    """Have network, task and data meet once, and leave no trace of it.
+
+    Every rank computes the same. Raises ConfigError with one line that names the part that does not fit.
+    """
+    config = here.config
+    size = min(NUM_SAMPLES, len(data.splits.train))
+    module.to(here.device)
+    with _without_trace(module):
+        batch = data.example(size)
+        refuse_augmentation(config, module.task, batch)
+        _train_on(config, module, data.augment(batch))
+        _measure(config, module, data.example(size))
+        if here.world_size > 1:
+            _try_nothing(config, module, data.example(0))
+
+
+def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
+    """Raise ConfigError for an augmentation that would have to change targets, too, where the task does not say how."""
+    target = config.task.target
+    used = [name for name, value in config.augment.model_dump().items() if value]
+    mixing = [name for name in used if name in ("mixup", "cutmix")]
+    wrong: list[str] = []
+    if mixing and not task.takes_mixed:
+        wrong += [f"augment.{mixing[0]} mixes two samples, and {target} has no loss of mixed ones: set it to 0"]
+    lies_in_image = batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]
+    if lies_in_image:
+        says_how = type(task).moved_targets is not Task.moved_targets
+        names = [name for name in used if name in TURNING or (name in MOVING and not says_how)]
+        cure = "switch it off" if names and names[0] in TURNING else f"give {target} a moved_targets, or switch it off"
+        wrong += [
+            f"augment.{name} would have to change the targets, too, which lie in the image: {cure}" for name in names
+        ]
+    if wrong:
+        raise faults.ConfigError(wrong)
+
+
+def _train_on(config: Config, module: Classifier, batch: Batch) -> None:
+    module.train()
+    with _telling(f"model._target_={config.model.target} cannot take inputs of shape {tuple(batch.inputs.shape[1:])}"):
+        for dropout in module.dropouts:
+            dropout.share = batch.share
+        outputs = module(batch.inputs)
+    if not isinstance(outputs, Tensor) or len(outputs) != len(batch.indices):
+        given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        fault = f"model._target_={config.model.target} gives {given} for {len(batch.indices)} samples"
+        raise faults.ConfigError([f"{fault}: its outputs are to be a tensor with a row for each"])
+    shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
+    with _telling(f"task._target_={config.task.target} cannot take {shapes}"):
+        values, _ = checked_losses(module.task, outputs, batch)
+        for score in module.task.scores(outputs, batch):
+            assert score.shape == values.shape, f"scores of shape {tuple(score.shape)}"
+    with _telling(f"task._target_={config.task.target} has no gradient of its losses"):
+        values.sum().backward()
+
+
+def _measure(config: Config, module: Classifier, batch: Batch) -> None:
+    module.eval()
+    scores = Scores(module.measured_by)
+    scores.to(module.device).start(module.device)
+    with torch.no_grad():
+        outputs = module(batch.inputs)
+        with _telling(f"task._target_={config.task.target} cannot be evaluated"):
+            scores.update(module.task, outputs, batch)
+    try:
+        list(scores.numbers())
+    except MetricFault as error:
+        raise faults.ConfigError([str(error)]) from error
+    except (ValueError, RuntimeError, ZeroDivisionError):
+        return  # of two samples: there will be more
+
+
+def _try_nothing(config: Config, module: Classifier, batch: Batch) -> None:
+    """What an empty share does. Batch norms are evaluated: those that can train on nothing are not there yet."""
+    module.eval()
+    module.task.train()
+    what = f"model._target_={config.model.target} cannot take an empty batch, which the share of a worker can be"
+    with _telling(f"{what} (x.flatten(1), not x.view(len(x), -1))"):
+        outputs = module(batch.inputs)
+    with _telling(f"task._target_={config.task.target} cannot take an empty batch, which the share of a worker can be"):
+        values, _ = checked_losses(module.task, outputs, batch)
+        values.sum().backward()
+
+
+@contextlib.contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """Whatever a part of the user's own raises becomes one line that says `what`."""
+    try:
+        yield
+    except faults.ConfigError:
+        raise
+    except MetricFault as error:
+        raise faults.ConfigError([str(error)]) from error
+    except Exception as error:  # the border to code of the user's own
+        if out_of_memory(error) is not None:
+            raise
+        raise faults.ConfigError([f"{what}: {faults.one_line(error)}"]) from error
+
+
+@contextlib.contextmanager
+def _without_trace(module: Classifier) -> Iterator[None]:
+    """Buffers, gradients, modes and random numbers are afterwards what they were; nothing is compiled, nobody warns."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    modes = [(part, part.training) for part in module.modules()]
+    devices = [module.device] if module.device.type == "cuda" else []
+    with warnings.catch_warnings(), torch.random.fork_rng(devices), module.eagerly():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+            for part, is_training in modes:
+                part.training = is_training
+            module.zero_grad()
+
+
+def joined(data: ImageData, task: Task) -> None:
+    """Have the augmentation move the targets of `data` with the images, as the task says."""
+    data.augment = dataclasses.replace(data.augment, moved_targets=task.moved_targets)

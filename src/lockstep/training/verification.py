@@ -1,0 +1,182 @@
+"""A few steps of a run, with a note of all that was computed on the way: what `lockstep verify` compares."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lockstep.callbacks.stop import Stopped
+from lockstep.config import build, storage
+from lockstep.config.key_scopes import CHECKPOINT, FREE_CALLBACKS
+from lockstep.distributed.batch import Batch
+from lockstep.models.classifier import Classifier
+from lockstep.runs.folder import RunFolder
+from lockstep.system import internals
+from lockstep.system.launcher import World
+from lockstep.system.signals import SignalFlag
+from lockstep.training import assembly, session
+from lockstep.training.preparation import prepared
+
+INPUTS, LOSSES, GRADIENT = "inputs", "losses", "gradient of "
+
+
+def trace_file(rank: int, part: int) -> str:
+    """The file in a run folder with what a rank noted in the first or a later part of a training."""
+    return f"trace-{part}-{rank}.pt"
+
+
+STATE_FILE = "state.pt"  # weights, statistics and metrics at the end, of rank 0
+
+
+def verify(folder: RunFolder, world: World | None, flag: SignalFlag, *, cut_after: int | None, part: int) -> int:
+    """Train the run in `folder`, from its checkpoint in a later `part`, and write down what each part of it computed.
+
+    After step `cut_after` it saves a checkpoint and leaves; None: it trains to the end and tests. Returns the exit
+    code.
+    """
+    config = storage.load(folder.config)
+    with session.opened(folder, config, world) as here:
+        data, module = prepared(here, is_new=not part)
+        sections = [section for section in config.callbacks.values() if section is not None]
+        callbacks = [build.build(s) for s in sections if s.target not in (CHECKPOINT, *FREE_CALLBACKS)]
+        trace = Trace(folder, cut_after)
+        trainer = assembly.lightning_trainer(
+            here,
+            callbacks=[*(own for own in callbacks if not isinstance(own, ModelCheckpoint)), trace],
+            logger=False,
+            enable_checkpointing=False,
+            max_epochs=config.trainer.max_epochs,
+            log_every_n_steps=config.trainer.log_every_n_steps,
+            check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
+        )
+        try:
+            trainer.fit(module, data, ckpt_path=folder.last_checkpoint if part else None, weights_only=True)
+        except Stopped:
+            pass
+        else:
+            trained = dict(module.metrics)
+            trainer.test(module, data, verbose=False)
+            if here.rank == 0:
+                _write_state(folder, module, trained | module.metrics)
+        torch.save(trace.steps, folder.path / trace_file(here.rank, part))
+    return 0
+
+
+def _write_state(folder: RunFolder, module: Classifier, metrics: dict[str, float]) -> None:
+    parameters = {name for name, _ in module.named_parameters()}
+    whole = {name: value.double().cpu() for name, value in module.state_dict().items()}
+    state = {
+        "weights": {name: value for name, value in whole.items() if name in parameters},
+        "statistics": {name: value for name, value in whole.items() if name not in parameters},
+        "metrics": metrics,
+    }
+    torch.save(state, folder.path / STATE_FILE)
+
+
+class Trace(L.Callback):
+    """Notes of every micro-batch what each layer gives for each sample, and of every step gradients and weights.
+
+    `steps` has an entry for each micro-batch: `samples` (B,) are positions in the data set; `values` has, by the name
+    of a part and in the order of computation, a row of two numbers for each sample (B, 2): a projection and the norm.
+    `sums` has such a row (2,) of the gradient of each parameter, and of the parameter after the step, where the
+    micro-batch ends a step. After step `cut_after` a checkpoint is written, and the training is left.
+    """
+
+    def __init__(self, folder: RunFolder, cut_after: int | None) -> None:
+        self._folder = folder
+        self._cut_after = cut_after
+        self._hooks: list[Any] = []
+        self._values: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._size = 0
+        self.steps: list[dict[str, Any]] = []
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, Classifier)
+        internals.silence_broadcast(trainer)
+        for name, layer in _leaves(pl_module.net):
+            self._hooks.append(layer.register_forward_hook(self._noting(name)))
+        self._task = pl_module.task
+        losses = self._task.losses
+
+        def noted(outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+            given = losses(outputs, batch)
+            if self._task.training:
+                self._note(LOSSES, given[0] if isinstance(given, tuple) else given)
+            return given
+
+        self._task.losses = noted
+
+    def _noting(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(layer: nn.Module, inputs: Any, output: Any) -> None:
+            if layer.training and isinstance(output, Tensor):
+                self._note(name, output)
+
+        return note
+
+    def _note(self, name: str, values: Tensor) -> None:
+        """Notes what has a row for each sample; a layer that is used again has a name with a number."""
+        if values.dim() and len(values) == self._size:
+            number = sum(known.partition(" (")[0] == name for known in self._values)
+            self._values[f"{name} ({number + 1})" if number else name] = rows(values.detach())
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the inputs, augmented."""
+        self._values, self._sums, self._size = {}, {}, len(batch.indices)
+        self._note(INPUTS, batch.inputs)
+
+    @override
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        """Note the gradients of the global batch, the last layer's first: so they are computed."""
+        for name, parameter in reversed(list(pl_module.named_parameters())):
+            if parameter.grad is not None:
+                self._sums[f"{GRADIENT}{_short(name)}"] = rows(parameter.grad.flatten()[None])[0]
+
+    @override
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep the notes of the micro-batch; leave where the training is to be cut."""
+        assert isinstance(pl_module, Classifier)
+        is_step = bool(self._sums)
+        if is_step:
+            state = {_short(name): value for name, value in pl_module.state_dict().items() if value.is_floating_point()}
+            self._sums |= {f"{name} after the step": rows(value.flatten()[None])[0] for name, value in state.items()}
+        entry = {"epoch": batch.share.epoch, "micro_step": batch.share.micro_step, "step": trainer.global_step}
+        self.steps.append(entry | {"samples": batch.indices.cpu(), "values": self._values, "sums": self._sums})
+        if is_step and trainer.global_step == self._cut_after:
+            trainer.save_checkpoint(self._folder.last_checkpoint)
+            raise Stopped("the training is cut here", None)
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave network and task as they were."""
+        for hook in self._hooks:
+            hook.remove()
+        del self._task.losses
+
+
+def rows(values: Tensor) -> Tensor:
+    """Two numbers of each row of `values` (B, ...), float64 (B, 2): its projection on a fixed vector, and its norm."""
+    flat = values.double().flatten(1) if values.dim() > 1 else values.double()[:, None]
+    direction = torch.arange(1, flat.shape[1] + 1, dtype=torch.float64, device=flat.device).sin()
+    return torch.stack([flat @ direction, flat.norm(dim=1)], 1).cpu()
+
+
+def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers that have no other layers inside, by name, and the network itself where it is one."""
+    for name, layer in net.named_modules():
+        if not any(layer.children()):
+            yield name or type(net).__name__, layer
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("net.")

@@ -1,0 +1,246 @@
+"""`lockstep verify`: a few steps of a configuration by one worker and by several, and how far apart they end.
+
+Networks, losses, data and callbacks are those of the configuration. It is trained in float64, where rounding is far
+below any mistake, with even shares, uneven ones and an empty one, and cut and continued by another number of workers.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.text import Text
+
+from lockstep.config import compose, faults, overrides, presence, storage, validation
+from lockstep.config.options import REFUSALS
+from lockstep.config.schema import Config
+from lockstep.launch import spawn
+from lockstep.launch.spawn import Job
+from lockstep.monitoring.cells import aligned
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
+from lockstep.system import hardware
+from lockstep.system.signals import Ended, SignalList
+from lockstep.system.terminal import say, terminal
+from lockstep.training import checkpoints
+
+if TYPE_CHECKING:
+    from lockstep.verify.comparison import Compared
+
+NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2  # optimizer steps of an epoch, epochs, batches of an evaluation
+CUT_AFTER = 2  # in the middle of an epoch
+LOG = "terminal.log"
+
+
+class Part(NamedTuple):
+    """Some steps of a training: relative shares of the workers, and the step after which they are cut off."""
+
+    loads: tuple[int, ...]
+    cut_after: int | None = None
+
+
+class Variant(NamedTuple):
+    """One way to train the configuration."""
+
+    title: str
+    parts: tuple[Part, ...]
+
+
+ALONE = Variant("1 worker", (Part((1,)),))
+VARIANTS = (
+    Variant("2 workers", (Part((1, 1)),)),
+    Variant("3 workers, shares 3:1:2", (Part((3, 1, 2)),)),
+    Variant("2 workers, one has no share", (Part((1, 0)),)),
+    Variant(f"2 workers, cut after step {CUT_AFTER}, 3 go on", (Part((2, 1), CUT_AFTER), Part((1, 1, 1)))),
+)
+
+
+def run(texts: Sequence[str]) -> int:
+    """Verify the configuration of these overrides: 0 where it is exact, 1 where it is not. Returns the exit code."""
+    try:
+        config = _checked(texts)
+        presence.check(config.data)
+    except faults.ConfigError as error:
+        faults.exit_with(error)
+    signals = SignalList()
+    try:
+        with signals.installed(), tempfile.TemporaryDirectory(prefix="lockstep-verify-") as path:
+            return Verification(Path(path), config, signals).run()
+    except Ended as ended:
+        return 128 + ended.number
+
+
+def _checked(texts: Sequence[str]) -> Config:
+    """The configuration, for a few steps in float64 that nobody watches. Raises ConfigError."""
+    overrides.check(texts, is_multirun=False)
+    try:
+        tree, unresolved = compose.plain(compose.composed(texts))
+    except REFUSALS as error:
+        raise faults.ConfigError([faults.one_line(error)]) from error
+    config = validation.check_tree(tree, unresolved=unresolved)
+    if config.resume is not None:
+        raise faults.ConfigError([f"resume={config.resume}: verify starts anew: leave it out"])
+    tree = storage.to_tree(config)
+    trainer = tree["trainer"]
+    limits = {
+        "limit_train_batches": NUM_STEPS * trainer["accumulate_grad_batches"],
+        "limit_val_batches": NUM_EVALUATED,
+        "limit_test_batches": NUM_EVALUATED,
+    }
+    tree["trainer"] |= {
+        **{name: min(limit, trainer[name] or limit) for name, limit in limits.items()},
+        **{"precision": "float64", "max_epochs": NUM_EPOCHS, "num_nodes": 1, "devices": 1, "loads": None},
+        **{"log_every_n_steps": 1, "check_val_every_n_epoch": 1, "max_time_s": None, "profiler": None},
+    }
+    tree["strategy"] |= {"name": "cpu", "interface": None}
+    tree |= {"silent": True, "compile": False, "logger": {}, "scale_with_workers": False}
+    return validation.check_tree(tree)
+
+
+class Verification:
+    """The trainings of one configuration, in folders below `path`, which go with them."""
+
+    def __init__(self, path: Path, config: Config, signals: SignalList) -> None:
+        self._path = path
+        self._config = config
+        self._signals = signals
+        most = max(len(part.loads) for variant in VARIANTS for part in variant.parts)
+        self._uses_gpus = hardware.num_visible_gpus() >= most
+        self._out = terminal()
+
+    def run(self) -> int:
+        """Train and compare. Returns the exit code."""
+        where = "GPUs" if self._uses_gpus else "CPU processes"
+        steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {self._config.global_batch_size} samples"
+        say(
+            self._out, Text(f"Training {steps} in float64, on {where}: 1 worker, and {len(VARIANTS)} times several ...")
+        )
+        failures: dict[Variant, str] = {}
+        for variant in (ALONE, *VARIANTS):
+            code = self._train(variant)
+            if variant is ALONE and code in (EXIT_FAILED, EXIT_CONFIG):
+                fault = _last_line(self._folder(variant).path / LOG).removeprefix("config error: ")
+                faults.exit_with(faults.ConfigError([fault]))
+            if code in (EXIT_FAILED, EXIT_CONFIG):
+                failures[variant] = _last_line(self._folder(variant).path / LOG)
+            elif code:
+                return code
+        return self._report(failures)
+
+    def _folder(self, variant: Variant) -> RunFolder:
+        return RunFolder(self._path / str((*VARIANTS, ALONE).index(variant)))
+
+    def _train(self, variant: Variant) -> int:
+        folder = self._folder(variant)
+        folder.checkpoints.mkdir(parents=True)
+        checkpoints.keep_initial(folder, self._config.init_from)
+        code = 0
+        for number, part in enumerate(variant.parts):
+            storage.save(self._of(part), folder.config)
+            job = Job("verify", str(folder.path), {"cut_after": part.cut_after, "part": number})
+            with _captured(folder.path / LOG):
+                code = spawn.run_workers(job, len(part.loads), self._signals, uses_gpus=self._uses_gpus)
+            if code:
+                break
+        return code
+
+    def _of(self, part: Part) -> Config:
+        """The configuration of the workers of a part."""
+        tree = storage.to_tree(self._config)
+        several = "ddp" if self._uses_gpus else "cpu"
+        tree["strategy"]["name"] = several if len(part.loads) > 1 or not self._uses_gpus else "single_device"
+        loads = list(part.loads) if len(part.loads) > 1 else None
+        tree["trainer"] |= {"devices": len(part.loads), "loads": loads}
+        return validation.check_tree(tree)
+
+    def _report(self, failures: dict[Variant, str]) -> int:
+        """Print the table, and what was the first to differ. Returns the exit code."""
+        from lockstep.verify.comparison import LIMIT, compare
+
+        alone = self._folder(ALONE).path
+        compared: dict[Variant, Compared] = {}
+        for variant in VARIANTS:
+            if variant not in failures:
+                parts = [len(part.loads) for part in variant.parts]
+                compared[variant] = compare(alone, [1], self._folder(variant).path, parts)
+        self._out.print(_table(compared), soft_wrap=True)
+        texts = list(_explained(compared, failures))
+        for text in texts:
+            say(self._out, Text(text))
+        if texts:
+            return EXIT_FAILED
+        largest = max(kind.size for result in compared.values() for kind in result[:3])
+        say(self._out, Text(f"Exact: nothing differs by more than {_shown(largest)}, and rounding may by {LIMIT:g}."))
+        return 0
+
+
+def _table(compared: "dict[Variant, Compared]") -> Text:
+    """How far each training ends from that of one worker."""
+    cells = [["beside 1 worker", "weights", "statistics", "metrics", ""]]
+    for variant in VARIANTS:
+        result = compared.get(variant)
+        if result is None:
+            cells.append([variant.title, "-", "-", "-", "failed"])
+        else:
+            sizes = [_shown(kind.size) for kind in (result.weights, result.statistics, result.metrics)]
+            cells.append([variant.title, *sizes, "exact" if result.is_exact else "differs"])
+    widths = [max(len(row[number]) for row in cells) for number in range(len(cells[0]))]
+    styles = {"exact": "green", "differs": "red", "failed": "red"}
+    head, *rows = cells
+    lines = [[Text(cell, style="bold") for cell in head]]
+    lines += [[Text(cell, style=styles.get(cell, "")) for cell in row] for row in rows]
+    return aligned(lines, widths, [False, True, True, True, False])
+
+
+def _explained(compared: "dict[Variant, Compared]", failures: dict[Variant, str]) -> Iterator[str]:
+    """What failed, and of each variant that differs the first part that did; each reason once."""
+    told: dict[str, str] = {}
+    for variant, text in failures.items():
+        told.setdefault(text, f"{variant.title}: {text}")
+    for variant, result in compared.items():
+        if result.is_exact:
+            continue
+        first = result.first
+        if first is None:
+            kinds = [kind for kind in (result.metrics, result.weights, result.statistics) if kind.size > 0]
+            worst = max(kinds, key=lambda kind: kind.size)
+            reason = "no step of the training differs" if worst is result.metrics else "rounding grows there"
+            cure = "its states are no sums over samples: add them up (dist_reduce_fx='sum')"
+            text = f"{worst.name} differs by {_shown(worst.size)}: {reason}"
+            told.setdefault(worst.name, f"{variant.title}: {text}{', ' + cure if worst is result.metrics else ''}")
+        else:
+            sample = "" if first.sample is None else f" of sample {first.sample}"
+            head = f"{variant.title}: the first to differ is {first.part}{sample}, in step {first.step}, by "
+            told.setdefault(first.part, f"{head}{_shown(first.size)}: {first.meaning}")
+    yield from told.values()
+
+
+def _shown(size: float) -> str:
+    return "0" if size == 0 else f"{size:.1e}"
+
+
+def _last_line(log: Path) -> str:
+    """The last line of what was printed: a fault, or the end of a traceback."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it ended without a word"
+
+
+@contextlib.contextmanager
+def _captured(log: Path) -> Iterator[None]:
+    """What this process and its children print goes to the end of a file instead."""
+    streams = (sys.stdout, sys.stderr)
+    kept = [os.dup(number) for number in (1, 2)]
+    for stream in streams:
+        stream.flush()
+    try:
+        with open(log, "ab") as file:
+            for number in (1, 2):
+                os.dup2(file.fileno(), number)
+            yield
+    finally:
+        for stream, number, before in zip(streams, (1, 2), kept, strict=True):
+            stream.flush()
+            os.dup2(before, number)
+            os.close(before)

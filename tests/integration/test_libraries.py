@@ -1,0 +1,261 @@
+"""Networks of torchvision and timm: exact on any number of workers, one of them without samples, and fitted."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torchvision import models
+
+from lockstep.launch import spawn
+from lockstep.models import timm as of_timm
+from lockstep.models import torchvision as of_torchvision
+from lockstep.models.libraries import adapted
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support.harness import SMALL, command, difference, environ, train_all, write_run
+
+PLAIN: dict[str, Any] = {"pretrained": False, "head_only": False, "dropout": None, "drop_path": None}
+TINY = (
+    *(text for text in SMALL if not text.startswith("model.")),
+    "data.train_size=19",
+    "data.val_size=5",
+    "data.test_size=5",
+    "data.image_size=32",
+    "global_batch_size=8",
+    "trainer.max_epochs=1",
+    "optimizer.lr=0.01",  # last maps of one pixel are normalized by few values, which enlarges what rounding differs in
+)
+# batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention, layer norm
+NETWORKS = {
+    "torchvision mobilenet_v3_small": ("model.dropout=0.3",),
+    "torchvision squeezenet1_1": (),
+    "torchvision shufflenet_v2_x0_5": ("data.image_size=64",),
+    "torchvision efficientnet_b0": ("data.train_size=16", "data.image_size=64"),
+    "timm test_resnet": ("model.drop_path=0.3",),
+    "timm test_efficientnet": ("model.drop_path=0.3",),
+    "timm test_byobnet": (),
+    "timm lcnet_035": ("data.image_size=64",),
+    "timm test_convnext": ("model.drop_path=0.3", "model.dropout=0.3"),
+    "timm test_vit": ("data.image_size=160", "data.train_size=10", "model.drop_path=0.3", "model.dropout=0.3"),
+}
+
+
+def overrides(network: str, *more: str) -> list[str]:
+    library, name = network.split(" ")
+    return [*TINY, f"model={library}", f"model.name={name}", *more]
+
+
+def train(folder: RunFolder) -> int:
+    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunFolder]:
+    root: Path = tmp_path_factory.mktemp("libraries")
+    found = {}
+    for world_size, loads in ((1, "null"), (2, "[1,0]"), (3, "[2,0,1]")):
+        where = (f"trainer.devices={world_size}", f"trainer.loads={loads}")
+        for name, more in NETWORKS.items():
+            found[world_size, name] = write_run(root / f"{name} {world_size}", [*overrides(name, *more), *where])
+        train_all([folder for (size, _), folder in found.items() if size == world_size], world_size)
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_any_split_ends_with_the_weights_of_one_process(
+    runs: dict[tuple[int, str], RunFolder], name: str, world_size: int, figure: Any
+) -> None:
+    worst = difference(runs[1, name], runs[world_size, name])
+    figure(f"largest difference to one process {worst:.1e}")
+    assert worst <= 1e-12
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+STILL = ("optimizer.lr=1e-300", "scheduler=constant")  # no weight moves by it
+
+
+def weights(folder: RunFolder) -> dict[str, Any]:
+    return torch.load(folder.last_checkpoint, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Weights of networks for 3 channels and 1,000 classes, as their libraries have them."""
+    folder = tmp_path_factory.mktemp("weights")
+    torch.manual_seed(5)
+    found = {"torchvision": folder / "squeezenet.pth", "timm": folder / "resnet.safetensors"}
+    torch.save({"state_dict": models.squeezenet1_1().state_dict()}, found["torchvision"])
+    save_file(timm.create_model("test_resnet").state_dict(), found["timm"])
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("library", "name", "first", "head", "mean"),
+    [
+        ("torchvision", "squeezenet1_1", "features.0.weight", "classifier.1", (0.485 + 0.456 + 0.406) / 3),
+        ("timm", "test_resnet", "conv1.0.weight", "fc", 0.5),
+    ],
+)
+def test_a_run_starts_with_the_weights_of_a_file_and_a_head_of_its_own(
+    files: dict[str, Path],
+    tmp_path: Path,
+    library: str,
+    name: str,
+    first: str,
+    head: str,
+    mean: float,
+    num_workers: int,
+) -> None:
+    settings = (f"model.pretrained={files[library]}", f"trainer.devices={num_workers}", *STILL)
+    folder = write_run(tmp_path / "run", overrides(f"{library} {name}", *settings))
+    train_all([folder], num_workers)
+    path = files[library]
+    there = (timm.models.load_state_dict if library == "timm" else torch.load)(str(path))
+    there = there.get("state_dict", there)
+    saved = weights(folder)
+    for key, value in there.items():
+        here = saved["state_dict"][f"net.{key}"].to(value.dtype)
+        if key.startswith(f"{head}."):
+            assert here.shape[0] == 10
+        elif key == first:
+            torch.testing.assert_close(here, value.sum(1, keepdim=True))
+        elif "running" not in key and "num_batches" not in key:
+            torch.testing.assert_close(here, value, rtol=0, atol=1e-30)
+    assert saved["image_format"]["mean"] == pytest.approx([mean])
+    assert saved["state_dict"]["mean"].item() == pytest.approx(255 * mean)
+
+
+def test_a_run_that_goes_on_and_an_evaluation_do_not_ask_for_the_file(files: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "weights.pth"
+    file.write_bytes(files["torchvision"].read_bytes())
+    folder = write_run(tmp_path / "run", overrides("torchvision squeezenet1_1", f"model.pretrained={file}"))
+    assert train(folder) == 0
+    before = weights(folder)["image_format"]
+    file.unlink()
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace("max_epochs: 1\n", "max_epochs: 2\n"))
+    (folder.path / "summary.json").unlink()
+    assert train(folder) == 0
+    assert weights(folder)["epoch"] == 1
+    assert weights(folder)["image_format"] == before
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (OSError("<urlopen error [Errno -2] Name or service not known>"), "OSError: <urlopen error"),
+        (RuntimeError("invalid hash value"), "RuntimeError: invalid hash value"),
+    ],
+)
+@pytest.mark.parametrize(("library", "function"), [("torchvision", "load_state_dict_from_url"), ("timm", "")])
+def test_weights_that_cannot_be_had_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, what: str, library: str, function: str
+) -> None:
+    def refuse(*arguments: Any, **more: Any) -> Any:
+        raise error
+
+    if library == "torchvision":
+        monkeypatch.setattr(models._api, "load_state_dict_from_url", refuse)
+    else:
+        monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse)
+        monkeypatch.setattr(timm.models._builder, "load_state_dict_from_url", refuse)
+    name = {"torchvision": "squeezenet1_1", "timm": "resnet18"}[library]
+    folder = write_run(tmp_path / "run", overrides(f"{library} {name}", "model.pretrained=true"))
+    assert train(folder) == EXIT_CONFIG
+    (line,) = folder.failure.read_text().splitlines()
+    assert line.startswith(f"config error: model.pretrained=true: the weights cannot be had ({what}")
+    assert "model.pretrained=false" in line
+
+
+def test_a_file_of_another_network_is_refused_with_what_does_not_fit(files: dict[str, Path], tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "run", overrides("torchvision squeezenet1_0", f"model.pretrained={files['torchvision']}")
+    )
+    assert train(folder) == EXIT_CONFIG
+    assert "features.0.weight is [64, 1, 3, 3] there, [96, 1, 7, 7] here" in folder.failure.read_text()
+
+
+def test_a_file_that_is_not_there_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(*overrides("torchvision resnet18", "model.pretrained=nothing.pth")),
+        cwd=tmp_path,
+        env=environ(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == EXIT_CONFIG
+    assert "config error: model.pretrained=nothing.pth is no file: correct the path" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+# -- how they are fitted -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_channels", [1, 3, 4, 7])
+def test_other_channels_compute_what_a_repeated_image_gives(num_channels: int) -> None:
+    weight = torch.randn(5, 3, 2, 2, dtype=torch.float64)
+    found = adapted(weight, num_channels)
+    assert found.shape == (5, num_channels, 2, 2)
+    grey = torch.randn(2, 1, 6, 6, dtype=torch.float64)
+    expected = nn.functional.conv2d(grey.expand(-1, 3, -1, -1), weight)
+    if num_channels in (1, 3):
+        torch.testing.assert_close(nn.functional.conv2d(grey.expand(-1, num_channels, -1, -1), found), expected)
+    else:
+        torch.testing.assert_close(found[:, :3] * num_channels / 3, weight)
+
+
+@pytest.mark.parametrize(("make", "name"), [(of_torchvision, "mobilenet_v2"), (of_timm, "test_efficientnet")])
+def test_head_only_trains_the_last_layer_and_leaves_statistics_alone(make: Any, name: str) -> None:
+    net = make(2, 7, name=name, **{**PLAIN, "head_only": True})
+    trained = [key for key, parameter in net.named_parameters() if parameter.requires_grad]
+    assert len(trained) == 2
+    assert all(key.startswith("classifier") for key in trained)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    assert net(torch.randn(3, 2, 32, 32)).shape == (3, 7)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+def test_an_empty_batch_goes_through_a_transformer_of_timm_with_gradients_of_zero() -> None:
+    net = of_timm(1, 4, name="test_vit", **{**PLAIN, "dropout": 0.5})
+    y = net(torch.zeros(0, 1, 160, 160))
+    assert y.shape == (0, 4)
+    assert net.training
+    y.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "fault"),
+    [
+        (of_torchvision, {"name": "resnet18", "dropout": 0.1}, "model.dropout=0.1 cannot be set in resnet18"),
+        (of_torchvision, {"name": "swin_t", "drop_path": 0.1}, "model.drop_path=0.1 cannot be set in swin_t"),
+        (of_torchvision, {"name": "googlenet"}, "model.name=googlenet has auxiliary outputs"),
+        (of_timm, {"name": "resnet18.nope"}, "model.name=resnet18.nope: Invalid pretrained tag"),
+    ],
+)
+def test_what_a_network_has_not_is_refused_by_its_setting(make: Any, settings: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        make(1, 4, **{**PLAIN, **settings})
+
+
+def test_a_dropout_by_a_function_is_refused_with_its_layer(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", overrides("timm resnet18", "model.dropout=0.2"))
+    assert train(folder) == EXIT_CONFIG
+    (line,) = folder.failure.read_text().splitlines()
+    assert "the layer '' (ResNet) draws random numbers by a function" in line
+
+
+def test_small_images_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(write_run(tmp_path / "run", overrides("torchvision squeezenet1_1"))) == 0
+    assert "The network was made for images of 224 pixels, these have 32" in capsys.readouterr().err

@@ -1,0 +1,160 @@
+"""Schedules of every kind and parts of a network with rules of their own: on any number of workers, and across a cut.
+
+The arithmetic is that of tests/unit/models/test_parameter_groups.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.callbacks.stop import StopTogether
+from lockstep.launch import spawn
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from tests.support.harness import SMALL, difference, own_network, train_all, write_run
+
+TORCHS = "torch.optim.lr_scheduler"
+RECIPES = {
+    "warm restarts": (
+        "scheduler=constant",
+        f"scheduler._target_={TORCHS}.CosineAnnealingWarmRestarts",
+        "+scheduler.T_0=3",
+    ),
+    "epochs": (
+        "scheduler=constant",
+        f"scheduler._target_={TORCHS}.ExponentialLR",
+        "+scheduler.gamma=0.5",
+        "+scheduler._interval_=epoch",
+    ),
+    "plateau": (
+        "scheduler=constant",
+        f"scheduler._target_={TORCHS}.ReduceLROnPlateau",
+        "+scheduler.patience=0",
+        "+scheduler.factor=0.5",
+        "+scheduler.threshold=1.0",
+    ),
+    "parameters": (
+        "+parameters.head={pattern:'^fc',lr_factor:0.3,weight_decay:0}",
+        "+parameters.first={pattern:'^(conv1|bn1)',frozen_epochs:null}",
+        "+parameters.middle={pattern:'^layer[12]',frozen_epochs:1}",
+        "callbacks=ema",
+    ),
+}
+EPOCHS, STEPS = 3, 8
+SHORT = (*SMALL, "data.train_size=66", "model.width=2", f"trainer.max_epochs={EPOCHS}", "trainer.log_every_n_steps=1")
+
+
+def train(folder: RunFolder) -> int:
+    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunFolder]:
+    root: Path = tmp_path_factory.mktemp("optimization")
+    found = {}
+    for world_size, loads in ((1, "null"), (2, "[1,0]"), (3, "[2,0,1]")):
+        where = (f"trainer.devices={world_size}", f"trainer.loads={loads}")
+        for name, overrides in RECIPES.items():
+            found[world_size, name] = write_run(root / f"{name} {world_size}", [*SHORT, *overrides, *where])
+        train_all([folder for (size, _), folder in found.items() if size == world_size], world_size)
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_any_split_ends_with_the_weights_of_one_process(
+    runs: dict[tuple[int, str], RunFolder], name: str, world_size: int, figure: Any
+) -> None:
+    worst = difference(runs[1, name], runs[world_size, name])
+    figure(f"largest difference to one process {worst:.1e}")
+    assert worst <= 1e-12
+
+
+@pytest.mark.processes
+def test_the_rates_of_a_run_are_those_of_its_schedule(runs: dict[tuple[int, str], RunFolder]) -> None:
+    rates = {name: [float(row["learning_rate"]) for row in runs[1, name].read_metrics()] for name in RECIPES}
+    assert rates["epochs"] == [0.05, 0.025, 0.0125]
+    assert rates["plateau"] == [0.1, 0.05, 0.025], "no accuracy is twice the first"
+    assert len(set(rates["warm restarts"])) > 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["plateau", "parameters"])
+def test_a_cut_before_and_after_a_change_changes_no_bit(
+    runs: dict[tuple[int, str], RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The change is that of the second epoch, from step 5 on."""
+    per_epoch = 66 // 16
+    for step in (1, per_epoch, per_epoch + 1, 2 * per_epoch):
+        cut = write_run(tmp_path / f"cut{step}", [*SHORT, *RECIPES[name]])
+        with monkeypatch.context() as patch:
+            patch.setattr(StopTogether, "_request", lambda self, trainer, at=step: 15 * (trainer.global_step == at))
+            assert train(cut) == EXIT_STOPPED
+        assert train(cut) == 0
+        assert difference(runs[1, name], cut) == 0, f"cut after the request in step {step}"
+
+
+@pytest.mark.processes
+def test_frozen_weights_are_the_first_ones_also_in_the_average(
+    runs: dict[tuple[int, str], RunFolder], tmp_path: Path
+) -> None:
+    still = write_run(tmp_path / "still", [*SHORT, "optimizer.lr=1e-300", "scheduler=constant", "trainer.max_epochs=1"])
+    assert train(still) == 0
+    first, last = (
+        torch.load(folder.last_checkpoint, weights_only=True)["state_dict"] for folder in (still, runs[1, "parameters"])
+    )
+    frozen = [name for name in first if name.startswith(("net.conv1", "net.bn1")) and "running" not in name]
+    assert len(frozen) == 4
+    for name in frozen:
+        if "num_batches" not in name:
+            torch.testing.assert_close(last[name], first[name], rtol=0, atol=1e-200)
+    assert last["net.bn1.num_batches_tracked"] == 0
+    assert not torch.equal(first["net.layer1.0.conv1.weight"], last["net.layer1.0.conv1.weight"])
+
+
+# -- what does not fit, before the first step --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (
+            ("+parameters.head={pattern:fcc}",),
+            "parameters.head.pattern=fcc is in the name of no parameter: did you mean fc",
+        ),
+        (
+            ("+parameters.all={pattern:weight}", "+parameters.head={pattern:fc.weight}"),
+            "parameters.head.pattern=fc.weight finds only what parameters.all has before it: put it first",
+        ),
+        (
+            ("+parameters.norm={pattern:bn1,weight_decay:0.1}",),
+            "parameters.norm.weight_decay=0.1 decays weights, and finds norms and biases alone: remove it",
+        ),
+        (
+            ("+parameters.all={pattern:'.',frozen_epochs:null}",),
+            "parameters freeze all of the network for good: leave something to train",
+        ),
+        (
+            ("scheduler=constant", f"scheduler._target_={TORCHS}.CosineAnnealingWarmRestarts", "+scheduler.T_0=0"),
+            f"scheduler._target_={TORCHS}.CosineAnnealingWarmRestarts: Expected positive integer T_0, but got 0",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_with_its_setting(
+    tmp_path: Path, overrides: tuple[str, ...], fault: str
+) -> None:
+    folder = write_run(tmp_path / "run", [*SHORT, *overrides])
+    assert train(folder) == EXIT_CONFIG
+    (line,) = folder.failure.read_text().splitlines()
+    assert line.startswith(f"config error: {fault}")
+
+
+def test_a_network_that_cannot_be_built_is_one_line_with_its_target(tmp_path: Path) -> None:
+    network = [text for text in own_network("Plain") if "_target_" not in text and "hidden" not in text]
+    folder = write_run(tmp_path / "run", [*network, "model._target_=torchvision.models.resnet18"])
+    assert train(folder) == EXIT_CONFIG
+    (line,) = folder.failure.read_text().splitlines()
+    assert line.startswith("config error: model._target_=torchvision.models.resnet18: ")
+    assert "unexpected keyword argument 'in_channels'" in line

@@ -1,0 +1,83 @@
+"""The how-to pages of docs/: their fenced blocks as files and commands, so that tests run what a reader copies.
+
+A block whose first line is a comment with a path, `# my_package/data.py` or `# conf/data/mine.yaml, chosen by ...`,
+or its second one after Hydra's `# @package _global_`, is that file. A `sh` block holds commands, one a line. What
+stands under one heading of the second level belongs together, and with it what stands before the first of them.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.harness import PATIENCE_S, ROOT, environ
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PATH = re.compile(r"(?:# @package \w+\n)?# ([\w./-]+\.\w+)\b")
+LONGEST_BLOCK = 25  # lines
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What one section of a page has a reader do: files by their path in the project, then commands."""
+
+    title: str
+    files: dict[str, str]
+    commands: tuple[tuple[str, ...], ...]
+
+    def write(self, project: Path) -> None:
+        """Put the files into a project."""
+        for name, text in self.files.items():
+            path = project / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+
+def guides(page: Path) -> dict[str, Guide]:
+    """The sections of a page that have blocks, by their headings."""
+    before, *sections = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
+    found = {}
+    for section in sections:
+        title, _, text = section.partition("\n")
+        files: dict[str, str] = {}
+        commands: list[tuple[str, ...]] = []
+        for kind, block in BLOCK.findall(before) + BLOCK.findall(text):
+            path = PATH.match(block)
+            if kind == "sh":
+                commands += [tuple(shlex.split(line, comments=True)) for line in block.splitlines() if line.strip()]
+            elif path is not None:
+                files[path[1]] = block
+        if files or commands:
+            found[title] = Guide(title, files, tuple(commands))
+    return found
+
+
+def long_blocks(page: Path) -> list[str]:
+    """First lines of the blocks that are longer than a reader likes to copy."""
+    return [text.partition("\n")[0] for _, text in BLOCK.findall(page.read_text()) if text.count("\n") > LONGEST_BLOCK]
+
+
+def write_project(folder: Path) -> Path:
+    """A fresh clone, as far as a training reads it: the package, `conf/` and train.py."""
+    for name in ("src", "conf"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(ROOT / "train.py", folder)
+    return folder
+
+
+def run(project: Path, *words: str, code: int = 0) -> str:
+    """What a command of a guide says, `python ...` or `lockstep ...`, typed in the project, that leaves with `code`."""
+    start = {"python": [], "lockstep": ["-m", "lockstep"]}[words[0]]
+    done = subprocess.run(
+        [sys.executable, *start, *words[1:]],
+        cwd=project,
+        env={**environ(), "PYTHONPATH": str(project / "src")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == code, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr

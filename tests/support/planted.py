@@ -1,0 +1,75 @@
+"""Parts of a user's own with a mistake each, which one worker never shows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import Metric
+
+from lockstep.distributed.batch import Batch
+from lockstep.tasks import Classification
+from tests.support.networks import Plain
+
+
+class ViewsByLength(nn.Module):
+    """Flattens by the number of samples, which leaves -1 open where there are none."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, hidden, 8)
+        self.fc = nn.Linear(hidden, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x).view(len(x), -1))
+
+
+class NormalizesShares(nn.Module):
+    """Normalizes by mean and deviation of the samples that it sees together, and remembers nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean()) / (x.std() + 1) if len(x) > 1 else x
+
+
+class WithShareNorm(Plain):
+    """Has a norm of its own making in the middle."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.norm = NormalizesShares()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Untracked(Plain):
+    """Has a batch norm without running statistics."""
+
+    def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
+        super().__init__(in_channels, num_classes, hidden)
+        self.norm = nn.BatchNorm2d(hidden, track_running_stats=False)
+
+
+class MeanLoss(Classification):
+    """Divides the losses by the number of samples of its share: their sum is its mean."""
+
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        values = F.cross_entropy(outputs, batch.targets, reduction="none")
+        return values / max(1, len(values))
+
+
+class AveragesBatches(Metric):
+    """The mean of the accuracies of batches, which is another one for other batches."""
+
+    higher_is_better = True
+
+    def __init__(self, how: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.total: Tensor
+        self.num_batches: Tensor
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx=how)
+        self.add_state("num_batches", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self.total += predictions.amax(1).mean()
+        self.num_batches += 1
+
+    def compute(self) -> Tensor:
+        return self.total / self.num_batches

@@ -1,0 +1,50 @@
+"""docs/own-loss.md does what it says: its files in a fresh clone, its trainings, and each of them verified."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.runs.folder import RunFolder
+from tests.support.guides import Guide, guides, long_blocks, run, write_project
+from tests.support.harness import PATIENCE_S, ROOT, environ
+
+pytestmark = pytest.mark.processes
+PAGE = ROOT / "docs" / "own-loss.md"
+GUIDES = guides(PAGE)
+SMALL = ("trainer.max_epochs=2", "strategy=cpu", "trainer.devices=2", "trainer.loads=[2,1]", "callbacks.curves=null")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_project(tmp_path_factory.mktemp("project"))
+    for guide in GUIDES.values():
+        guide.write(folder)
+    return folder
+
+
+def test_no_block_is_longer_than_a_reader_likes_to_copy() -> None:
+    assert long_blocks(PAGE) == []
+    assert len(GUIDES) == 6
+
+
+@pytest.mark.parametrize("guide", [guide for guide in GUIDES.values() if guide.commands], ids=lambda guide: guide.title)
+def test_its_trainings_end_and_are_exact(project: Path, guide: Guide) -> None:
+    width = () if "model=segments" in guide.commands[0] else ("model.width=2",)
+    for words in guide.commands:
+        if words[1] == "verify":
+            assert "Exact: nothing differs by more than " in run(project, *words, *width)
+            continue
+        assert "Finished 2 epochs" in run(project, *words, *SMALL, *width)
+        summary = RunFolder((project / "outputs" / "latest").resolve()).read_summary()
+        tested = [value for name, value in summary.items() if name.startswith("test_") and name != "test_images"]
+        assert len(tested) >= 2
+        assert all(isinstance(value, float) for value in tested)
+
+
+def test_its_test_passes(project: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_exact.py"]
+    variables = {**environ(), "PYTHONPATH": f"{project / 'src'}:{project}"}
+    done = subprocess.run(command, cwd=project, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,77 @@
+"""`lockstep verify` finds planted mistakes that one worker never shows, and names the first part that differs."""
+
+import re
+import sys
+
+import pytest
+
+from tests.support.commands import run
+from tests.support.harness import ROOT
+
+pytestmark = pytest.mark.processes
+PLANTED = "tests.support.planted"
+SMALL = ("data=synthetic", "data.image_size=8", "data.train_size=200", "global_batch_size=12", "eval_batch_size=60")
+NET = (
+    *(f"~model.{name}" for name in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")),
+    "+model.hidden=3",
+)
+
+
+def verified(*overrides: str) -> tuple[int, str]:
+    done = run([sys.executable, "-m", "lockstep", "verify", *overrides], ROOT)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        pytest.param(
+            [*SMALL, *NET, f"model._target_={PLANTED}.WithShareNorm"],
+            r"2 workers: the first to differ is norm of sample \d+, in step 1, by \S+: this layer gives a sample",
+            id="a norm of the share",
+        ),
+        pytest.param(
+            [
+                *SMALL,
+                "model.width=2",
+                f"task._target_={PLANTED}.MeanLoss",
+            ],
+            r"2 workers: the first to differ is losses of sample \d+, in step 1, by \S+: the loss of a sample depends",
+            id="a mean over the share",
+        ),
+        pytest.param(
+            [*SMALL, "model.width=2", f"+task.metrics.odd={{_target_:{PLANTED}.AveragesBatches,how:sum}}"],
+            r"3 workers, shares 3:1:2: (val|test)/odd differs by \S+: no step of the training differs",
+            id="a mean of means",
+        ),
+        pytest.param(
+            [*SMALL, *NET, f"model._target_={PLANTED}.ViewsByLength"],
+            r"2 workers: config error: model\._target_=\S+ViewsByLength cannot take an empty batch, which the share of",
+            id="a view of an empty share",
+        ),
+    ],
+)
+def test_a_planted_mistake_is_found_and_its_first_cause_named(overrides: list[str], said: str) -> None:
+    code, text = verified(*overrides)
+    assert code == 1, text
+    assert re.search(said, text), text
+    assert "differs" in text or "failed" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        ([*SMALL, *NET, f"model._target_={PLANTED}.Untracked"], "has track_running_stats=False"),
+        (
+            [*SMALL, "model.width=2", f"+task.metrics.odd={{_target_:{PLANTED}.AveragesBatches,how:mean}}"],
+            "task.metrics.odd: AveragesBatches averages its state 'total' over the workers",
+        ),
+        (["model.widht=2"], "unknown key model.widht"),
+        (["resume=outputs/x"], "resume=outputs/x"),
+    ],
+)
+def test_what_can_never_be_exact_is_a_fault_of_one_line(overrides: list[str], fault: str) -> None:
+    code, text = verified(*overrides)
+    assert code == 2, text
+    assert any(line.startswith("config error: ") and fault in line for line in text.splitlines()), text
+    assert "Traceback" not in text

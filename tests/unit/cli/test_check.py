@@ -1,0 +1,145 @@
+"""`lockstep data check` counts, measures and names what is wrong; its exit code tells."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.cli.check import check
+from lockstep.config.faults import ConfigError
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
+from tests.support.image_files import write_folder, write_image, write_list, write_listed
+
+
+@pytest.fixture(autouse=True)
+def _a_place_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("lockstep.cli.check.num_visible_gpus", lambda: 0)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Folders of 12, 4 and 4 images of two classes, all different, one of them large."""
+    for number, (split, count) in enumerate({"train": 6, "val": 2, "test": 2}.items()):
+        for label, name in enumerate(("fox", "hen")):
+            for i in range(count):
+                write_image(tmp_path / "images" / split / name / f"{i}.png", seed=100 * number + 10 * label + i)
+    write_image(tmp_path / "images" / "train" / "fox" / "0.png", seed=99, height=40, width=30)
+    return tmp_path / "images"
+
+
+FOLDER = ("data=image_folder", "data.root=images", "data.image_size=11", "global_batch_size=5")
+
+
+def said(capsys: pytest.CaptureFixture[str], *overrides: str, code: int = 0) -> tuple[dict[str, str], list[str]]:
+    """The rows of the table by their names, and the lines below it."""
+    assert check(["strategy=cpu", *overrides]) == code
+    _, table, below = capsys.readouterr().out.split("─" * 78 + "\n")
+    rows = [line.partition("  ") for line in table.splitlines()]
+    return {name: text.strip() for name, _, text in rows}, below.splitlines()
+
+
+def test_a_folder_in_order_is_counted_and_measured(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, lines = said(capsys, *FOLDER)
+    assert rows["train"] == "12 images (fox: 6, hen: 6)"
+    assert rows["val"] == rows["test"] == "4 images (fox: 2, hen: 2)"
+    assert rows["sizes"] == "height 10 to 40, median 10, width 12 to 30, median 12"
+    assert rows["training"] == (
+        "scaled to cover 11x11, the centre cropped: 3x11x11; 19 are smaller and will be enlarged"
+    )
+    assert rows["memory"].startswith("0.0 MiB in data/cache/images-3x11x11-")
+    assert rows["memory"].endswith("to be decoded once")
+    assert rows["steps"] == "3 an epoch of 5 images each, 10 epochs"
+    assert (rows["broken"], rows["leaks"], rows["duplicates"]) == ("none", "none", "none")
+    assert lines == []
+    assert not Path("data").exists()  # nothing is decoded for keeps
+
+
+def test_broken_files_leaks_and_duplicates_are_named_each(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "train" / "hen" / "1.png").write_bytes(b"no image")
+    (root / "train" / "hen" / "2.png").write_bytes(b"no image")  # the same bytes, and no duplicates: they are no images
+    shutil.copy(root / "train" / "fox" / "3.png", root / "test" / "hen" / "copy.png")
+    shutil.copy(root / "train" / "fox" / "4.png", root / "train" / "fox" / "5.png")
+    rows, lines = said(capsys, *FOLDER, "data.memory=stream", code=EXIT_FAILED)
+    assert rows["broken"] == "2 cannot be used"
+    assert rows["leaks"] == "1 in more than one split"
+    assert rows["duplicates"] == "1 more than once in a split"
+    assert rows["memory"].startswith("streamed: decoded when they are needed (as asked)")
+    assert lines == [
+        "broken: image images/train/hen/1.png cannot be read (not an image): replace or delete it.",
+        "broken: image images/train/hen/2.png cannot be read (not an image): replace or delete it.",
+        "leak: train: train/fox/3.png = test: test/hen/copy.png",
+        "twice: train: train/fox/4.png = train: train/fox/5.png",
+    ]
+
+
+def test_duplicates_in_one_split_are_told_and_are_no_failure(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(root / "val" / "fox" / "0.png", root / "val" / "hen" / "x.png")
+    rows, lines = said(capsys, *FOLDER, "data.cache=null")
+    assert rows["duplicates"] == "1 more than once in a split"
+    assert rows["memory"].endswith("decoded into memory in every run")
+    assert lines == ["twice: val: val/fox/0.png = val: val/hen/x.png"]
+
+
+def test_an_image_of_another_size_is_broken_where_all_must_have_one(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, lines = said(capsys, *FOLDER, "data.image_size=null", code=EXIT_FAILED)
+    assert rows["broken"] == "19 cannot be used"
+    assert "fox/0.png has 40x30 (HxW) and images/train/fox/1.png has 10x12: set data.image_size" in lines[0]
+
+
+def test_a_list_is_looked_at_by_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_listed(tmp_path)
+    options = ("data=list", "data.file=list.csv", "data.split_column=split", "data.image_size=8")
+    rows, _ = said(capsys, *options)
+    assert rows["train"] == "12 images (a: 6, b: 6)"
+    rows, _ = said(capsys, *options, "data.target_columns=[kg,wet]", "data.targets=numbers")
+    assert rows["test"] == "4 images (kg 1 to 4.75, mean 2.88; wet 0 to 1, mean 0.25)"
+    cells = [{"path": f"deep er/bild ü {i:02d}.png", "label": "ab"[i % 2]} for i in (0, 1, 2, 3, 4, 5, 6, 7, 8, 0)]
+    write_list(file, [{**row, "split": ("train", "test")[number == 9]} for number, row in enumerate(cells)])
+    rows, lines = said(capsys, *options, code=EXIT_FAILED)
+    assert rows["leaks"] == "1 in more than one split"
+    assert lines == ["leak: train: deep er/bild ü 00.png = test: deep er/bild ü 00.png"]
+
+
+def test_tensors_are_compared_by_their_pixels(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, lines = said(capsys)
+    assert rows["train"].startswith("1,258 images (0: 115, ")
+    assert rows["training"] == "1x8x8 as they are, uint8"
+    assert rows["sizes"] == "all 8x8 pixels (HxW)"
+    assert (rows["leaks"], lines) == ("none", [])
+    few = ["data.train_size=30", "data.val_size=6", "data.test_size=6", "data.num_classes=30"]
+    rows, _ = said(capsys, "data=synthetic", *few)
+    assert rows["train"] == "30 images of 30 classes, 1 (class 0) to 1 each"
+
+
+def test_samples_of_a_dataset_are_made_and_the_broken_ones_named(capsys: pytest.CaptureFixture[str]) -> None:
+    train = "{_target_: tests.support.sources.Turned, count: 20, broken: 4}"
+    options = ["data=dataset", f"data.train={train}", "data.mean=[0.5]", "data.std=[0.5]"]
+    rows, (line,) = said(capsys, *options, code=EXIT_FAILED)
+    assert line.startswith("broken: data.train: sample 4 cannot be made (OSError: half a file, in ")
+    assert rows["memory"] == "streamed: made when they are needed (samples of Turned)"
+
+
+def test_a_fault_of_the_configuration_or_missing_data_has_its_own_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"data\.root=nowhere does not exist"):
+        check(["data=image_folder", "data.root=nowhere"])
+    monkeypatch.setattr(sys, "argv", ["lockstep", "data", "check", "data=image_folder", "data.root=nowhere"])
+    with pytest.raises(SystemExit) as left:
+        main._command()
+    assert left.value.code == EXIT_CONFIG
+    assert "data.root=nowhere does not exist" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_cut_is_looked_at_as_it_will_be_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(tmp_path / "images", count=10)
+    rows, _ = said(capsys, *FOLDER)
+    assert [rows[split].partition(" ")[0] for split in ("train", "val", "test")] == ["16", "2", "2"]

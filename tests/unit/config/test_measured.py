@@ -1,0 +1,112 @@
+"""What a run measures and which direction is better, known from its configuration alone."""
+
+import pytest
+from hydra.utils import get_object
+
+from lockstep.config import compose, measured, overrides, validation
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+
+F1 = "+task.metrics.f1._target_=torchmetrics.classification.MulticlassF1Score"
+ECE = "+task.metrics.ece._target_=torchmetrics.classification.MulticlassCalibrationError"
+MONITOR = "callbacks.checkpoint.monitor"
+
+
+def config_of(*texts: str) -> Config:
+    return validation.checked(compose.composed(texts))
+
+
+def faults(*texts: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        overrides.check(texts, is_multirun=False)
+    return caught.value.faults
+
+
+def watched(config: Config) -> tuple[object, object]:
+    checkpoint = config.callbacks["checkpoint"]
+    assert checkpoint is not None
+    arguments = checkpoint.arguments()
+    return arguments["monitor"], arguments["mode"]
+
+
+@pytest.mark.parametrize("target", measured.HIGHER_IS_BETTER)
+def test_a_known_direction_is_that_of_the_metric_itself(target: str) -> None:
+    assert measured.HIGHER_IS_BETTER[target] == get_object(target).higher_is_better
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ((), ("val/accuracy", "max")),
+        (("task=multilabel",), ("val/average_precision", "max")),
+        (("task=regression",), ("val/mae", "min")),
+        (("task=regression", "~task.metrics.mae", "~task.metrics.rmse"), ("val/loss", "min")),
+        ((F1, f"{MONITOR}=val/f1"), ("val/f1", "max")),
+        ((ECE, f"{MONITOR}=val/ece"), ("val/ece", "min")),
+        ((f"{MONITOR}=val/loss",), ("val/loss", "min")),
+        ((f"{MONITOR}=train/accuracy",), ("train/accuracy", "max")),
+        ((f"{MONITOR}=val/loss", "callbacks.checkpoint.mode=min"), ("val/loss", "min")),
+    ],
+)
+def test_best_is_what_the_metric_says(texts: tuple[str, ...], expected: tuple[str, str]) -> None:
+    config = config_of(*texts)
+    assert watched(config) == expected
+    if not texts or texts[0].startswith("task="):
+        assert measured.default(config) == (expected[0], expected[1] == "max")
+
+
+def test_a_metric_of_the_configuration_is_measured_of_validation() -> None:
+    assert measured.names(config_of(F1)) == ("train/loss", "train/accuracy", "val/loss", "val/accuracy", "val/f1")
+
+
+def test_a_metric_that_nothing_measures_is_told_with_those_that_are() -> None:
+    (fault,) = faults(f"{MONITOR}=val/f1")
+    assert fault.startswith(f"{MONITOR}=val/f1 is never measured: choose from train/loss, train/accuracy, val/loss, ")
+
+
+def test_what_a_callback_of_ones_own_may_log_needs_its_direction() -> None:
+    own = "+callbacks.mine._target_=tests.support.callbacks.Impatient"
+    (fault,) = faults(own, f"{MONITOR}=val/mine")
+    assert fault == (
+        "callbacks.checkpoint.mode=auto: nobody says whether more of val/mine is better: set "
+        "callbacks.checkpoint.mode=min or max"
+    )
+    assert watched(config_of(own, f"{MONITOR}=val/mine", "callbacks.checkpoint.mode=min")) == ("val/mine", "min")
+
+
+def test_the_worst_is_not_the_best() -> None:
+    (fault,) = faults(ECE, f"{MONITOR}=val/ece", "callbacks.checkpoint.mode=max")
+    assert fault.endswith("takes the worst val/ece for the best: set callbacks.checkpoint.mode=min")
+
+
+@pytest.mark.parametrize(
+    ("texts", "fault"),
+    [
+        (["task.label_smoothin=0"], "unknown key task.label_smoothin: did you mean task.label_smoothing?"),
+        (["label_smoothing=0.2"], "unknown key label_smoothing: did you mean task.label_smoothing?"),
+        (["task.metrics.accuracy._target_=torchmetrics.F1Scor"], "F1Score"),
+        (["+task.metrics.f1.average=macro"], "task.metrics.f1._target_ is missing"),
+        (["+task.metrics.loss._target_=torchmetrics.MeanMetric"], "task.metrics.loss cannot have this name"),
+        (["task=regression", "flip_test=true"], "flip_test=true averages what an image and its mirror image are"),
+        (["task.class_weights=[1,-1]"], "task.class_weights=[1,-1] must be [0 <= float, ...] or null"),
+        (["task=regression", "task.loss=null"], "task.loss=null must be a section of keys with _target_"),
+        (["task.loss=mse"], "task.loss=mse must be a section of keys with _target_"),
+    ],
+)
+def test_a_fault_of_a_task_names_its_key_and_its_cure(texts: list[str], fault: str) -> None:
+    assert any(fault in found for found in faults(*texts)), faults(*texts)
+
+
+def test_a_loss_of_ones_own_and_what_belongs_to_cross_entropy_exclude_each_other() -> None:
+    loss = "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}"
+    cure = "is of cross-entropy, and task.loss=torch.nn.MultiMarginLoss takes its place"
+    assert faults(loss, "task.class_weights=[1.0,2.0]") == [
+        f"task.label_smoothing=0.1 {cure}: set task.label_smoothing=0",
+        f"task.class_weights=[1.0,2.0] {cure}: set task.class_weights=null",
+    ]
+    config_of(loss, "task.label_smoothing=0")
+
+
+def test_metrics_are_told_the_number_of_classes_and_need_not_be() -> None:
+    config_of("+task.metrics.f1._target_=torchmetrics.F1Score")
+    config_of(F1, "+task.metrics.f1.num_classes=3")

@@ -1,0 +1,209 @@
+"""Samples of torch Datasets: the batches of torch's own collation, each sample from a random state of its own."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
+from torchvision import tv_tensors
+
+from lockstep.data.images.decode import ImageFault
+from lockstep.data.images.samples import Samples
+from lockstep.data.images.splits import Splits
+from lockstep.data.loader import TensorImages
+from lockstep.data.sampler import ShareIndices
+from lockstep.data.sources.datasets import dataset, seeded
+from lockstep.distributed.partition import Share
+from tests.support.sources import Turned
+
+SETTINGS: dict[str, Any] = {
+    **{"val": None, "test": None, "class_names": None, "mean": None, "std": None},
+    **{"val_fraction": 0.2, "test_fraction": 0.2, "split_seed": 0},
+}
+
+
+class Listed(Dataset[Any]):
+    """The samples of a list."""
+
+    def __init__(self, samples: list[Any], classes: Any = ("a", "b")) -> None:
+        self.samples = samples
+        if classes:
+            self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+def image(value: float = 0, dtype: torch.dtype = torch.uint8, side: int = 4) -> Tensor:
+    return torch.full((3, side, side), value, dtype=dtype)
+
+
+def splits_of(train: Any, **changes: Any) -> Splits:
+    return dataset(train=train, **SETTINGS | changes)
+
+
+def samples_of(splits: Splits, part: str = "train") -> Samples:
+    pixels = splits.parts[part].pixels
+    assert isinstance(pixels, Samples)
+    return pixels
+
+
+POSITIONS = torch.arange(12)
+
+
+def test_a_sample_is_the_same_in_any_company_from_any_state_and_another_in_another_epoch_or_run() -> None:
+    samples = samples_of(splits_of(Turned()))
+    inputs, targets = samples.made(POSITIONS, 3)
+    torch.manual_seed(99)
+    again = [samples.made(part, 3) for part in (POSITIONS[7:], POSITIONS[:7].flip(0))]
+    assert torch.equal(torch.cat([again[1][0].flip(0), again[0][0]]), inputs)
+    assert torch.equal(torch.cat([again[1][1].flip(0), again[0][1]]), targets)
+    assert not torch.equal(samples.made(POSITIONS, 4)[0], inputs)
+    other = samples_of(seeded(splits_of(Turned()), 1))
+    assert not torch.equal(other.made(POSITIONS, 3)[0], inputs)
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_every_evaluation_sees_the_same_samples(part: str) -> None:
+    samples = samples_of(splits_of(Turned()), part)
+    positions = torch.arange(5)
+    assert torch.equal(samples.made(positions, 0)[0], samples.made(positions, 5)[0])
+    assert torch.equal(samples.made(positions, 0)[0], samples[positions])
+
+
+def test_the_states_of_a_process_are_left_as_they_were() -> None:
+    samples = samples_of(splits_of(Turned()))
+    drawn = []
+    for positions in (POSITIONS[:0], POSITIONS):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        samples.made(positions, 0)
+        drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
+    assert drawn[0] == drawn[1]
+
+
+TARGETS: list[list[Any]] = [
+    [0, 1, 1, 0, 1],
+    [True, False, True, True, False],
+    [0.5, 1.5, 2.5, 0.0, 1.0],
+    [np.float32(value) for value in range(5)],
+    [np.arange(3) + value for value in range(5)],
+    [torch.full((4, 4), value) for value in range(5)],
+    [tv_tensors.Mask(torch.full((4, 4), value)) for value in range(5)],
+]
+
+
+@pytest.mark.parametrize("targets", TARGETS, ids=lambda targets: type(targets[0]).__name__)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_batches_are_those_of_torchs_collation_also_empty_ones(targets: list[Any], dtype: torch.dtype) -> None:
+    samples = [(tv_tensors.Image(image(number, dtype)), target) for number, target in enumerate(targets)]
+    splits = splits_of(Listed(samples))
+    part = splits.train
+    loader = TensorImages(part.pixels, part.targets)
+    rows = samples_of(splits).rows
+    for positions in (torch.arange(len(part)), torch.arange(0)):
+        share = Share(0, 0, 0, len(part), 0, len(positions), len(part))
+        batch = loader.__getitems__(ShareIndices(positions, share))
+        expected = default_collate([samples[row] for row in rows])
+        for found, wanted in zip(batch[:2], expected, strict=True):
+            assert type(found) is Tensor
+            assert found.dtype == wanted.dtype
+            assert torch.equal(found, torch.as_tensor(wanted)[: len(positions)])
+
+
+def test_uint8_is_measured_and_floats_stay() -> None:
+    pairs = [(image(51 * number), 0) for number in range(5)]
+    given = {"val": Listed(pairs), "test": Listed(pairs)}
+    statistics = splits_of(Listed(pairs), **given).statistics
+    assert statistics is not None
+    assert statistics.mean == pytest.approx((0.4,) * 3)
+    assert splits_of(Listed(pairs), mean=[0.5] * 3, std=[0.1] * 3, **given).statistics == ((0.5,) * 3, (0.1,) * 3)
+    floats = Listed([(image(number, torch.float32), 0) for number in range(5)])
+    assert splits_of(floats).statistics == ((0.0,) * 3, (1.0,) * 3)
+
+
+def test_the_splits_are_disjoint_and_only_what_is_missing_is_cut() -> None:
+    splits = splits_of(Turned())
+    names = [name for part in splits.parts.values() for name in part.names]
+    assert sorted(names) == sorted(f"train/{row}" for row in range(70))
+    splits = splits_of(Turned(), val=Turned(split="val", count=9))
+    assert list(splits.val.names) == [f"val/{row}" for row in range(9)]
+    assert (len(splits.train), len(splits.test)) == (56, 14)
+    assert splits.class_names == Turned.classes
+    assert splits_of(Turned(), class_names=["x"]).class_names == ("x",)
+
+
+def test_a_dataset_that_holds_large_arrays_travels() -> None:
+    """Pickle hands them over as buffers."""
+    held = Listed([(image(number), 0) for number in range(5)])
+    held.array = np.zeros((300, 1000))  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(splits_of(held).train) == 3
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield image(), 0
+
+
+class Endless(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return image(), 0
+
+
+GOOD = [(image(), 0)] * 5
+PIL = Image.fromarray(np.zeros((4, 4, 3), np.uint8))
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "iterable": (Stream(), {}, r"data\.train \(Stream\) needs __len__ and __getitem__ \(map style\), and is iterated"),
+    "no length": (Endless(), {}, r"data\.train \(Endless\) needs .* and has no __len__: add one"),
+    "lambda": (
+        Listed([*GOOD, lambda: 0]),
+        {},
+        r"data\.train \(Listed\) cannot be sent .* it cannot be pickled \(.*lambda",
+    ),
+    "pil": (Listed([(PIL, 0)] * 5), {}, r"sample 0 is a Image and not a tensor: end .*v2\.ToImage\(\)"),
+    "dict": (Listed([{"image": 0}] * 5), {}, r"sample 0 is a dict: give a pair \(input, target\)"),
+    "vector": (Listed([(torch.zeros(7), 0)] * 5), {}, r"float32 of shape \(7,\): give an image \(C, H, W\)"),
+    "ints": (Listed([(image(0, torch.int32), 0)] * 5), {}, r"int32 of shape \(3, 4, 4\): give an image"),
+    "text": (Listed([(image(), "cat")] * 5), {}, r"given a str as its target: give a number or a tensor"),
+    "no classes": (Listed(GOOD, None), {}, r"data\.class_names is not set, .*\(Listed\) has no `classes`: set data"),
+    "val": (Listed(GOOD), {"val": Listed([(image(side=5), 0)])}, r"data\.val has inputs of uint8 .*5\), data\.train"),
+    "val target": (Listed(GOOD), {"val": Listed([(image(), 0.5)])}, r"data\.val has targets of float64 of shape \(\)"),
+    "mean of floats": (
+        Listed([(image(0, torch.float32), 0)] * 5),
+        {"mean": [0.0] * 3, "std": [1.0] * 3},
+        r"data\.mean=.* normalizes uint8 images, and .* float32 of shape \(3, 4, 4\): leave it out",
+    ),
+    "mean of one": (Listed(GOOD), {"mean": [0.0], "std": [1.0]}, r"not those of 3 channels: give one number for each"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_dataset_that_cannot_be_used_is_refused_in_one_line(name: str) -> None:
+    train, changes, line = REFUSED[name]
+    with pytest.raises(ValueError, match=line) as caught:
+        splits_of(train, **changes)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_sample_that_differs_or_breaks_later_is_named() -> None:
+    samples = samples_of(
+        splits_of(Listed([*GOOD, (image(side=6), 0)]), val=Listed(GOOD), test=Listed(GOOD), mean=[0] * 3, std=[1] * 3)
+    )
+    with pytest.raises(
+        ImageFault, match=r"the input of sample 5 is uint8 of shape \(3, 6, 6\), that of the first one .*4, 4"
+    ):
+        samples.made(torch.tensor([5]), 0)
+    broken = splits_of(Turned(broken=7), val=Turned(), test=Turned(), mean=[0], std=[1])
+    with pytest.raises(
+        ImageFault, match=r"data\.train: sample 7 cannot be made \(OSError: half a file, in .*sources\.py"
+    ):
+        samples_of(broken).made(torch.tensor([7]), 0)

@@ -1,0 +1,181 @@
+"""CSV and Parquet lists of images: the pixels of a folder of the same files, and faults by file, row and column."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.config import validation
+from lockstep.config.compose import composed
+from lockstep.config.faults import ConfigError
+from lockstep.config.presence import check
+from lockstep.data.images.pixels import ImageFiles, Rows, whole
+from lockstep.data.images.splits import Splits
+from lockstep.data.sources.lists import image_list
+from tests.support.image_files import SETTINGS, write_image, write_list, write_listed
+
+LIST: dict[str, Any] = {
+    **SETTINGS,
+    **{"root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None},
+    "image_size": None,
+}
+
+
+def read(file: Path, **changes: Any) -> Splits:
+    return image_list(file=str(file), **LIST | changes)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_list_gives_the_pixels_targets_and_splits_of_its_rows(tmp_path: Path, suffix: str) -> None:
+    file = write_listed(tmp_path, suffix=suffix)
+    splits = read(file, split_column="split")
+    assert splits.class_names == ("a", "b")
+    assert [len(part) for part in splits.parts.values()] == [12, 4, 4]
+    for part, rests in zip(splits.parts.values(), ((0, 1, 2), (3,), (4,)), strict=True):
+        numbers = [int(name[-6:-4]) for name in part.names]
+        assert numbers == [number for number in range(20) if number % 5 in rests]
+        assert part.targets.tolist() == [number % 2 for number in numbers]
+        for pixels, name in zip(whole(part.pixels), part.names, strict=True):
+            assert torch.equal(pixels, torch.from_numpy(np.array(Image.open(tmp_path / name))).permute(2, 0, 1))
+
+
+def test_several_columns_are_labels_that_hold_or_not_and_numbers_stay(tmp_path: Path) -> None:
+    file = write_listed(tmp_path)
+    write_list(file, [{"path": f"deep er/bild ü {i:02d}.png", "wet": i % 2, "kg": i / 4} for i in range(20)])
+    numbers = read(file, target_columns=["kg", "wet"], targets="numbers")
+    assert numbers.class_names == ("kg", "wet")
+    for part in numbers.parts.values():
+        rows = torch.tensor([int(name[-6:-4]) for name in part.names])
+        assert part.targets.dtype == torch.float32
+        assert torch.equal(part.targets, torch.stack([rows / 4, rows % 2], 1))
+    with pytest.raises(ValueError, match=r"row 3, column kg: '0\.25' is neither 0 nor 1"):
+        read(file, target_columns=["kg", "wet"])
+    labels = read(file, target_columns=["wet", "wet"])
+    assert labels.train.targets.shape == (10, 2)
+
+
+def test_what_no_row_names_is_cut_off_train(tmp_path: Path) -> None:
+    file = write_listed(tmp_path)
+    splits = read(file)
+    assert [len(part) for part in splits.parts.values()] == [10, 5, 5]
+    assert len({name for part in splits.parts.values() for name in part.names}) == 20
+    rows = [
+        {"path": f"deep er/bild ü {i:02d}.png", "label": i % 3, "split": "test" if i > 15 else "train"}
+        for i in range(20)
+    ]
+    write_list(file, rows)
+    splits = read(file, split_column="split")
+    assert [len(part) for part in splits.parts.values()] == [12, 4, 4]
+    assert splits.class_names == ("0", "1", "2")
+    with pytest.raises(
+        ValueError, match=r'has no row for "val" and data\.val_fraction=0: say "val" in data\.split_col'
+    ):
+        read(file, split_column="split", val_fraction=0)
+
+
+def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
+    file = write_listed(tmp_path)
+    write_list(file, [{"path": f"deep er/bild ü {i:02d}.png", "label": (10, 9, -1)[i % 3]} for i in range(20)])
+    assert read(file).class_names == ("-1", "9", "10")
+
+
+@pytest.mark.parametrize(("memory", "cache", "kind"), [("stream", None, ImageFiles), ("auto", "cache", Rows)])
+def test_the_pixels_are_the_same_wherever_they_are_and_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str, cache: str | None, kind: type
+) -> None:
+    expected = read(write_listed(tmp_path / "images"))
+    rows = [{"path": tmp_path / "images" / f"deep er/bild ü {i:02d}.png", "label": "ab"[i % 2]} for i in range(20)]
+    elsewhere = write_list(tmp_path / "elsewhere.csv", rows)
+    monkeypatch.chdir(tmp_path)
+    places = ({"file": tmp_path / "images" / "list.csv"}, {"file": elsewhere}, {"file": elsewhere, "root": "images"})
+    for place in places:
+        found = read(memory=memory, cache=cache, **place)
+        assert found.statistics == expected.statistics
+        for part, other in zip(found.parts.values(), expected.parts.values(), strict=True):
+            assert isinstance(part.pixels, kind)
+            assert torch.equal(whole(part.pixels), whole(other.pixels))
+            assert torch.equal(part.targets, other.targets)
+
+
+def test_a_cache_is_made_anew_when_an_image_changes_and_is_that_of_one_list(tmp_path: Path) -> None:
+    file = write_listed(tmp_path / "images")
+    before = read(file, cache=str(tmp_path / "cache"))
+    write_image(tmp_path / "images" / before.train.names[0], seed=99)
+    after = read(file, cache=str(tmp_path / "cache"))
+    assert (whole(before.train.pixels) != whole(after.train.pixels)).flatten(1).any(1).tolist() == [True] + 9 * [False]
+    other = tmp_path / "images" / "other.csv"
+    other.write_text(file.read_text())
+    read(other, cache=str(tmp_path / "cache"))
+    assert len([path for path in (tmp_path / "cache").iterdir() if any(path.glob("*.npy"))]) == 2
+
+
+PLAIN = "path,label,split\nx0.png,a,train\nx1.png,b,train\nx2.png,a,val\nx3.png,b,test\n"
+BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "column": (
+        PLAIN.replace("label", "class"),
+        {"path_column": "file"},
+        [r"list\.csv has the columns path, class, split, but data\.path_column names the column 'file'; data\.targ"],
+    ),
+    "split": (PLAIN.replace("val", "valid"), {}, [r"list\.csv, row 4, column split: 'valid' is no split, write train"]),
+    "empty": (PLAIN.replace("x1.png", ""), {}, [r"list\.csv, row 3, column path: the cell is empty, fill it in"]),
+    "missing": (
+        PLAIN.replace("x1", "y1").replace("x3", "y3"),
+        {},
+        [r"row 3, column path: there is no file .*y1\.png\.$", r"row 5, column path: there is no file .*y3\.png\.$"],
+    ),
+    "number": (
+        PLAIN,
+        {"targets": "numbers"},
+        [rf"row {row}, column label: '\w' is no number\.$" for row in range(2, 6)],
+    ),
+    "class": (PLAIN.replace("x3.png,b", "x3.png,c"), {}, [r"row 5, column label: no row for train has the class 'c'"]),
+    "one class": (PLAIN.replace(",b,", ",a,"), {}, [r"list\.csv has one class only, a, in column label"]),
+    "cells": (PLAIN + "x4.png,a\n", {}, [r"list\.csv, row 6 has 2 cells, and the first line has 3"]),
+    "rows": ("path,label,split\n", {}, [r"list\.csv has no rows"]),
+    "train": (PLAIN.replace("train", "val"), {}, [r"list\.csv has no row for train in column split"]),
+    "bytes": (
+        "path,label,split\nx0.png,\udce4,train\n",
+        {},
+        [r"list\.csv cannot be read .*save it as CSV with"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_used_is_named_by_file_row_and_column(tmp_path: Path, name: str) -> None:
+    for number in range(5):
+        write_image(tmp_path / f"x{number}.png", seed=number)
+    text, changes, lines = BROKEN[name]
+    (tmp_path / "list.csv").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each line is looked at
+        read(tmp_path / "list.csv", **{"split_column": "split", **changes})
+    found = str(caught.value).splitlines()
+    assert len(found) == len(lines)
+    for line, pattern in zip(found, lines, strict=True):
+        assert re.search(pattern, line), line
+
+
+def faults(*texts: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        check(validation.checked(composed(["data=list", *texts])).data)
+    return caught.value.faults
+
+
+def test_a_list_that_is_not_there_or_cannot_be_read_here_is_a_fault_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_listed(tmp_path, suffix=".parquet")
+    assert "data.file=list.csv does not exist" in faults("data.file=list.csv")[0]
+    Path("list.txt").touch()
+    assert faults("data.file=list.txt") == [
+        "data.file=list.txt is no file that ends in .csv or .parquet: give one of these."
+    ]
+    assert "data.root=nowhere does not exist" in faults("data.file=list.parquet", "data.root=nowhere")[0]
+    monkeypatch.setattr("lockstep.config.signatures.is_there", lambda package: False)
+    (line,) = faults("data.file=list.parquet")
+    assert line == "data.file=list.parquet needs pyarrow: pip install 'lockstep[parquet]', or give a CSV file."

@@ -1,0 +1,167 @@
+"""Losses sample by sample, against torch's means over the whole batch."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lockstep.distributed.batch import Batch, Mix
+from lockstep.distributed.partition import Share
+from lockstep.tasks import Classification, Multilabel, Regression, SupervisedTask, Task
+from lockstep.tasks.task import checked_losses
+from tests.support.modules import classification
+
+NUM_CLASSES = 5
+
+
+def batch_of(targets: Tensor, mix: Mix | None = None) -> Batch:
+    count = len(targets)
+    return Batch(torch.empty(count, 0), targets, torch.arange(count), Share(0, 0, 0, count, 0, count, count), mix)
+
+
+def example(size: int) -> tuple[Tensor, Tensor, Mix]:
+    source = torch.Generator().manual_seed(size)
+    logits = torch.randn(size, NUM_CLASSES, dtype=torch.float64, generator=source).requires_grad_()
+    labels, partners = torch.randint(NUM_CLASSES, (2, size), generator=source)
+    return logits, labels, Mix(partners, torch.rand(size, generator=source))
+
+
+def mean_loss(task: Task, outputs: Tensor, batch: Batch) -> Tensor:
+    values, weights = checked_losses(task, outputs, batch)
+    return values.sum() / (len(values) if weights is None else weights.sum())
+
+
+def soft_targets(labels: Tensor, mix: Mix) -> Tensor:
+    weights = mix.weights.double().unsqueeze(1)
+    own, partner = F.one_hot(labels, NUM_CLASSES), F.one_hot(mix.targets, NUM_CLASSES)
+    return weights * own + (1 - weights) * partner
+
+
+# -- one class of several ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_mixed_labels_is_that_of_soft_targets(smoothing: float) -> None:
+    logits, labels, mix = example(40)
+    loss = mean_loss(classification(smoothing), logits, batch_of(labels, mix))
+    oracle = nn.CrossEntropyLoss(label_smoothing=smoothing)(logits, soft_targets(labels, mix))
+    assert loss.item() == pytest.approx(oracle.item(), rel=1e-7)  # weights are float32
+    found, expected = (torch.autograd.grad(value, logits)[0] for value in (loss, oracle))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("class_weights", [None, [0.5, 2.0, 0.0, 1.0, 3.0]])
+def test_the_loss_of_a_batch_is_that_of_torch(smoothing: float, class_weights: list[float] | None) -> None:
+    logits, labels, mix = example(40)
+    task = classification(smoothing, class_weights)
+    weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+    oracle = F.cross_entropy(logits, labels, weight, label_smoothing=smoothing)
+    assert mean_loss(task, logits, batch_of(labels)).item() == pytest.approx(oracle.item(), rel=1e-12)
+    own = batch_of(labels, mix._replace(weights=torch.ones(40)))
+    assert mean_loss(task, logits, own).item() == pytest.approx(oracle.item(), rel=1e-12)
+    plain = F.cross_entropy(logits, labels, weight)
+    assert mean_loss(task.eval(), logits, batch_of(labels)).item() == pytest.approx(plain.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("class_weights", [None, [0.5, 2.0, 0.0, 1.0, 3.0]])
+def test_the_loss_of_pixels_is_that_of_torch(class_weights: list[float] | None) -> None:
+    source = torch.Generator().manual_seed(1)
+    logits = torch.randn(6, NUM_CLASSES, 4, 3, dtype=torch.float64, generator=source)
+    masks = torch.randint(NUM_CLASSES, (6, 4, 3), generator=source)
+    weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+    task, batch = classification(0.1, class_weights), batch_of(masks)
+    oracle = F.cross_entropy(logits, masks, weight, label_smoothing=0.1)
+    assert mean_loss(task, logits, batch).item() == pytest.approx(oracle.item(), rel=1e-12)
+    (hits,) = task.scores(logits, batch)
+    assert hits.tolist() == pytest.approx((logits.argmax(1) == masks).double().mean((1, 2)).tolist())
+
+
+def test_hits_count_by_the_weight_of_the_label_that_was_found() -> None:
+    logits, labels, mix = example(40)
+    task = classification()
+    (hits,) = task.scores(logits, batch_of(labels, mix))
+    weights = soft_targets(labels, mix)[torch.arange(40), logits.argmax(1)]
+    assert hits.dtype == torch.float64
+    torch.testing.assert_close(hits, weights)
+    (plain,) = task.scores(logits, batch_of(labels))
+    assert torch.equal(plain, (logits.argmax(1) == labels).double())
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+@pytest.mark.parametrize("class_weights", [None, [1.0, 2.0, 3.0, 4.0, 5.0]])
+def test_an_empty_share_has_no_losses_and_a_gradient_of_zero(is_mixed: bool, class_weights: list[float] | None) -> None:
+    weight = torch.ones(3, NUM_CLASSES, requires_grad=True)
+    _, labels, mix = example(0)
+    task, batch = classification(0.1, class_weights), batch_of(labels, mix if is_mixed else None)
+    values, weights = checked_losses(task, torch.ones(0, 3) @ weight, batch)
+    values.sum().backward()
+    assert values.shape == (0,)
+    assert weights is None or weights.shape == (0,)
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+    assert task.scores(torch.ones(0, NUM_CLASSES), batch)[0].shape == (0,)
+
+
+def test_logits_that_softmax_would_round_to_a_tie_are_none() -> None:
+    logits = torch.tensor([[100.0, 100.00001]])
+    probabilities, _ = classification().metric_inputs(logits, batch_of(torch.tensor([1])))
+    assert probabilities.argmax(1).tolist() == [1]
+
+
+def test_class_weights_are_one_for_each_class() -> None:
+    with pytest.raises(ValueError, match=r"task\.class_weights has 2 numbers, the data 3 classes: give one for each"):
+        classification(class_weights=[1.0, 2.0]).fit_to(("a", "b", "c"))
+
+
+# -- losses of one's own -----------------------------------------------------------------------------------------------
+
+
+def focal(outputs: Tensor, targets: Tensor, gamma: float = 2.0) -> Tensor:
+    likelihood = -F.cross_entropy(outputs, targets, reduction="none")
+    return -((1 - likelihood.exp()) ** gamma) * likelihood
+
+
+def test_a_loss_of_ones_own_takes_the_place_of_cross_entropy() -> None:
+    logits, labels, mix = example(40)
+    task = Classification(loss=focal, label_smoothing=0.0, class_weights=None)
+    assert mean_loss(task, logits, batch_of(labels)).item() == pytest.approx(focal(logits, labels).mean().item())
+    mixed = mix.weights * focal(logits, labels) + (1 - mix.weights) * focal(logits, mix.targets)
+    assert mean_loss(task, logits, batch_of(labels, mix)).item() == pytest.approx(mixed.mean().item())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_that_is_one_number_for_the_batch_is_refused(reduction: str) -> None:
+    logits, labels, _ = example(40)
+    task = SupervisedTask(loss=nn.CrossEntropyLoss(reduction=reduction))
+    with pytest.raises(ValueError, match=r"losses of shape \(\) for 40 samples: give one value for each, .*\"none\""):
+        checked_losses(task, logits, batch_of(labels))
+
+
+def test_several_labels_have_the_loss_of_torch() -> None:
+    logits, _, _ = example(40)
+    targets = (torch.rand(40, NUM_CLASSES) < 0.3).to(torch.uint8)
+    loss = mean_loss(Multilabel(loss=nn.BCEWithLogitsLoss(reduction="none")), logits, batch_of(targets))
+    assert loss.item() == pytest.approx(F.binary_cross_entropy_with_logits(logits, targets.double()).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 1)])
+def test_a_number_for_each_image_is_compared_with_its_own(shape: tuple[int, ...]) -> None:
+    """Torch would spread (40,) over (40, 1) to (40, 40), with no more than a warning."""
+    outputs, targets = torch.randn(40, 1, dtype=torch.float64), torch.randn(shape)
+    loss = mean_loss(Regression(loss=nn.MSELoss(reduction="none")), outputs, batch_of(targets))
+    assert loss.item() == pytest.approx(F.mse_loss(outputs[:, 0], targets.double().view(-1)).item(), rel=1e-12)
+
+
+def test_another_number_of_numbers_than_the_network_gives_is_refused() -> None:
+    task = Regression(loss=nn.MSELoss(reduction="none"))
+    with pytest.raises(ValueError, match=r"gives \(3,\) numbers for each sample, the data \(2,\)"):
+        checked_losses(task, torch.zeros(4, 3), batch_of(torch.zeros(4, 2)))
+
+
+def test_a_task_without_losses_says_so() -> None:
+    class Empty(Task):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Empty has no losses\(outputs, batch\)"):
+        checked_losses(Empty(), torch.zeros(1, 2), batch_of(torch.zeros(1)))

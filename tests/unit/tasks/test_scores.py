@@ -1,0 +1,205 @@
+"""Loss and metrics of a pass, from any shares of it and over real ranks, against scikit-learn on the whole."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from sklearn import metrics as sklearn_metrics
+from torch import Tensor
+from torch.nn import functional as F
+from torchmetrics import ClasswiseWrapper, MeanAbsoluteError, Metric, PearsonCorrCoef, R2Score
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassCalibrationError,
+    MulticlassF1Score,
+    MultilabelAveragePrecision,
+    MultilabelF1Score,
+)
+
+from lockstep.distributed.batch import Batch
+from lockstep.distributed.partition import Share, interval
+from lockstep.tasks import Multilabel, Regression, Task
+from lockstep.tasks.scores import MetricFault, Scores
+from tests.support.modules import classification
+from tests.support.processes import Ranks, started
+
+NUM_SAMPLES, NUM_CLASSES = 97, 4
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with started(3) as ranks:
+        yield ranks
+
+
+def batch_of(targets: Tensor, positions: Tensor) -> Batch:
+    share = Share(0, 0, 0, len(positions), 0, len(positions), len(positions))
+    return Batch(torch.empty(len(positions), 0), targets[positions], positions, share)
+
+
+def update(scores: Scores, task: Task, outputs: Tensor, targets: Tensor, positions: Tensor) -> None:
+    if len(positions):
+        scores.update(task, outputs[positions], batch_of(targets, positions))
+
+
+def made_up(kind: str) -> tuple[Task, Tensor, Tensor]:
+    source = torch.Generator().manual_seed(3)
+    outputs = torch.randn(NUM_SAMPLES, NUM_CLASSES, dtype=torch.float64, generator=source)
+    if kind == "classes":
+        return classification(), outputs, torch.randint(NUM_CLASSES, (NUM_SAMPLES,), generator=source)
+    if kind == "labels":
+        targets = (torch.rand(NUM_SAMPLES, NUM_CLASSES, generator=source) < 0.4).float()
+        return Multilabel(loss=torch.nn.BCEWithLogitsLoss(reduction="none")), outputs, targets
+    numbers = outputs[:, :1] + torch.randn(NUM_SAMPLES, 1, generator=source)
+    return Regression(loss=torch.nn.MSELoss(reduction="none")), numbers, outputs[:, 0].float()
+
+
+METRICS: dict[str, dict[str, Callable[[], Metric]]] = {
+    "classes": {
+        "accuracy": lambda: MulticlassAccuracy(NUM_CLASSES, average="micro"),
+        "f1": lambda: MulticlassF1Score(NUM_CLASSES),
+        "top2": lambda: MulticlassAccuracy(NUM_CLASSES, average="micro", top_k=2),
+        "auroc": lambda: MulticlassAUROC(NUM_CLASSES),
+        "calibration": lambda: MulticlassCalibrationError(NUM_CLASSES),
+        "of_class": lambda: ClasswiseWrapper(MulticlassAccuracy(NUM_CLASSES, average="none"), prefix=""),
+    },
+    "labels": {
+        "f1": lambda: MultilabelF1Score(NUM_CLASSES),
+        "average_precision": lambda: MultilabelAveragePrecision(NUM_CLASSES),
+    },
+    "numbers": {"mae": MeanAbsoluteError, "r2": R2Score, "pearson": PearsonCorrCoef},
+}
+
+
+def expected(kind: str) -> dict[str, float]:
+    """By scikit-learn and torch, on the whole split."""
+    _, outputs, targets = made_up(kind)
+    if kind == "classes":
+        probabilities, labels = outputs.softmax(1).numpy(), targets.numpy()
+        best = probabilities.argmax(1)
+        return {
+            "loss": sklearn_metrics.log_loss(labels, probabilities),
+            "accuracy": float(sklearn_metrics.accuracy_score(labels, best)),
+            "f1": float(sklearn_metrics.f1_score(labels, best, average="macro")),
+            "top2": float(sklearn_metrics.top_k_accuracy_score(labels, probabilities, k=2)),
+            "auroc": float(sklearn_metrics.roc_auc_score(labels, probabilities, multi_class="ovr")),
+        }
+    if kind == "labels":
+        probabilities, labels = outputs.sigmoid().numpy(), targets.numpy()
+        return {
+            "loss": F.binary_cross_entropy_with_logits(outputs, targets.double()).item(),
+            "f1": float(sklearn_metrics.f1_score(labels, probabilities > 0.5, average="macro")),
+            "average_precision": float(sklearn_metrics.average_precision_score(labels, probabilities)),
+        }
+    predicted, wanted = outputs[:, 0].numpy(), targets.numpy()
+    return {
+        "loss": float(sklearn_metrics.mean_squared_error(wanted, predicted)),
+        "mae": float(sklearn_metrics.mean_absolute_error(wanted, predicted)),
+        "r2": float(sklearn_metrics.r2_score(wanted, predicted)),
+        "pearson": float(torch.corrcoef(torch.stack([outputs[:, 0], targets.double()]))[0, 1]),
+    }
+
+
+def scores_of_shares(kind: str, loads: list[int]) -> dict[str, float]:
+    """Those of all ranks, each with its share of every batch of ten."""
+    task, outputs, targets = made_up(kind)
+    scores = Scores({name: make() for name, make in METRICS[kind].items()})
+    task.eval()
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    found: dict[str, float] = {}
+    for _ in range(2):  # the second pass counts from zero
+        scores.start(CPU)
+        for positions in torch.arange(NUM_SAMPLES).split(10):
+            lo, hi = interval(len(positions), loads, rank)
+            update(scores, task, outputs, targets, positions[lo:hi])
+        found = scores.compute("val", NUM_SAMPLES)
+    return {name.removeprefix("val/"): value for name, value in found.items()}
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_metrics_of_a_split_are_those_of_scikit_learn(kind: str) -> None:
+    found = scores_of_shares(kind, [1])
+    for name, value in expected(kind).items():
+        assert found[name] == pytest.approx(value, rel=1e-6), name
+    if kind == "classes":
+        assert sum(name.startswith("of_class_") for name in found) == NUM_CLASSES
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("loads", [[1, 1], [1, 0], [2, 0, 1]])
+@pytest.mark.parametrize("kind", METRICS)
+def test_any_shares_over_real_ranks_have_the_metrics_of_one(ranks: Ranks, kind: str, loads: list[int]) -> None:
+    """Also where a rank has nothing at all."""
+    alone = scores_of_shares(kind, [1])
+    for found in ranks.run(len(loads), scores_of_shares, kind, loads):
+        assert found == pytest.approx(alone, rel=1e-12 if kind == "numbers" else 1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_losses_are_summed_in_float64_whatever_the_precision_of_the_module(dtype: torch.dtype) -> None:
+    source = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(3000, 4, generator=source), torch.randint(4, (3000,), generator=source)
+    scores = Scores({}).to(dtype)
+    scores.start(CPU)
+    for positions in torch.arange(3000).split(1):
+        update(scores, classification().eval(), logits, labels, positions)
+    exact = F.cross_entropy(logits, labels, reduction="none").double().mean().item()
+    assert scores.compute("val", 3000)["val/loss"] == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_shows(bad: float) -> None:
+    scores = Scores({})
+    scores.start(CPU)
+    logits = torch.cat([torch.zeros(3, 4), torch.tensor([[bad, 0.0, 0.0, 0.0]])])
+    update(scores, classification().eval(), logits, torch.tensor([0, 1, 2, 1]), torch.arange(4))
+    assert not math.isfinite(scores.compute("val", 4)["val/loss"])
+
+
+@pytest.mark.parametrize("num_seen", [3, 5])
+def test_a_sample_that_is_lost_or_counted_twice_is_an_error(num_seen: int) -> None:
+    scores = Scores({})
+    scores.start(CPU)
+    labels = torch.zeros(num_seen, dtype=torch.long)
+    update(scores, classification(), torch.zeros(num_seen, 4), labels, torch.arange(num_seen))
+    with pytest.raises(RuntimeError, match=f"test split has 4 samples, but {num_seen} were evaluated"):
+        scores.compute("test", 4)
+
+
+class AveragesBatches(Metric):
+    """The mean of the means of batches: another number for other shares."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.total: Tensor
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx=how)
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self.total += predictions.mean()
+
+    def compute(self) -> Tensor:
+        return self.total
+
+
+def test_a_metric_that_averages_over_ranks_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"task\.metrics\.odd: AveragesBatches averages its state 'total' over the w"):
+        Scores({"odd": AveragesBatches("mean")})
+    Scores({"even": AveragesBatches("sum")})
+
+
+def test_a_metric_that_gives_many_numbers_is_refused_by_name() -> None:
+    scores = Scores({"each": MulticlassAccuracy(4, average="none")})
+    scores.start(CPU)
+    update(scores, classification(), torch.zeros(3, 4), torch.tensor([0, 1, 2]), torch.arange(3))
+    with pytest.raises(MetricFault, match=r"task\.metrics\.each \(MulticlassAccuracy\) gives no single number"):
+        scores.compute("val", 3)
+
+
+def test_a_metric_that_cannot_take_what_the_task_gives_is_refused_by_name() -> None:
+    scores = Scores({"pearson": PearsonCorrCoef()})
+    scores.start(CPU)
+    with pytest.raises(MetricFault, match=r"task\.metrics\.pearson \(PearsonCorrCoef\) cannot be updated"):
+        update(scores, classification(), torch.zeros(3, 4), torch.tensor([0, 1, 2]), torch.arange(3))
