@@ -134,6 +134,6 @@ def tests(bench: Bench) -> None:
     """The tests that know a GPU, without the settings of pyproject.toml that need plug-ins."""
     if find_spec("pytest") is None:
         raise SystemExit("pytest is missing: bring its wheel")
-    done = command("pytest", "-m", "pytest", "-o", "addopts=", "-ra", "-m", "gpu", "tests/system/test_gpu.py")
+    done = command("pytest", "-m", "pytest", "-o", "addopts=", "-v", "-m", "gpu", "tests/system/test_gpu.py")
     last = done.output.strip().splitlines()[-1].strip("= ")
     bench.check("tests/system/test_gpu.py", done.code == 0 and "passed" in last and "skipped" not in last, last)

@@ -1,13 +1,15 @@
 """How much of the GPU a step uses, what the time goes to, and what batch norms cost."""
 
 import json
+from functools import partial
 
 import torch
 
 from benchmarks.gpu.exactness import two_processes
 from benchmarks.gpu.profiled import NUM_STEPS
+from benchmarks.gpu.raw import NUM_FIRST
 from benchmarks.gpu.recipes import MFU, flops, peak_flops_per_s
-from benchmarks.gpu.stage import Bench
+from benchmarks.gpu.stage import Bench, command
 
 NUM_COSTS = 5
 DEVICE_BOUND = 0.9  # of the time of a step in which the GPU computes
@@ -16,6 +18,8 @@ DEVICE_BOUND = 0.9  # of the time of a step in which the GPU computes
 def speed(bench: Bench) -> None:
     """One after the other: side by side they would slow each other."""
     bench.attempt("step", _step)
+    for search in ("on", "off"):
+        bench.attempt(f"raw loop, cuDNN's search {search}", partial(_raw, search=search))
     bench.attempt("batch norms", _norms)
 
 
@@ -42,6 +46,20 @@ def _step(bench: Bench) -> None:
     for number, cost in enumerate(profile["costs"][:NUM_COSTS], 1):
         share = f"{100 * cost['seconds'] / total_s:.1f} % of the {device}'s time"
         bench.tell(f"cost {number}: {cost['kind']}", f"{share}, {cost['calls']:.0f} calls a step, most: {cost['name']}")
+
+
+def _raw(bench: Bench, search: str) -> None:
+    """What is left of the step where nothing but torch has a part in it."""
+    path, (batch, width) = bench.scratch / f"raw-{search}.json", (16, 4) if bench.is_rehearsal else (512, 64)
+    words = ("-m", "benchmarks.gpu.raw", search, str(batch), str(width), str(path))
+    done, name = command(f"raw {search}", *words), f"raw loop, cuDNN's search {search}"
+    if path.exists():
+        found = json.loads(path.read_text())
+        bench.figure(f"{name}: first {NUM_FIRST} steps", [found["first_s"]], "{:.2f} s")
+        bench.figure(f"{name}: step of {batch} images", [1e3 * found["step_s"]], "{:.2f} ms")
+        if "graph_s" in found:
+            bench.figure(f"{name}: the same by the GPU alone", [1e3 * found["graph_s"]], "{:.2f} ms")
+    done.expect(0)
 
 
 def _norms(bench: Bench) -> None:
