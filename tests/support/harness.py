@@ -164,8 +164,10 @@ def state(folder: RunFolder) -> dict[str, torch.Tensor]:
     found = {f"net {name}": value for name, value in saved["state_dict"].items()}
     # with averaged weights these are others
     found |= {f"trained {name}": value for name, value in saved.get("current_model_state", {}).items()}
-    for number, slots in saved["optimizer_states"][0]["state"].items():
-        found |= {f"optimizer {number} {name}": v for name, v in slots.items() if isinstance(v, torch.Tensor)}
+    for which, optimizer in enumerate(saved["optimizer_states"]):
+        for number, slots in optimizer["state"].items():
+            tensors = {name: value for name, value in slots.items() if isinstance(value, torch.Tensor)}
+            found |= {f"optimizer {which} {number} {name}": value for name, value in tensors.items()}
     return found
 
 
@@ -177,7 +179,8 @@ def difference(one: RunFolder, other: RunFolder) -> float:
     rows, others = one.read_metrics(), other.read_metrics()
     assert [row["epoch"] for row in rows] == [row["epoch"] for row in others]
     for row, other_row in zip(rows, others, strict=True):
-        for name in ("step", "learning_rate", "train/loss", "train/accuracy", "val/loss", "val/accuracy"):
+        assert row.keys() == other_row.keys()
+        for name in row.keys() - {"epoch", "seconds", "images_per_s"}:
             found.append(abs(float(row[name]) - float(other_row[name])))
     return math.nan if any(map(math.isnan, found)) else max(found)
 

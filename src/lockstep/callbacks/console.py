@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.text import Text
 from typing_extensions import override
 
+from lockstep.callbacks.own_module import metrics_of
 from lockstep.callbacks.record import Record
-from lockstep.models.classifier import Classifier
 from lockstep.system.terminal import duration, measure, terminal
 
 REFRESH_S = 0.25  # the live line of a terminal
@@ -66,10 +66,12 @@ class Console(L.Callback):
     """
 
     def __init__(self, record: Record, metrics: Sequence[str], first: str) -> None:
-        """`metrics` are the names of what is measured; `first` is the one that decides."""
+        """`metrics` are the names of what is measured, none where the first epoch tells; `first` is what decides."""
         self._record = record
         self._out = terminal()
-        self._columns = columns_for(self._out.width, metrics, first)
+        self._metrics = metrics
+        self._first = first
+        self._columns: tuple[tuple[str, str, int], ...] = ()
         self._live: Live | None = None
         self._ticker: _Ticker | None = None
         self._started = self._epoch_started = self._said = time.monotonic()
@@ -81,8 +83,8 @@ class Console(L.Callback):
         if not trainer.is_global_zero:
             return
         self._started = self._epoch_started = time.monotonic()
-        heads = "".join(f"{head:>{wide}}" for _, head, wide in self._columns)
-        self._out.print(Text(f"{'epoch':>{EPOCH_WIDTH}}{heads}", style="bold"))
+        if self._metrics:
+            self._begin_table(self._metrics)
         self._begin(trainer)
 
     @override
@@ -97,9 +99,11 @@ class Console(L.Callback):
             return
         if self._live is not None:
             self._live.update("", refresh=True)
-        assert isinstance(pl_module, Classifier)
+        metrics = metrics_of(trainer, pl_module)
+        if not self._columns:
+            self._begin_table([*metrics])
         left, rate = self._record.left_s(trainer), self._record.images_per_s
-        cells = {name: _narrow(value) for name, value in pl_module.metrics.items()}
+        cells = {name: _narrow(value) for name, value in metrics.items()}
         cells |= {"images/s": f"{rate:,.0f}" if rate else "-", "left": duration(left) if left is not None else "-"}
         cells |= {"time": duration(time.monotonic() - self._epoch_started)}
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
@@ -125,6 +129,11 @@ class Console(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Leave the terminal as it was."""
         self._end()
+
+    def _begin_table(self, metrics: Sequence[str]) -> None:
+        self._columns = columns_for(self._out.width, metrics, self._first)
+        heads = "".join(f"{head:>{wide}}" for _, head, wide in self._columns)
+        self._out.print(Text(f"{'epoch':>{EPOCH_WIDTH}}{heads}", style="bold"))
 
     def _begin(self, trainer: L.Trainer) -> None:
         self._said = time.monotonic()

@@ -62,9 +62,8 @@ class Curves(L.Callback):
         writer = _writer(trainer)
         if writer is None:
             return
-        assert isinstance(pl_module, Classifier)
         folder = RunFolder(Path(trainer.default_root_dir))
-        writer.add_custom_scalars(layout(pl_module.measured))
+        writer.add_custom_scalars(layout(pl_module.measured if isinstance(pl_module, Classifier) else ("loss",)))
         environment = json.loads(folder.environment.read_text())
         tree = yaml.safe_load(folder.config.read_text())
         tree.pop("notify", None)  # may hold a token
@@ -81,8 +80,7 @@ class Curves(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draw the network, once. Not before the first step: tracing brings a part of torch's compiler, for seconds."""
         writer = _writer(trainer)
-        if self._has_graph and writer is not None:
-            assert isinstance(pl_module, Classifier)
+        if self._has_graph and writer is not None and isinstance(pl_module, Classifier):
             self._has_graph = False
             _add_graph(writer, pl_module)
 

@@ -83,8 +83,7 @@ class Pictures(L.Callback):
         self._draw(trainer, pl_module, "test")
 
     def _start(self, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, Classifier)
-        if isinstance(pl_module.task, Classification):
+        if isinstance(pl_module, Classifier) and isinstance(pl_module.task, Classification):
             self._outcomes = Outcomes(len(pl_module.image_format.class_names), pl_module.device)
 
     def _update(self, logits: torch.Tensor | None, batch: Any) -> None:

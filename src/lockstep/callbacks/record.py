@@ -13,9 +13,9 @@ import lightning as L
 import torch
 from typing_extensions import override
 
+from lockstep.callbacks.own_module import metrics_of, micro_batches, steps_done
 from lockstep.callbacks.pace import Pace
 from lockstep.distributed.collectives import gather_objects
-from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING
 from lockstep.runs.folder import RunFolder
 
@@ -73,9 +73,8 @@ class Record(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock, which no epoch start does inside an epoch; keep the rows of the epochs already done."""
         self._rows = [row for row in self._folder.read_metrics() if int(row["epoch"]) <= trainer.current_epoch]
-        assert isinstance(pl_module, Classifier)
         if pl_module.device.type == "cuda":  # where the host is ahead
-            self.pace = Pace(num_warm_up=1 + MOST_PENDING * pl_module.accumulate_grad_batches)
+            self.pace = Pace(num_warm_up=1 + MOST_PENDING * micro_batches(pl_module))
         self._start_epoch(trainer, pl_module)
 
     def _start_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -110,7 +109,6 @@ class Record(L.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, Classifier)
         now = time.monotonic()
         self.pace.epoch_ended(now)
         used = now - self._epoch_started
@@ -119,15 +117,16 @@ class Record(L.Callback):
             "machine/images_per_s": self.images_per_s,
             "machine/memory_gib": max(gather_objects(_memory_gib(pl_module.device))),
         }
+        step = steps_done(trainer, pl_module)
         for logger in trainer.loggers:
-            logger.log_metrics({name: value for name, value in speed.items() if value is not None}, trainer.global_step)
+            logger.log_metrics({name: value for name, value in speed.items() if value is not None}, step)
         row = {
             "epoch": trainer.current_epoch + 1,
-            "step": trainer.global_step,
+            "step": step,
             "seconds": f"{used:.3f}",
             "images_per_s": f"{self.images_per_s:.1f}" if self.images_per_s else "",
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
-            **pl_module.metrics,
+            **metrics_of(trainer, pl_module),
         }
         self._rows.append(row)
         if trainer.is_global_zero:
@@ -165,7 +164,7 @@ class Record(L.Callback):
         self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
 
     def end(
-        self, trainer: L.Trainer, pl_module: Classifier, state: str, reason: str, *, signal: str | None = None
+        self, trainer: L.Trainer, pl_module: L.LightningModule, state: str, reason: str, *, signal: str | None = None
     ) -> None:
         """Write the last status of this process; `signal` names the one that stopped it."""
         self._facts["signal"] = signal
@@ -187,14 +186,14 @@ class Record(L.Callback):
             return
         self._next_write = now + EVERY_S
         self._state = state
-        assert isinstance(pl_module, Classifier)
         max_epochs = trainer.max_epochs or 0
         batches = trainer.num_training_batches
         is_known = state not in ("starting",) and batches not in (0, float("inf"))
-        steps_per_epoch = -(-int(batches) // pl_module.accumulate_grad_batches) if is_known else None
+        steps_per_epoch = -(-int(batches) // micro_batches(pl_module)) if is_known else None
         total_steps = steps_per_epoch * max_epochs if steps_per_epoch else None
         epoch_s = self.epoch_times_s[-1] if self.epoch_times_s else None
-        done = trainer.global_step / total_steps if total_steps else None
+        step = steps_done(trainer, pl_module)
+        done = step / total_steps if total_steps else None
         is_first_step = state == "training" and not self.pace.has_begun
         epoch_left_s, left_s = self.pace.epoch_left_s(now), self.left_s(trainer)
         self._folder.write_status(
@@ -204,7 +203,7 @@ class Record(L.Callback):
             # not current_epoch alone: Lightning counts an epoch up after the hooks of its end, where a run may stop
             epoch=min(max(self._epoch, trainer.current_epoch), max_epochs),
             max_epochs=max_epochs,
-            step=trainer.global_step,
+            step=step,
             total_steps=total_steps,
             percent=round(100 * done, 1) if done is not None else None,
             learning_rate=trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None,
@@ -216,7 +215,7 @@ class Record(L.Callback):
             best=self._best_of(trainer),
             monitor=self._monitor,
             mode=getattr(trainer.checkpoint_callback, "mode", None),
-            metrics=dict(pl_module.metrics),
+            metrics=dict(metrics_of(trainer, pl_module)),
         )
 
     def _best_of(self, trainer: L.Trainer) -> float | None:

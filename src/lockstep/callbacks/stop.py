@@ -8,9 +8,9 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
+from lockstep.callbacks.own_module import micro_batches
 from lockstep.callbacks.record import Record
 from lockstep.distributed.collectives import FlagChannel
-from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.signals import SignalFlag
@@ -68,8 +68,7 @@ class StopTogether(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Decide between two optimizer steps; the request of this step takes effect after the next one."""
-        assert isinstance(pl_module, Classifier)
-        if trainer.is_last_batch or (batch_idx + 1) % pl_module.accumulate_grad_batches:
+        if trainer.is_last_batch or (batch_idx + 1) % micro_batches(pl_module):
             return
         agreed = self._channel.receive()
         if agreed:

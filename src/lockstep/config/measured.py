@@ -6,6 +6,7 @@ from typing import Any
 
 from lockstep.config import signatures
 from lockstep.config.schema import Config
+from lockstep.config.target_sections import CLASSIFIER
 from lockstep.system.trees import at
 
 AUTO = "auto"
@@ -44,14 +45,16 @@ def _watching(callback: Any) -> tuple[Any, Any]:
 
 
 def _metrics(tree: Mapping[str, Any]) -> dict[str, str]:
-    """The target of every metric by its name."""
-    metrics = at(tree, ["task", "metrics"])
+    """The target of every metric by its name; nobody knows what a module of the user's own measures."""
+    metrics = at(tree, ["task", "metrics"]) if at(tree, ["module", "_target_"]) in (None, CLASSIFIER) else None
     sections = metrics if isinstance(metrics, dict) else {}
     return {name: str(section.get("_target_")) for name, section in sections.items() if isinstance(section, dict)}
 
 
 def targets(config: Config) -> dict[str, str]:
-    """The target of every metric of a configuration by its name."""
+    """The target of every metric of a configuration by its name; nobody knows those of a module of the user's own."""
+    if config.has_own_module:
+        return {}
     return {name: section.target for name, section in config.task.metrics.items() if section is not None}
 
 
@@ -68,7 +71,9 @@ def default(config: Config) -> tuple[str, bool]:
 
 
 def names(config: Config) -> tuple[str, ...]:
-    """All that is measured of training and validation."""
+    """All that is measured of training and validation; of a module of the user's own what it must measure."""
+    if config.has_own_module:
+        return ("val/loss",)
     trained, validated = ("loss", *SCORED.get(config.task.target, ())), ("loss", *targets(config))
     return (*(f"train/{name}" for name in trained), *(f"val/{name}" for name in validated))
 

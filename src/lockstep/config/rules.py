@@ -21,6 +21,7 @@ def conflicts(config: Config, *, is_whole: bool) -> list[str]:
     faults: list[str] = []
     rules = (
         _batch_rules,
+        _module_rules,
         _task_rules,
         _data_rules,
         _file_rules,
@@ -55,6 +56,27 @@ def _batch_rules(config: Config) -> Iterator[str]:
             f"trainer.accumulate_grad_batches={config.trainer.accumulate_grad_batches} does not divide "
             f"global_batch_size={config.global_batch_size}: a global batch is cut into that many equal micro-batches"
         )
+
+
+def _module_rules(config: Config) -> Iterator[str]:
+    if not config.has_own_module:
+        return
+    trainer, module = config.trainer, f"module._target_={config.module.target}"
+    settings = (
+        ("compile", config.compile, False, "call torch.compile in it"),
+        ("flip_test", config.flip_test, False, "average in its test_step"),
+        ("init_from", config.init_from, None, "load the weights in it"),
+        ("parameters", config.parameters or None, None, "make the groups in its configure_optimizers"),
+        ("trainer.accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "accumulate in its training_step"),
+        ("trainer.gradient_clip_norm", trainer.gradient_clip_norm, None, "clip in its configure_gradient_clipping"),
+        ("trainer.memory_format", trainer.memory_format, "auto", "choose the format in it"),
+    )
+    for key, value, plain, cure in settings:
+        if value != plain:
+            fault = f"{key}={shown(value)} is of Lockstep's own module, and {module} takes its place"
+            yield f"{fault}: leave it out, or {cure}"
+    if isinstance(config, BenchmarkConfig):
+        yield f"lockstep benchmark measures Lockstep's own module: leave out {module}"
 
 
 def _task_rules(config: Config) -> Iterator[str]:
@@ -135,7 +157,8 @@ def _callback_rules(config: Config) -> Iterator[str]:
 def _may_log(config: Config) -> bool:
     """Whether something of the user's own may measure what nobody else knows of."""
     own = [section.target for section in config.callbacks.values() if section is not None]
-    return any(not target.startswith(("lockstep.", "lightning.")) for target in (config.task.target, *own))
+    targets = (config.task.target, config.module.target, *own)
+    return any(not target.startswith(("lockstep.", "lightning.")) for target in targets)
 
 
 def _notify_rules(config: Config) -> Iterator[str]:
@@ -153,9 +176,10 @@ def _search_rules(config: Config) -> Iterator[str]:
     if search is None or search.objectives is None:
         return
     known = (*measured.names(config), *SUMMARY_NUMBERS)
+    names = () if _may_log(config) else search.objectives
     if not search.objectives:
         yield "search.objectives={} optimizes nothing: name one, or use null for what best.ckpt has"
-    for name in search.objectives:
+    for name in names:
         if name not in known:
             yield f"search.objectives has {name}, which is never measured: choose from {', '.join(known)}"
     if len(search.objectives) > 1 and search.pruner is not None:

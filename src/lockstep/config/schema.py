@@ -33,12 +33,14 @@ from lockstep.config.sections import (
     is_section,
 )
 from lockstep.config.target_sections import (
+    CLASSIFIER,
     FALLBACK,
     KNOWN,
     AnyTaskSection,
     DataSection,
     Library,
     ModelSection,
+    ModuleSection,
     Open,
     OptimizerSection,
     SchedulerSection,
@@ -87,6 +89,7 @@ class Config(Section):
     sweep: Sweep
     search: Annotated[Search | None, Scope.SWEEP] = Field(description="set by search=...")
     data: Annotated[DataSection, Scope.NUMBERS]
+    module: Annotated[ModuleSection, Scope.NUMBERS]
     model: Annotated[ModelSection, Scope.NUMBERS]
     task: Annotated[AnyTaskSection, Scope.NUMBERS]
     optimizer: Annotated[OptimizerSection, Scope.NUMBERS]
@@ -101,9 +104,15 @@ class Config(Section):
     logger: Annotated[dict[str, Open | None], Scope.WATCHING]
 
     @property
+    def has_own_module(self) -> bool:
+        """Whether a LightningModule of the user's own is trained in the place of Lockstep's."""
+        return self.module.target != CLASSIFIER
+
+    @property
     def run_name(self) -> str:
-        """What a run is called where it has no name of its own: data_model."""
+        """What a run is called where it has no name of its own: data_model, or data_module of a module of one's own."""
         network = self.model.name if isinstance(self.model, Library) else _last(self.model.target).lower()
+        network = _last(self.module.target).lower() if self.has_own_module else network
         return self.name or f"{_last(self.data.target)}_{network}"
 
 

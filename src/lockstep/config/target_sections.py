@@ -218,6 +218,10 @@ class ResNet18(Target):
     init: Literal["kaiming", "normal"] = Field(description="kaiming with zeroed last norms, or N(0, 0.01)")
 
 
+class Training(Target):
+    """What trains the network for its task; a LightningModule of the user's can take its place."""
+
+
 class TaskSection(Target):
     """What the network is trained for."""
 
@@ -329,7 +333,9 @@ class Cosine(Partial):
     final_fraction: Fraction = Field(description="of the peak, at the end")
 
 
+CLASSIFIER = "lockstep.models.Classifier"
 KNOWN: dict[str, type[Target]] = {
+    CLASSIFIER: Training,
     "lockstep.data.digits": Digits,
     "lockstep.data.fashion_mnist": Downloaded,
     "lockstep.data.cifar10": Downloaded,
@@ -352,6 +358,7 @@ KNOWN: dict[str, type[Target]] = {
 # what a section is when its target is the user's own
 FALLBACK: dict[str, type[Target]] = {
     "data": OpenData,
+    "module": Open,
     "model": Open,
     "task": OpenTask,
     "optimizer": OpenPartial,
@@ -375,6 +382,7 @@ DataSection = Annotated[
     | Annotated[OpenData, Tag("other")],
     _BY_TARGET,
 ]
+ModuleSection = Annotated[Annotated[Training, Tag("Training")] | Annotated[Open, Tag("other")], _BY_TARGET]
 ModelSection = Annotated[
     Annotated[ResNet18, Tag("ResNet18")] | Annotated[Library, Tag("Library")] | Annotated[Open, Tag("other")],
     _BY_TARGET,

@@ -13,6 +13,8 @@ from lockstep.system.trees import at, leaves
 BY_POSITION = ("optimizer", "scheduler")
 BY_KEYWORD = {"model": ("in_channels", "num_classes"), "logger": ("save_dir",)}
 TOTAL_STEPS = "total_steps"  # for schedules that ask for it
+# what a LightningModule of the user's own gets where it asks for it
+OF_MODULES = ("net", "optimizer", "image_shape", "num_classes", TOTAL_STEPS)
 # what metrics are told of the task, as torchmetrics calls it
 OF_METRICS = ("task", "num_classes", "num_labels")
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for the cures
@@ -107,6 +109,8 @@ def _supplied(path: Sequence[str], target: str, signature: signatures.Signature)
     """The parameters that the training alone gives to the target at `path`."""
     if len(path) != (2 if path[0] in NAMED else 1):
         return ()
+    if path[0] == "module":
+        return tuple(name for name in OF_MODULES if name in signature.names)
     if path[0] == "scheduler":
         mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()  # as the best weights are chosen
         return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)

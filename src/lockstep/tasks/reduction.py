@@ -3,6 +3,7 @@
 torchmetrics' own way sends state by state, and hangs where a rank whose share was empty has another number of them.
 """
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,17 +15,36 @@ from torchmetrics.utilities.data import dim_zero_mean
 from lockstep.distributed.collectives import gather_objects, is_distributed
 
 
-def prepare(name: str, metric: Metric) -> None:
+def prepare(key: str, metric: Metric) -> None:
     """Have a metric keep its sums in float64, and leave the ranks to `reduce`.
 
-    Raises ValueError for one that is a mean over the ranks: with uneven shares that is no mean over the samples.
+    Raises ValueError, which names it by `key`, for one that is a mean over the ranks: with uneven shares that is no
+    mean over the samples.
     """
+    _widen(key, metric)
     for part in _parts(metric):
         part.distributed_available_fn = _never
+
+
+def prepare_to_log(key: str, metric: Metric) -> None:
+    """The same for a metric that a module of the user's own logs: Lightning asks it for its value over all ranks."""
+    _widen(key, metric)
+    for part in _parts(metric):
+        part._sync_dist = functools.partial(_reduce_part, part)
+
+
+def keep_wide(metric: Metric) -> None:
+    """Have metrics of single values, such as MeanMetric, take float64: whatever moves one makes it round to float32."""
+    for part in _parts(metric):
+        part._dtype = torch.float64
+
+
+def _widen(key: str, metric: Metric) -> None:
+    for part in _parts(metric):
         for state, how in part._reductions.items():
             if how is dim_zero_mean:
                 raise ValueError(
-                    f"task.metrics.{name}: {type(part).__name__} averages its state {state!r} over the workers, which "
+                    f"{key}: {type(part).__name__} averages its state {state!r} over the workers, which "
                     "is not what one worker would measure: add up a sum and a count (dist_reduce_fx='sum') instead"
                 )
             default = part._defaults[state]
@@ -41,6 +61,11 @@ def reduce(metrics: Mapping[str, Metric]) -> None:
     for part, states in zip(parts, zip(*gather_objects(mine), strict=True), strict=True):
         for state, how in part._reductions.items():
             setattr(part, state, _merged([of_rank[state] for of_rank in states], how, part.device))
+
+
+def _reduce_part(part: Metric, *args: Any, **kwargs: Any) -> None:
+    """In the place of torchmetrics' own way, with whose arguments it is called."""
+    reduce({"": part})
 
 
 def _never() -> bool:

@@ -22,7 +22,7 @@ class Scores(nn.Module):
         self._metrics = {name: metric.clone() for name, metric in metrics.items()}
         self.parts = nn.ModuleList(self._metrics.values())  # so that they move to the device
         for name, metric in self._metrics.items():
-            reduction.prepare(name, metric)
+            reduction.prepare(f"task.metrics.{name}", metric)
         self._sums = torch.zeros(3, dtype=torch.float64)  # losses, their weights, samples
 
     def start(self, device: torch.device) -> None:

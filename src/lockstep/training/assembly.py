@@ -1,7 +1,7 @@
 """Data, network and Lightning's Trainer of a run, built from its configuration."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torchmetrics.metric import Metric
 
+from lockstep.callbacks.own_module import Companion
 from lockstep.config import build, faults, signatures
 from lockstep.config.schema import Config
 from lockstep.data.images.pixels import is_streamed
@@ -20,9 +21,9 @@ from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources.datasets import seeded
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed import gradients
-from lockstep.distributed.batch_norm import ExactBatchNorm
+from lockstep.distributed.batch_norm import ExactBatchNorm, refuse_inexact_norms
 from lockstep.distributed.collectives import gather_objects
-from lockstep.distributed.rng import seed_of
+from lockstep.distributed.rng import replace_dropout, seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.layout import Layout
@@ -32,7 +33,7 @@ from lockstep.tasks import reduction
 from lockstep.tasks.task import Task
 from lockstep.training import networks, optimization
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
-from lockstep.training.precision import LIGHTNING_PRECISION
+from lockstep.training.precision import lightning_precision
 from lockstep.training.session import Session
 from lockstep.training.staging import once_a_node
 
@@ -145,6 +146,50 @@ def classifier(
     return module.double() if session.precision == "float64" else module
 
 
+def own_module(session: Session, images: ImageFormat, *, total_steps: int) -> tuple[L.LightningModule, Companion]:
+    """The LightningModule of the user's own, with what it asks for, and the callback that belongs to it.
+
+    Every rank must call it. Raises ConfigError for one that cannot be made, or whose norms or draws cannot be exact.
+    """
+    config = session.config
+    name = f"module._target_={config.module.target}"
+    shape, num_classes = images.image_shape, len(images.class_names)
+    torch.manual_seed(seed_of(config.seed, "weights"))
+    known: dict[str, Callable[[], Any]] = {
+        "net": lambda: build.build(config.model, in_channels=shape[0], num_classes=num_classes),
+        "optimizer": lambda: build.build(config.optimizer),
+        "image_shape": lambda: shape,
+        "num_classes": lambda: num_classes,
+        "total_steps": lambda: total_steps,
+    }
+    signature = signatures.find(config.module.target)
+    asked = [name for name in known if signature is not None and name in signature.names]
+    with build.answering(config, "module"):
+        module = build.build(config.module, **{name: known[name]() for name in asked})
+        if not isinstance(module, L.LightningModule):
+            raise TypeError("it is no LightningModule of lightning")
+        refuse_inexact_norms(module)
+        dropouts = replace_dropout(module, config.seed)
+        for path, part in module.named_modules():
+            if isinstance(part, Metric):
+                reduction.prepare_to_log(f"module.{path}", part)
+    watched = {
+        f"callbacks.{name}.monitor": str(section.arguments()["monitor"])
+        for name, section in config.callbacks.items()
+        if section is not None and section.arguments().get("monitor") is not None
+    }
+    module = module.double() if session.precision == "float64" else module
+    return module, Companion(name, dropouts, watched)
+
+
+def module_to_evaluate(session: Session, images: ImageFormat) -> tuple[L.LightningModule, list[Callback]]:
+    """The module of the run as it was trained, without its weights, and the callbacks that come first."""
+    if session.config.has_own_module:
+        module, companion = own_module(session, images, total_steps=1)
+        return module, [companion]
+    return classifier(session, images, total_steps=1), []
+
+
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
     """The metrics of the configuration by name, told of the number of outputs where they ask for it."""
     metrics: dict[str, Metric] = {}
@@ -160,7 +205,7 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
             raise ValueError(f"task.metrics.{name}._target_={section.target}: {faults.one_line(error)}") from error
         if not isinstance(metric, Metric):
             raise TypeError(f"task.metrics.{name}._target_={section.target} is no metric of torchmetrics")
-        reduction.prepare(name, metric)
+        reduction.prepare(f"task.metrics.{name}", metric)
         metrics[name] = metric
     return metrics
 
@@ -228,8 +273,10 @@ def image_format(data: ImageData) -> ImageFormat:
     return ImageFormat(data.class_names, data.image_shape, data.mean, data.std)
 
 
-def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), **settings: Any) -> L.Trainer:
-    """A Trainer on the devices of the session, without anything Lightning would add by itself."""
+def lightning_trainer(
+    session: Session, module: L.LightningModule, *, callbacks: Sequence[Callback] = (), **settings: Any
+) -> L.Trainer:
+    """A Trainer for `module` on the devices of the session, without anything Lightning would add by itself."""
     for callback in callbacks:
         internals.skip_idle_hooks(callback)
     config = session.config
@@ -243,13 +290,15 @@ def lightning_trainer(session: Session, *, callbacks: Sequence[Callback] = (), *
             broadcast_buffers=False,  # statistics have the same bits on all ranks already
             gradient_as_bucket_view=True,
             bucket_cap_mb=config.strategy.bucket_size_mib,
+            # one of the user's own with several optimizers has a backward pass for a part of its parameters
+            find_unused_parameters=config.has_own_module and not module.automatic_optimization,
         )
     return L.Trainer(
         accelerator="gpu" if session.device.type == "cuda" else "cpu",
         devices=sorted(set(session.gpus)) if session.gpus else session.num_local,
         num_nodes=config.trainer.num_nodes,
         strategy=strategy,
-        precision=LIGHTNING_PRECISION[session.precision],  # pyright: ignore[reportArgumentType]
+        precision=lightning_precision(session.precision, is_own=config.has_own_module),  # pyright: ignore[reportArgumentType]
         deterministic=_deterministic(config),
         benchmark=session.device.type == "cuda" and not config.trainer.deterministic,
         plugins=[ExactBatchNorm(), AtomicCheckpointIO(), session.environment],

@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from lockstep.config import validation
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lockstep.callbacks.own_module import metrics_of
+from lockstep.config import faults, validation
 from lockstep.runs.files import write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
@@ -18,15 +21,19 @@ def evaluate(
     settings = validation.check_tree(config)
     with session.opened(folder, settings, world) as here:
         data = assembly.image_data(here)
-        module = assembly.classifier(here, assembly.image_format(data), total_steps=1)
-        trainer = assembly.lightning_trainer(here, logger=False, enable_checkpointing=False)
+        module, first = assembly.module_to_evaluate(here, assembly.image_format(data))
+        trainer = assembly.lightning_trainer(here, module, callbacks=first, logger=False, enable_checkpointing=False)
+        step = "test_step" if split == "test" else "validation_step"
+        if not is_overridden(step, module):
+            raise faults.ConfigError([f"module._target_={settings.module.target} has no {step}: give it one"])
         run = trainer.test if split == "test" else trainer.validate
         run(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
             num_images = len(data.splits.test if split == "test" else data.splits.val)
-            write_json(folder.scores, module.metrics)
+            metrics = metrics_of(trainer, module)
+            write_json(folder.scores, metrics)
             show_table(
                 f"{checkpoint} on {num_images:,} {split} images",
-                [(name.partition("/")[2], f"{value:.6f}") for name, value in sorted(module.metrics.items())],
+                [(name.partition("/")[2], f"{value:.6f}") for name, value in sorted(metrics.items())],
             )
     return 0

@@ -63,6 +63,7 @@ def measure(
         steps = Steps(here, flag, num_pairs=num_steps, max_s=max_s, size=size)
         trainer = assembly.lightning_trainer(
             here,
+            module,
             callbacks=[steps],
             logger=False,
             enable_checkpointing=False,
@@ -74,7 +75,7 @@ def measure(
         except Stopped:
             return EXIT_STOPPED
         memory = gather_objects(peak_memory(here.device))
-        scorer = assembly.lightning_trainer(here, logger=False, enable_checkpointing=False)
+        scorer = assembly.lightning_trainer(here, module, logger=False, enable_checkpointing=False)
         scorer.validate(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         facts = {
             **_facts(here, module, data),

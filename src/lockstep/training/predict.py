@@ -38,6 +38,11 @@ def predict(
     `source` is a folder or an image file, or `val` or `test` of the data the run was trained on.
     """
     settings = validation.check_tree(config)
+    if settings.has_own_module:
+        fault = (
+            f"lockstep predict asks a task for its predictions, and module._target_={settings.module.target} has none"
+        )
+        raise faults.ConfigError([f"{fault}: predict from Python"])
     with session.opened(folder, settings, world) as here:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
         image_format = ImageFormat(**saved["image_format"])

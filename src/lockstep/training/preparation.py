@@ -1,19 +1,25 @@
 """Data and network of a training, tried out on each other, with the weights that it begins with."""
 
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
 from lockstep.data.module import ImageData
-from lockstep.models.classifier import Classifier
 from lockstep.training import assembly, networks, trial
 from lockstep.training.session import Session
 
 
-def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, Classifier]:
-    """What is trained; a new run gets the weights of `init_from`, or those that its network brings along.
+def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, L.LightningModule, list[Callback]]:
+    """What is trained, with the callbacks that come first, for a module of the user's own.
 
-    Every rank must call it. Raises ConfigError where the parts do not fit together.
+    A new run gets the weights of `init_from`, or those that its network brings along. Every rank must call it. Raises
+    ConfigError where the parts do not fit together.
     """
     config = here.config
     data = assembly.image_data(here)
     total_steps = config.trainer.max_epochs * data.steps_per_epoch
+    if config.has_own_module:
+        module, companion = assembly.own_module(here, assembly.image_format(data), total_steps=total_steps)
+        return data, module, [companion]
     module = assembly.classifier(here, assembly.image_format(data), total_steps=total_steps, is_trained=True)
     assembly.refuse_single_values(config, data, module)
     trial.joined(data, module.task)
@@ -22,4 +28,4 @@ def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, Classifier]:
         assembly.load_weights(module, here.folder.initial_weights, config.init_from)
     elif is_new:
         networks.load_weights(here, module.net)
-    return data, module
+    return data, module, []

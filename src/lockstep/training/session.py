@@ -24,6 +24,7 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.launcher import World
+from lockstep.tasks.scores import MetricFault
 from lockstep.training import checkpoints, disk
 from lockstep.training.checkpoints import Chosen
 from lockstep.training.disk import DiskFault
@@ -101,6 +102,8 @@ def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[S
             yield session
         except ImageFault as error:  # met while streaming
             raise faults.ConfigError(error.faults) from error
+        except MetricFault as error:  # of a module of the user's own, which shows what it measures when it has done so
+            raise faults.ConfigError([str(error)]) from error
         except Exception as error:
             refusal = out_of_memory(error)
             if refusal is not None:

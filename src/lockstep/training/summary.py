@@ -1,11 +1,12 @@
 """What a training came to, and what a person sees of it: lines before the first step and after the last."""
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import measured
@@ -14,6 +15,8 @@ from lockstep.models.classifier import Classifier
 from lockstep.runs.naming import quoted, shown
 from lockstep.system.terminal import duration, measure, show_table
 from lockstep.training.session import Session
+
+NOT_CHECKED = "not checked"  # whether a module of the user's own computes the same on any number of workers
 
 
 def facts(here: Session, data: ImageData) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def facts(here: Session, data: ImageData) -> dict[str, Any]:
 def summarize(
     here: Session,
     trainer: L.Trainer,
-    module: Classifier,
+    module: L.LightningModule,
     data: ImageData,
     checkpoint: ModelCheckpoint | None,
     record: Record,
@@ -40,32 +43,34 @@ def summarize(
     monitor = checkpoint.monitor if checkpoint is not None else None
     score = checkpoint.best_model_score if checkpoint is not None else None
     default, _ = measured.default(here.config)
-    value = score.item() if score is not None else module.metrics.get(default)
+    value = score.item() if score is not None else metrics_of(trainer, module).get(default)
     times = sorted(record.epoch_times_s)
     return {
-        **tested(module),
+        **tested(module, metrics_of(trainer, module)),
         "monitor": monitor or default,
         "best": value,
         "epochs": trainer.current_epoch,
-        "steps": trainer.global_step,
+        "steps": steps_done(trainer, module),
         "training_s": round(used_s, 3),
         "epoch_s_median": round(times[len(times) // 2], 4) if times else None,
         "images_per_s": round(record.images_per_s, 1) if record.images_per_s else None,
-        "parameters": sum(p.numel() for p in module.net.parameters()),
+        "parameters": _num_parameters(module),
         "workers": here.world_size,
         "device": device_name(here),
         "precision": here.precision,
         "train_images": len(data.splits.train),
         "val_images": len(data.splits.val),
         "test_images": len(data.splits.test),
+        **({"exact": NOT_CHECKED} if here.config.has_own_module else {}),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
 
 
-def tested(module: Classifier) -> dict[str, float | None]:
+def tested(module: L.LightningModule, metrics: dict[str, float]) -> dict[str, float | None]:
     """What the test measured, the first metric of the task first; None where there was no test."""
-    expected = dict.fromkeys(f"{split}/{name}" for split in module.test_splits for name in module.measured)
-    values = {name: value for name, value in module.metrics.items() if name.startswith("test")}
+    names = [(split, name) for split in module.test_splits for name in module.measured] if _is_ours(module) else []
+    expected = dict.fromkeys(f"{split}/{name}" for split, name in names)
+    values = {name: value for name, value in metrics.items() if name.startswith("test")}
     return {name.replace("/", "_"): value for name, value in {**expected, **values}.items()}
 
 
@@ -77,13 +82,12 @@ def device_name(here: Session) -> str:
     return f"CPU, {threads} thread{'s' if threads > 1 else ''} each"
 
 
-def show_header(here: Session, data: ImageData, module: Classifier, *, is_resumed: bool) -> None:
+def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool) -> None:
     """Print what is trained, on what, in which parts, and where it is kept, unless the run is to be silent."""
     config = here.config
     if config.silent:
         return
     channels, height, width = data.image_shape
-    num_parameters = sum(p.numel() for p in module.net.parameters())
     count = here.world_size
     micro = data.train_dataloader().batch_sampler.micro_batch_size
     total = sum(here.loads)
@@ -95,8 +99,9 @@ def show_header(here: Session, data: ImageData, module: Classifier, *, is_resume
     if count > 1:
         batch += f", up to {local} on each worker"
     splits = data.splits
+    name = config.module.target if config.has_own_module else config.model.target
     show_table(
-        f"Lockstep: {config.model.target.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
+        f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
         + (", going on" if is_resumed else ""),
         [
             (
@@ -104,18 +109,28 @@ def show_header(here: Session, data: ImageData, module: Classifier, *, is_resume
                 f"{len(splits.train):,} train, {len(splits.val):,} val, {len(splits.test):,} test "
                 f"images of {channels}x{height}x{width}, {_named(module, data)}, {data.placement}",
             ),
-            ("network", f"{num_parameters:,} parameters"),
+            ("network", f"{_num_parameters(module):,} parameters"),
             ("workers", f"{count} x {device_name(here)}" if count > 1 else device_name(here)),
             ("batch", batch),
             ("precision", f"{here.precision} ({here.precision_reason})"),
-            ("layout", f"{module.layout.name} ({module.layout.reason})"),
+            *([("layout", f"{module.layout.name} ({module.layout.reason})")] if _is_ours(module) else []),
+            *([("exact", f"{NOT_CHECKED}: lockstep verify with these settings does")] if not _is_ours(module) else []),
             ("run folder", shown(here.folder.path)),
         ],
     )
 
 
-def _named(module: Classifier, data: ImageData) -> str:
-    count, word = len(data.class_names), module.task.named
+def _is_ours(module: L.LightningModule) -> TypeGuard[Classifier]:
+    """Whether Lockstep's own module is trained."""
+    return isinstance(module, Classifier)
+
+
+def _num_parameters(module: L.LightningModule) -> int:
+    return sum(p.numel() for p in (module.net if _is_ours(module) else module).parameters())
+
+
+def _named(module: L.LightningModule, data: ImageData) -> str:
+    count, word = len(data.class_names), module.task.named if _is_ours(module) else "classes"
     return f"{count} {word}" if count > 1 else f"1 {word.removesuffix('s')}"
 
 
@@ -142,8 +157,9 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         ("training", f"{duration(summary['training_s'])}{epoch}{speed}"),
         ("watch", f"lockstep board --logdir {run}"),
         ("evaluate", f"lockstep eval {run}"),
-        ("predict", f"lockstep predict {run} FOLDER --output predictions.csv"),
     ]
+    if not here.config.has_own_module:
+        rows.append(("predict", f"lockstep predict {run} FOLDER --output predictions.csv"))
     show_table(f"Finished {summary['epochs']} epochs", rows)
 
 

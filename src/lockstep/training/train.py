@@ -11,8 +11,10 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.callbacks.console import Console
+from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
@@ -37,8 +39,8 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
     config = storage.load(folder.config)
     with session.opened(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
-        data, module = prepared(here, is_new=resumed_from.path is None)
-        first_step = _next_step(resumed_from.path)
+        data, module, first = prepared(here, is_new=resumed_from.path is None)
+        first_step = _next_step(resumed_from.path, is_own=config.has_own_module)
         if here.rank == 0:
             write_atomically(folder.environment, json.dumps(provenance.describe(), indent=1) + "\n")
             show_header(here, data, module, is_resumed=resumed_from.path is not None)
@@ -54,7 +56,7 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
         )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
         console = [] if config.silent else [_console(config, record)]
-        trainer = _trainer(here, [record, Relocation(), *console, *callbacks, stop], first_step)
+        trainer = _trainer(here, module, [*first, record, Relocation(), *console, *callbacks, stop], first_step)
         started = time.monotonic()
         try:
             trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
@@ -62,10 +64,10 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             record.end(trainer, module, "stopped", stopped.reason, signal=stopped.signal)
             if here.rank == 0:
                 folder.clear_stop()
-                show_stopped(here, trainer.global_step, stopped, command)
+                show_stopped(here, steps_done(trainer, module), stopped, command)
             return EXIT_STOPPED
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
-        if has_test:
+        if has_test and is_overridden("test_step", module):
             trainer.test(module, data, ckpt_path=_best(here, checkpoint), weights_only=True, verbose=False)
         if here.rank == 0:
             summary = summarize(here, trainer, module, data, checkpoint, record, used)
@@ -84,26 +86,29 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         has_best = folder.best_checkpoint.exists()
         checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
         data = assembly.image_data(here)
-        module = assembly.classifier(here, assembly.image_format(data), total_steps=1)
+        module, first = assembly.module_to_evaluate(here, assembly.image_format(data))
         callbacks = [build.build(section) for section in config.callbacks.values() if section is not None]
         trainer = assembly.lightning_trainer(
             here,
-            callbacks=[callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)],
+            module,
+            callbacks=[*first, *(callback for callback in callbacks if not isinstance(callback, ModelCheckpoint))],
             logger=_loggers(here, steps + 1),
             enable_checkpointing=False,
         )
         internals.set_global_step(trainer, steps)
         trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
-            folder.write_summary(folder.read_summary() | tested(module))
-            folder.update_status(metrics=folder.read_status().get("metrics", {}) | module.metrics)
+            metrics = metrics_of(trainer, module)
+            folder.write_summary(folder.read_summary() | tested(module, metrics))
+            folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
     return 0
 
 
-def _trainer(here: Session, callbacks: list[Callback], first_step: int) -> L.Trainer:
+def _trainer(here: Session, module: L.LightningModule, callbacks: list[Callback], first_step: int) -> L.Trainer:
     settings = here.config.trainer
     return assembly.lightning_trainer(
         here,
+        module,
         callbacks=callbacks,
         logger=_loggers(here, first_step),
         profiler=_profiler(here),
@@ -115,7 +120,8 @@ def _trainer(here: Session, callbacks: list[Callback], first_step: int) -> L.Tra
 
 
 def _console(config: Config, record: Record) -> Console:
-    return Console(record, measured.names(config), measured.default(config)[0])
+    names = () if config.has_own_module else measured.names(config)
+    return Console(record, names, measured.default(config)[0])
 
 
 def _best(here: Session, checkpoint: ModelCheckpoint | None) -> Path | None:
@@ -150,12 +156,14 @@ def _loggers(here: Session, purge_step: int) -> list[Logger]:
     return loggers
 
 
-def _next_step(checkpoint: Path | None) -> int:
+def _next_step(checkpoint: Path | None, *, is_own: bool) -> int:
     """The first step that a run does after `checkpoint`; 0, where texts and settings stand, without one."""
     if checkpoint is None:
         return 0
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    return saved["global_step"] + 1
+    # of a module of the user's own Lightning's points stand at the number of batches, whatever its optimizers
+    batches = saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
+    return (batches if is_own else saved["global_step"]) + 1
 
 
 def _profiler(here: Session) -> Profiler | None:

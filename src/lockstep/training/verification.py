@@ -6,9 +6,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torchmetrics import Metric
 from typing_extensions import override
 
+from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import build, storage
 from lockstep.config.key_scopes import CHECKPOINT, FREE_CALLBACKS
@@ -18,6 +21,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
+from lockstep.tasks.task import Task
 from lockstep.training import assembly, session
 from lockstep.training.preparation import prepared
 
@@ -40,13 +44,14 @@ def verify(folder: RunFolder, world: World | None, flag: SignalFlag, *, cut_afte
     """
     config = storage.load(folder.config)
     with session.opened(folder, config, world) as here:
-        data, module = prepared(here, is_new=not part)
+        data, module, first = prepared(here, is_new=not part)
         sections = [section for section in config.callbacks.values() if section is not None]
         callbacks = [build.build(s) for s in sections if s.target not in (CHECKPOINT, *FREE_CALLBACKS)]
         trace = Trace(folder, cut_after)
         trainer = assembly.lightning_trainer(
             here,
-            callbacks=[*(own for own in callbacks if not isinstance(own, ModelCheckpoint)), trace],
+            module,
+            callbacks=[*first, *(own for own in callbacks if not isinstance(own, ModelCheckpoint)), trace],
             logger=False,
             enable_checkpointing=False,
             max_epochs=config.trainer.max_epochs,
@@ -58,15 +63,16 @@ def verify(folder: RunFolder, world: World | None, flag: SignalFlag, *, cut_afte
         except Stopped:
             pass
         else:
-            trained = dict(module.metrics)
-            trainer.test(module, data, verbose=False)
+            trained = dict(metrics_of(trainer, module))
+            if is_overridden("test_step", module):
+                trainer.test(module, data, verbose=False)
             if here.rank == 0:
-                _write_state(folder, module, trained | module.metrics)
+                _write_state(folder, module, trained | metrics_of(trainer, module))
         torch.save(trace.steps, folder.path / trace_file(here.rank, part))
     return 0
 
 
-def _write_state(folder: RunFolder, module: Classifier, metrics: dict[str, float]) -> None:
+def _write_state(folder: RunFolder, module: L.LightningModule, metrics: dict[str, float]) -> None:
     parameters = {name for name, _ in module.named_parameters()}
     whole = {name: value.double().cpu() for name, value in module.state_dict().items()}
     state = {
@@ -97,20 +103,22 @@ class Trace(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, Classifier)
         internals.silence_broadcast(trainer)
-        for name, layer in _leaves(pl_module.net):
+        for name, layer in _leaves(pl_module.net if isinstance(pl_module, Classifier) else pl_module):
             self._hooks.append(layer.register_forward_hook(self._noting(name)))
-        self._task = pl_module.task
-        losses = self._task.losses
+        if isinstance(pl_module, Classifier):
+            self._note_losses(pl_module.task)
+
+    def _note_losses(self, task: Task) -> None:
+        losses = task.losses
 
         def noted(outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
             given = losses(outputs, batch)
-            if self._task.training:
+            if task.training:
                 self._note(LOSSES, given[0] if isinstance(given, tuple) else given)
             return given
 
-        self._task.losses = noted
+        task.losses = noted
 
     def _noting(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def note(layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -145,14 +153,14 @@ class Trace(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Keep the notes of the micro-batch; leave where the training is to be cut."""
-        assert isinstance(pl_module, Classifier)
         is_step = bool(self._sums)
         if is_step:
             state = {_short(name): value for name, value in pl_module.state_dict().items() if value.is_floating_point()}
             self._sums |= {f"{name} after the step": rows(value.flatten()[None])[0] for name, value in state.items()}
-        entry = {"epoch": batch.share.epoch, "micro_step": batch.share.micro_step, "step": trainer.global_step}
+        step = steps_done(trainer, pl_module)
+        entry = {"epoch": batch.share.epoch, "micro_step": batch.share.micro_step, "step": step}
         self.steps.append(entry | {"samples": batch.indices.cpu(), "values": self._values, "sums": self._sums})
-        if is_step and trainer.global_step == self._cut_after:
+        if is_step and step == self._cut_after:
             trainer.save_checkpoint(self._folder.last_checkpoint)
             raise Stopped("the training is cut here", None)
 
@@ -161,7 +169,8 @@ class Trace(L.Callback):
         """Leave network and task as they were."""
         for hook in self._hooks:
             hook.remove()
-        del self._task.losses
+        if isinstance(pl_module, Classifier):
+            del pl_module.task.losses
 
 
 def rows(values: Tensor) -> Tensor:
@@ -172,9 +181,9 @@ def rows(values: Tensor) -> Tensor:
 
 
 def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers that have no other layers inside, by name, and the network itself where it is one."""
+    """The layers that have no other layers inside, by name, and the network itself where it is one; no metrics."""
     for name, layer in net.named_modules():
-        if not any(layer.children()):
+        if not any(layer.children()) and not isinstance(layer, Metric):
             yield name or type(net).__name__, layer
 
 

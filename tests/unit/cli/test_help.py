@@ -17,6 +17,7 @@ SECTIONS = {
     "launcher",
     "sweep",
     "data",
+    "module",
     "model",
     "task",
     "metrics",

@@ -1,0 +1,41 @@
+"""A sum over all samples of a global batch that a loss of one's own can be made of."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from typing_extensions import override
+
+from lockstep.distributed.batch import Batch
+from lockstep.distributed.collectives import add_up, is_distributed
+
+
+def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
+    """The sum over the samples of all workers, (...), of `values` (B, ...), a row for each sample of this share.
+
+    The same number on every worker, which all of them must ask for. A loss made of such sums, and of numbers that are
+    equal on all workers, has the gradient that one worker would compute: DDP averages over the workers, so the gradient
+    of a share is multiplied by their number. Divide by `batch.share.size`, the samples of the global batch. Raises
+    ValueError where `values` has another number of rows.
+    """
+    if len(values) != len(batch.indices):
+        raise ValueError(f"sum_over_global wants a row for each of {len(batch.indices)} samples, got {len(values)}")
+    total = values.sum(0)
+    if not is_distributed():
+        return total
+    summed: Tensor = _Summed.apply(total)  # pyright: ignore[reportAssignmentType]
+    return summed
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, total: Tensor) -> Tensor:
+        total = total.clone(memory_format=torch.contiguous_format)
+        add_up(total.view(-1))
+        return total
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        return grad_outputs[0] * dist.get_world_size()

@@ -1,0 +1,105 @@
+"""A LightningModule of a user's own: trained by any number of workers, cut and continued, watched, and refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.runs.folder import RunFolder
+from tests.support.commands import run
+from tests.support.harness import ROOT, command, difference, state, train_all, write_run
+
+pytestmark = pytest.mark.processes
+MODULES = "tests.support.own_modules"
+SMALL = (
+    *("data=synthetic", "data.image_size=8", "data.train_size=70", "data.val_size=23", "data.test_size=31"),
+    *("global_batch_size=16", "eval_batch_size=10", "trainer.max_epochs=2", "trainer.precision=float64"),
+    *("strategy=cpu", "model.width=2", "callbacks.curves=null"),
+)
+PLAIN = (f"module._target_={MODULES}.Plain",)
+GAN = (f"module._target_={MODULES}.Gan", "+module.num_noise=4", "+module.lr=0.001")
+
+
+@pytest.mark.parametrize("own", [PLAIN, GAN], ids=["automatic", "two_optimizers"])
+@pytest.mark.parametrize(("num_workers", "loads"), [(2, "[3,1]"), (3, "[1,0,2]")])
+def test_it_ends_with_the_weights_and_metrics_of_one_worker(
+    tmp_path: Path, own: tuple[str, ...], num_workers: int, loads: str, figure: Any
+) -> None:
+    alone = write_run(tmp_path / "alone", [*SMALL, *own])
+    train_all([alone], 1)
+    several = write_run(
+        tmp_path / "several", [*SMALL, *own, f"trainer.devices={num_workers}", f"trainer.loads={loads}"]
+    )
+    train_all([several], num_workers)
+    worst = difference(alone, several)
+    figure(f"largest difference to one process {worst:.1e}")
+    assert worst <= 1e-12
+
+
+@pytest.mark.parametrize("own", [PLAIN, GAN], ids=["automatic", "two_optimizers"])
+def test_it_is_stopped_in_an_epoch_and_another_number_of_workers_goes_on(tmp_path: Path, own: tuple[str, ...]) -> None:
+    uncut = write_run(tmp_path / "uncut", [*SMALL, *own])
+    train_all([uncut], 1)
+    stops = "+callbacks.stops={_target_:tests.support.callbacks.Terminated,rank:2,in_test:false}"
+    folder = tmp_path / "cut"
+    first = run(command(*SMALL, *own, stops, "trainer.devices=3", f"hydra.run.dir={folder}"), ROOT)
+    assert first.returncode == 75, first.stderr
+    assert RunFolder(folder).read_status()["step"] in (1, 2, 3, 4)  # of five in an epoch
+    second = run(command(f"resume={folder}", "trainer.devices=2"), ROOT)
+    assert second.returncode == 0, second.stderr
+    ends, others = state(uncut), state(RunFolder(folder))
+    assert ends.keys() == others.keys()
+    assert max((ends[name].double() - others[name].double()).abs().max() for name in ends) <= 1e-12
+    # what Lightning averages over an epoch begins anew where the run goes on: train/loss of the first one
+    for name in ("val/loss", "learning_rate"):
+        pairs = zip(uncut.read_metrics(), RunFolder(folder).read_metrics(), strict=True)
+        assert all(abs(float(row[name]) - float(other[name])) <= 1e-12 for row, other in pairs)
+
+
+def test_what_it_logs_is_recorded_shown_and_decides(tmp_path: Path) -> None:
+    done = run(command(*SMALL, *PLAIN, "trainer.devices=2", f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
+    assert done.returncode == 0, done.stderr
+    folder = RunFolder(tmp_path / "run")
+    rows, summary, status = folder.read_metrics(), folder.read_summary(), folder.read_status()
+    assert [row["step"] for row in rows] == ["5", "10"]
+    assert all(float(row["train/loss"]) > 0 and float(row["val/loss"]) > 0 for row in rows)
+    assert summary["best"] == min(float(row["val/loss"]) for row in rows)
+    assert (summary["monitor"], summary["exact"]) == ("val/loss", "not checked")
+    assert summary["test_loss"] > 0
+    assert status["metrics"]["test/loss"] == summary["test_loss"]
+    assert "exact       not checked: lockstep verify with these settings does" in done.stdout
+    assert "Lockstep: Plain on synthetic" in done.stdout
+    evaluated = run([*command()[:1], "-m", "lockstep", "eval", str(folder.path), "--devices", "2"], ROOT)
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert f"{summary['test_loss']:.6f}" in evaluated.stdout
+    predicted = run(
+        [*command()[:1], "-m", "lockstep", "predict", str(folder.path), "test", "--output", str(tmp_path / "x.csv")],
+        ROOT,
+    )
+    assert predicted.returncode == 2
+    assert "lockstep predict asks a task for its predictions" in predicted.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        ([f"module._target_={MODULES}.LogsItsShare", "trainer.devices=2"], "logs another value on each worker"),
+        (
+            [*PLAIN, "callbacks.checkpoint.monitor=val/f1", "callbacks.checkpoint.mode=max"],
+            "is not logged by module._t",
+        ),
+        ([*PLAIN, "compile=true"], "compile=true is of Lockstep's own module"),
+        (
+            [*PLAIN, "trainer.accumulate_grad_batches=2"],
+            "trainer.accumulate_grad_batches=2 is of Lockstep's own module",
+        ),
+        (["module._target_=torch.nn.Identity"], "it is no LightningModule"),
+        ([*PLAIN, "+module.width=3"], "unknown key module.width"),
+        ([*PLAIN, "+module.net=3"], "module.net is set by the training itself: remove it"),
+    ],
+)
+def test_what_cannot_be_right_is_a_fault_of_one_line(tmp_path: Path, overrides: list[str], fault: str) -> None:
+    done = run(command(*SMALL, *overrides, f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
+    assert done.returncode == 2, done.stderr
+    assert any("config error: " in line and fault in line for line in done.stderr.splitlines()), done.stderr
+    assert "Traceback" not in done.stderr
