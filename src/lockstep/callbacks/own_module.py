@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics import Metric
 from typing_extensions import override
 
@@ -71,14 +72,16 @@ class Companion(L.Callback):
         self._validated = trainer.current_epoch
         self._take(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            self._refuse_unfit(trainer)
+            self._refuse_unfit([key for key, name in self._watched.items() if name.startswith("val/")])
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take what was measured of the epoch; what an earlier one validated is not of this one."""
+        """Take what was measured of the epoch; what an earlier one validated is not of this one. Raises MetricFault."""
         self._take(trainer)
         if self._validated != trainer.current_epoch:
             self.metrics = {name: value for name, value in self.metrics.items() if not name.startswith("val/")}
+        has_validation = is_overridden("validation_step", pl_module)
+        self._refuse_unfit([key for key, name in self._watched.items() if not (has_validation and name[:4] == "val/")])
 
     @override
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -88,16 +91,14 @@ class Companion(L.Callback):
         logged = {name: value for name, value in trainer.callback_metrics.items() if not name.endswith("_step")}
         self.metrics.update({name: float(value) for name, value in logged.items()})
 
-    def _refuse_unfit(self, trainer: L.Trainer) -> None:
+    def _refuse_unfit(self, keys: Sequence[str]) -> None:
         everywhere = gather_objects(self.metrics)
-        faults = []
-        for key, name in self._watched.items():
+        for key in keys:
+            name = self._watched[key]
             values = {metrics.get(name) for metrics in everywhere}
             if None in values:
                 logs = ", ".join(self.metrics) or "nothing"
-                faults.append(f"{key}={name} is not logged by {self._name}, which logs {logs}: choose from these")
-            elif len(values) > 1 and not all(value != value for value in values):
+                raise MetricFault(f"{key}={name} is not logged by {self._name}, which logs {logs}: choose from these")
+            if len(values) > 1 and not all(value != value for value in values):
                 cure = "log a metric of torchmetrics, or what lockstep.sum_over_global gives"
-                faults.append(f"{key}={name}: {self._name} logs another value on each worker: {cure}")
-        if faults:
-            raise MetricFault(faults[0])
+                raise MetricFault(f"{key}={name}: {self._name} logs another value on each worker: {cure}")

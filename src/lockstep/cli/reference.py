@@ -56,7 +56,8 @@ not current.
 Configurations and projects use these names, which stay where modules move: `_target_: lockstep.data.digits`,
 `from lockstep.data import Images, Splits`. All else in `lockstep` may change with any version. Few parameters have a
 default, because `conf/` is the home of values. [own-network.md](own-network.md) says what a network, a schedule or
-an optimizer of your own must be, [own-data.md](own-data.md) what data, [own-loss.md](own-loss.md) what a task.
+an optimizer of your own must be, [own-data.md](own-data.md) what data, [own-loss.md](own-loss.md) what a task,
+[own-module.md](own-module.md) what a training step.
 """
 PACKAGES = ("data", "models", "tasks", "callbacks")
 ENTRY = "+parameters.NAME={pattern:'^fc',lr_factor:1.0,weight_decay:null,frozen_epochs:0}"

@@ -156,8 +156,9 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     rows += [
         ("training", f"{duration(summary['training_s'])}{epoch}{speed}"),
         ("watch", f"lockstep board --logdir {run}"),
-        ("evaluate", f"lockstep eval {run}"),
     ]
+    if tests or not here.config.has_own_module:
+        rows.append(("evaluate", f"lockstep eval {run}"))
     if not here.config.has_own_module:
         rows.append(("predict", f"lockstep predict {run} FOLDER --output predictions.csv"))
     show_table(f"Finished {summary['epochs']} epochs", rows)
