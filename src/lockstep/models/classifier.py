@@ -19,6 +19,7 @@ from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.distributed.rng import replace_dropout
+from lockstep.models.counts import EpochCounts
 from lockstep.models.layout import Layout, compile_network
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule
@@ -100,10 +101,7 @@ class Classifier(L.LightningModule):
         if compile_mode is not None:
             compile_network(self.net, self.dropouts, layout, compile_mode)
         self._compiled_sizes: dict[bool, int] = {}
-        # losses, their weights, samples and scores of this epoch: this rank's sums, and the global sums when they were
-        # last logged (no buffers: DDP would give every rank those of rank 0)
-        self._counts = torch.zeros(3 + len(task.scored), dtype=torch.float64)
-        self._logged_counts = torch.zeros_like(self._counts)
+        self.counts = EpochCounts(task.scored)
         self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, where they have weights
         self.metrics: dict[str, float] = {}
         self._step: OptimizerStep | None = None
@@ -137,31 +135,9 @@ class Classifier(L.LightningModule):
             yield
         self._compiled_sizes.clear()
 
-    def norm_of_single_values(self) -> str | None:
-        """The name of a batch norm for which an image by itself is one value per channel; None where there is none."""
-        modes = {module: module.training for module in self.net.modules()}
-        single: list[nn.Module] = []
-
-        def look_at(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if inputs[0].numel() == inputs[0].shape[1]:
-                single.append(layer)
-
-        norms: dict[nn.Module, str] = {}
-        norms |= {layer: name for name, layer in self.net.named_modules() if isinstance(layer, internals.BatchNorm)}
-        hooks = [layer.register_forward_pre_hook(look_at) for layer in norms if modes[layer]]
-        self.net.eval()
-        with torch.no_grad(), self.eagerly():
-            self(torch.zeros(1, *self.image_format.image_shape, dtype=torch.uint8, device=self.device))
-        for module, is_training in modes.items():
-            module.training = is_training
-        for hook in hooks:
-            hook.remove()
-        return norms[single[0]] if single else None
-
     @override
     def on_train_start(self) -> None:
-        self._counts = self._counts.to(self.device)
-        self._logged_counts = self._logged_counts.to(self.device)
+        self.counts.to(self.device)
         self._step = OptimizerStep(self, self._groups, clip_norm=self._gradient_clip_norm)
         cures = cures_of_bad_losses(self._gradient_clip_norm, uses_bfloat16=self._uses_bfloat16)
         self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank, cures=cures)
@@ -195,16 +171,10 @@ class Classifier(L.LightningModule):
         outputs = self(batch.inputs)
         values, weights = checked_losses(self.task, outputs, batch)
         loss = values.sum()
-        with torch.no_grad():
-            loss_sum, weight_sum, num_samples, *score_sums = self._counts
-            loss_sum += loss
-            weight_sum += len(values) if weights is None else weights.sum()
-            num_samples += len(values)
-            for score_sum, score in zip(score_sums, self.task.scores(outputs, batch), strict=True):
-                score_sum += score.sum()
-            if weights is not None:
-                before = 0.0 if self._weight_sum is None else self._weight_sum
-                self._weight_sum = before + weights.sum(dtype=torch.float64)
+        self.counts.add(loss, weights, self.task.scores(outputs, batch), num_samples=len(values))
+        if weights is not None:
+            before = 0.0 if self._weight_sum is None else self._weight_sum
+            self._weight_sum = before + weights.detach().sum(dtype=torch.float64)
         return loss * (self.trainer.world_size / batch.share.group_size)
 
     def configure_callbacks(self) -> list[Callback]:
@@ -224,22 +194,18 @@ class Classifier(L.LightningModule):
             return
         assert self._guard is not None
         self._guard.wait()  # the values below wait for the device anyway
-        counts = sum_over_ranks(self._counts)
+        since, epoch = self.counts.logged(is_end=self.trainer.is_last_batch)
         if is_logging_step:
-            means = self._means("train_step", counts - self._logged_counts)
             assert self.gradient_norm is not None
             others = {
                 "learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
                 "gradient_norm": self.gradient_norm.item(),
             }
-            self._send_to_loggers({name: value.item() for name, value in means.items()} | others)
-            self._logged_counts.copy_(counts)
+            self._send_to_loggers({f"train_step/{name}": value for name, value in since.items()} | others)
         if self.trainer.is_last_batch:
             for name in [name for name in self.metrics if name.startswith("val/")]:
                 del self.metrics[name]  # of an earlier epoch; this one may go without validation
-            self._send_to_loggers(self._remember({k: v.item() for k, v in self._means("train", counts).items()}))
-            self._counts.zero_()
-            self._logged_counts.zero_()
+            self._send_to_loggers(self._remember({f"train/{name}": value for name, value in epoch.items()}))
 
     @override
     def on_train_epoch_end(self) -> None:
@@ -301,22 +267,16 @@ class Classifier(L.LightningModule):
         if self._guard is not None:
             self._guard.wait()
         checkpoint["image_format"] = self.image_format._asdict()
-        checkpoint["train_counts"] = {
-            "counts": sum_over_ranks(self._counts).tolist(),
-            "logged_counts": self._logged_counts.tolist(),
-        }
+        checkpoint["train_counts"] = self.counts.state_dict()
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Rank 0 takes over the counts of all ranks there were, so that another number of ranks can go on.
+        """Take over the counts of an epoch cut in the middle.
 
         Momentum gets the layout of the weights, which may be another one than that of the saved run: fused updates go
         through memory in order, and would take the momentum of another weight.
         """
-        saved = checkpoint["train_counts"]
-        counts = saved["counts"] if self.global_rank == 0 else [0.0] * len(self._counts)
-        self._counts = torch.tensor(counts, dtype=torch.float64)
-        self._logged_counts = torch.tensor(saved["logged_counts"], dtype=torch.float64)
+        self.counts.load_state_dict(checkpoint["train_counts"], rank=self.global_rank)
         slots = [slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()]
         for slot in slots:
             for name, value in slot.items():
@@ -343,13 +303,6 @@ class Classifier(L.LightningModule):
     def _remember(self, values: dict[str, float]) -> dict[str, float]:
         self.metrics.update(values)
         return values
-
-    def _means(self, prefix: str, counts: Tensor) -> dict[str, Tensor]:
-        loss_sum, weight_sum, num_samples, *score_sums = counts
-        means = {
-            f"{prefix}/{name}": total / num_samples for name, total in zip(self.task.scored, score_sums, strict=True)
-        }
-        return {f"{prefix}/loss": loss_sum / weight_sum, **means}
 
     def _send_to_loggers(self, values: dict[str, float]) -> None:
         for logger in self.trainer.loggers:

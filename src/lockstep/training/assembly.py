@@ -1,7 +1,7 @@
 """Data, network and Lightning's Trainer of a run, built from its configuration."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torchmetrics.metric import Metric
 
-from lockstep.callbacks.own_module import Companion
 from lockstep.config import build, faults, signatures
 from lockstep.config.schema import Config
 from lockstep.data.images.pixels import is_streamed
@@ -21,9 +20,9 @@ from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources.datasets import seeded
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed import gradients
-from lockstep.distributed.batch_norm import ExactBatchNorm, refuse_inexact_norms
+from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.distributed.collectives import gather_objects
-from lockstep.distributed.rng import replace_dropout, seed_of
+from lockstep.distributed.rng import seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.layout import Layout
@@ -31,7 +30,7 @@ from lockstep.system import internals
 from lockstep.system.hardware import num_cores
 from lockstep.tasks import reduction
 from lockstep.tasks.task import Task
-from lockstep.training import networks, optimization
+from lockstep.training import networks, optimization, own_module
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
 from lockstep.training.precision import lightning_precision
 from lockstep.training.session import Session
@@ -146,46 +145,10 @@ def classifier(
     return module.double() if session.precision == "float64" else module
 
 
-def own_module(session: Session, images: ImageFormat, *, total_steps: int) -> tuple[L.LightningModule, Companion]:
-    """The LightningModule of the user's own, with what it asks for, and the callback that belongs to it.
-
-    Every rank must call it. Raises ConfigError for one that cannot be made, or whose norms or draws cannot be exact.
-    """
-    config = session.config
-    name = f"module._target_={config.module.target}"
-    shape, num_classes = images.image_shape, len(images.class_names)
-    torch.manual_seed(seed_of(config.seed, "weights"))
-    known: dict[str, Callable[[], Any]] = {
-        "net": lambda: build.build(config.model, in_channels=shape[0], num_classes=num_classes),
-        "optimizer": lambda: build.build(config.optimizer),
-        "image_shape": lambda: shape,
-        "num_classes": lambda: num_classes,
-        "total_steps": lambda: total_steps,
-    }
-    signature = signatures.find(config.module.target)
-    asked = [name for name in known if signature is not None and name in signature.names]
-    with build.answering(config, "module"):
-        module = build.build(config.module, **{name: known[name]() for name in asked})
-        if not isinstance(module, L.LightningModule):
-            raise TypeError("it is no LightningModule of lightning")
-        refuse_inexact_norms(module)
-        dropouts = replace_dropout(module, config.seed)
-        for path, part in module.named_modules():
-            if isinstance(part, Metric):
-                reduction.prepare_to_log(f"module.{path}", part)
-    watched = {
-        f"callbacks.{name}.monitor": str(section.arguments()["monitor"])
-        for name, section in config.callbacks.items()
-        if section is not None and section.arguments().get("monitor") is not None
-    }
-    module = module.double() if session.precision == "float64" else module
-    return module, Companion(name, dropouts, watched)
-
-
 def module_to_evaluate(session: Session, images: ImageFormat) -> tuple[L.LightningModule, list[Callback]]:
     """The module of the run as it was trained, without its weights, and the callbacks that come first."""
     if session.config.has_own_module:
-        module, companion = own_module(session, images, total_steps=1)
+        module, companion = own_module.made(session, images, total_steps=1)
         return module, [companion]
     return classifier(session, images, total_steps=1), []
 
@@ -238,7 +201,7 @@ def refuse_single_values(config: Config, data: ImageData, module: Classifier) ->
     The sampler makes them only where all are, or where there is no other image.
     """
     batches = data.train_dataloader().batch_sampler
-    norm = module.norm_of_single_values() if batches.has_single_samples else None
+    norm = networks.norm_of_single_values(module) if batches.has_single_samples else None
     if norm is None:
         return
     size, parts = config.global_batch_size, config.trainer.accumulate_grad_batches

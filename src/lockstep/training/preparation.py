@@ -4,7 +4,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from lockstep.data.module import ImageData
-from lockstep.training import assembly, networks, trial
+from lockstep.training import assembly, networks, own_module, trial
 from lockstep.training.session import Session
 
 
@@ -18,7 +18,7 @@ def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, L.LightningModu
     data = assembly.image_data(here)
     total_steps = config.trainer.max_epochs * data.steps_per_epoch
     if config.has_own_module:
-        module, companion = assembly.own_module(here, assembly.image_format(data), total_steps=total_steps)
+        module, companion = own_module.made(here, assembly.image_format(data), total_steps=total_steps)
         return data, module, [companion]
     module = assembly.classifier(here, assembly.image_format(data), total_steps=total_steps, is_trained=True)
     assembly.refuse_single_values(config, data, module)

@@ -1,0 +1,68 @@
+"""The sums of an epoch that its means are made of, wherever it is cut and by whichever number of ranks it goes on."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.distributed.collectives import sum_over_ranks
+
+
+class EpochCounts:
+    """Losses, their weights, samples and scores of this epoch, float64: this rank's sums, and global ones when logged.
+
+    `scored` are the names of the scores. No buffers: DDP would give every rank those of rank 0.
+    """
+
+    def __init__(self, scored: Sequence[str]) -> None:
+        self._scored = tuple(scored)
+        self.own = torch.zeros(3 + len(self._scored), dtype=torch.float64)
+        self._logged = torch.zeros_like(self.own)
+
+    def to(self, device: torch.device) -> None:
+        """Add up on `device` from here on."""
+        self.own, self._logged = self.own.to(device), self._logged.to(device)
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, weights: Tensor | None, scores: Iterable[Tensor], *, num_samples: int) -> None:
+        """Take in a share: the sum of its losses, weights (B,) where samples have them, and of each score (B,)."""
+        loss_sum, weight_sum, sample_count, *score_sums = self.own
+        loss_sum += loss
+        weight_sum += num_samples if weights is None else weights.sum()
+        sample_count += num_samples
+        for score_sum, score in zip(score_sums, scores, strict=True):
+            score_sum += score.sum()
+
+    def logged(self, *, is_end: bool) -> tuple[dict[str, float], dict[str, float]]:
+        """The means since this was asked last, and those of the epoch. Every rank must call it.
+
+        At the end of an epoch the next one begins.
+        """
+        counts = sum_over_ranks(self.own)
+        since, whole = self._means(counts - self._logged), self._means(counts)
+        self._logged.copy_(counts)
+        if is_end:
+            self.own.zero_()
+            self._logged.zero_()
+        return since, whole
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """The global sums. Every rank must call it."""
+        return {"counts": sum_over_ranks(self.own).tolist(), "logged_counts": self._logged.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, rank: int) -> None:
+        """Rank 0 takes over the sums of all ranks there were, so that another number of ranks can go on."""
+        counts = state["counts"] if rank == 0 else [0.0] * len(self.own)
+        self.own = torch.tensor(counts, dtype=torch.float64)
+        self._logged = torch.tensor(state["logged_counts"], dtype=torch.float64)
+
+    def _means(self, counts: Tensor) -> dict[str, float]:
+        loss_sum, weight_sum, num_samples, *score_sums = counts.tolist()
+        scores = {name: _ratio(total, num_samples) for name, total in zip(self._scored, score_sums, strict=True)}
+        return {"loss": _ratio(loss_sum, weight_sum), **scores}
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else math.nan
