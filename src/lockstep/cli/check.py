@@ -10,8 +10,8 @@ from rich.text import Text
 
 from lockstep.cli.train import TRAIN
 from lockstep.config import build, compose, presence, project, validation
+from lockstep.config.data_sections import Data, ImageFolder, ImageList
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import Data, ImageFolder, ImageList
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
