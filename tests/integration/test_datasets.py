@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.callbacks.stop import StopTogether
 from lockstep.config import storage, validation
-from lockstep.launch import spawn
-from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support.exact import assert_same_end, cut_after, train
 from tests.support.harness import SMALL, difference, train_all, write_run
 
 PLAIN = tuple(override for override in SMALL if not override.startswith(("data", "augment")))
@@ -33,10 +32,6 @@ RECIPES = {"bytes": BYTES, "floats": (*overrides(is_float=True), "trainer.accumu
 WORKERS = {1: (), 2: ("trainer.loads=[3,1]", "data.num_workers=2"), 3: ("trainer.loads=[2,0,1]",)}
 
 
-def train(folder: RunFolder) -> int:
-    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunFolder]:
     root = tmp_path_factory.mktemp("datasets")
@@ -55,9 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunF
 def test_a_dataset_with_random_transforms_ends_with_the_weights_of_one_process(
     runs: dict[tuple[int, str], RunFolder], world_size: int, name: str, figure: Any
 ) -> None:
-    worst = difference(runs[1, name], runs[world_size, name])
-    figure(f"largest difference to one process {worst:.1e}")
-    assert worst <= 1e-12
+    assert_same_end(runs[1, name], runs[world_size, name], figure)
     alone, other = (runs[size, name].read_summary() for size in (1, world_size))
     assert other["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-12)
     assert other["test_images"] == alone["test_images"] > 0
@@ -66,13 +59,11 @@ def test_a_dataset_with_random_transforms_ends_with_the_weights_of_one_process(
 @pytest.mark.processes
 @pytest.mark.parametrize("num_decoding", [1, 2])
 def test_a_dataset_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(
-    runs: dict[tuple[int, str], RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_decoding: int
+    runs: dict[tuple[int, str], RunFolder], tmp_path: Path, num_decoding: int
 ) -> None:
     for step in (1, 5):  # of 4 in an epoch
         cut = write_run(tmp_path / f"cut{step}", BYTES)
-        with monkeypatch.context() as patch:
-            patch.setattr(StopTogether, "_request", lambda self, trainer, at=step: 15 * (trainer.global_step == at))
-            assert train(cut) == EXIT_STOPPED
+        cut_after(cut, step)
         tree = storage.to_tree(storage.load(cut.config))
         tree["data"]["num_workers"] = num_decoding
         storage.save(validation.check_tree(tree), cut.config)
@@ -96,7 +87,7 @@ def test_a_dataset_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(
 def test_a_dataset_that_cannot_be_used_ends_the_run_with_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: list[str], line: str
 ) -> None:
-    assert train(write_run(tmp_path / "run", settings)) == spawn.EXIT_CONFIG
+    assert train(write_run(tmp_path / "run", settings)) == EXIT_CONFIG
     text = capsys.readouterr().err
     assert line in text
     assert "Traceback" not in text

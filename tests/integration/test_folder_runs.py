@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.callbacks.stop import StopTogether
 from lockstep.config import storage, validation
-from lockstep.launch import spawn
-from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support.exact import assert_same_end, cut_after, train
 from tests.support.harness import difference, train_all, write_run
 from tests.support.image_files import write_folder
 
@@ -80,30 +79,22 @@ def runs(root: Path) -> dict[tuple[int, str, str], RunFolder]:
 def test_any_place_and_any_split_end_with_the_weights_of_one_process_that_has_all_in_memory(
     runs: dict[tuple[int, str, str], RunFolder], run: tuple[int, str, str], figure: Any
 ) -> None:
-    worst = difference(runs[ALONE], runs[run])
-    figure(f"largest difference to one process in memory {worst:.1e}")
-    assert worst <= 1e-12
+    assert_same_end(runs[ALONE], runs[run], figure, " in memory")
     alone, other = runs[ALONE].read_summary(), runs[run].read_summary()
     for name in ("test_loss", "test_accuracy", "test_images"):
         assert other[name] == pytest.approx(alone[name], rel=1e-12)
 
 
-def train(folder: RunFolder) -> int:
-    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("later", ["stream", "cache"])
 def test_a_streamed_run_cut_in_the_middle_goes_on_with_the_same_bits_streamed_or_not(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
+    root: Path, tmp_path: Path, later: str
 ) -> None:
     alone = write_run(tmp_path / "alone", overrides(root, "memory"))
     assert train(alone) == 0
     for step in (1, 4):
         cut = write_run(tmp_path / f"cut{step}", overrides(root, "stream"))
-        with monkeypatch.context() as patch:
-            patch.setattr(StopTogether, "_request", lambda self, trainer, at=step: 15 * (trainer.global_step == at))
-            assert train(cut) == EXIT_STOPPED
+        cut_after(cut, step)
         tree = storage.to_tree(storage.load(cut.config))
         tree["data"] |= {"memory": "auto", "cache": str(root / "cache later")} if later == "cache" else {}
         storage.save(validation.check_tree(tree), cut.config)
@@ -124,7 +115,7 @@ def test_an_image_that_breaks_while_it_is_streamed_ends_the_run_with_its_name(
         (images / name).rename(tmp_path / name)
     (images / "val" / "red fox" / "bild ü 07.png").write_bytes(b"no image")
     folder = write_run(tmp_path / "run", overrides(tmp_path, "stream"))
-    assert train(folder) == spawn.EXIT_CONFIG
+    assert train(folder) == EXIT_CONFIG
     text = capsys.readouterr().err
     assert "val/red fox/bild ü 07.png cannot be read (not an image): replace or delete it." in text
     assert "Traceback" not in text

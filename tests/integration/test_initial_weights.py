@@ -10,9 +10,10 @@ import yaml
 from torch import Tensor
 
 from lockstep.config.faults import ConfigError
-from lockstep.launch import runner, spawn
+from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.training import checkpoints
+from tests.support.exact import train
 from tests.support.harness import (
     PATIENCE_S,
     ROOT,
@@ -27,10 +28,6 @@ from tests.support.harness import (
 
 RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=1")
 STILL = ("optimizer.lr=1e-300", "scheduler=constant")  # no weight moves by it, only statistics do
-
-
-def train(folder: RunFolder) -> int:
-    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 def begun(path: Path, source: RunFolder | str, *overrides: str) -> RunFolder:

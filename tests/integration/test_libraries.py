@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
-from lockstep.launch import spawn
 from lockstep.models import timm as of_timm
 from lockstep.models import torchvision as of_torchvision
 from lockstep.models.libraries import adapted
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from tests.support.harness import SMALL, command, difference, environ, train_all, write_run
+from tests.support.exact import assert_same_end, train, train_splits
+from tests.support.harness import SMALL, command, environ, train_all, write_run
 
 PLAIN: dict[str, Any] = {"pretrained": False, "head_only": False, "dropout": None, "drop_path": None}
 TINY = (
@@ -51,20 +51,11 @@ def overrides(network: str, *more: str) -> list[str]:
     return [*TINY, f"model={library}", f"model.name={name}", *more]
 
 
-def train(folder: RunFolder) -> int:
-    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunFolder]:
-    root: Path = tmp_path_factory.mktemp("libraries")
-    found = {}
-    for world_size, loads in ((1, "null"), (2, "[1,0]"), (3, "[2,0,1]")):
-        where = (f"trainer.devices={world_size}", f"trainer.loads={loads}")
-        for name, more in NETWORKS.items():
-            found[world_size, name] = write_run(root / f"{name} {world_size}", [*overrides(name, *more), *where])
-        train_all([folder for (size, _), folder in found.items() if size == world_size], world_size)
-    return found
+    return train_splits(
+        tmp_path_factory.mktemp("libraries"), {name: overrides(name, *more) for name, more in NETWORKS.items()}
+    )
 
 
 @pytest.mark.processes
@@ -73,9 +64,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunF
 def test_any_split_ends_with_the_weights_of_one_process(
     runs: dict[tuple[int, str], RunFolder], name: str, world_size: int, figure: Any
 ) -> None:
-    worst = difference(runs[1, name], runs[world_size, name])
-    figure(f"largest difference to one process {worst:.1e}")
-    assert worst <= 1e-12
+    assert_same_end(runs[1, name], runs[world_size, name], figure)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------

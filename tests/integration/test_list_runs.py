@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.callbacks.stop import StopTogether
-from lockstep.launch import spawn
-from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import RunFolder
+from tests.support.exact import assert_same_end, cut_after, train
 from tests.support.harness import SMALL, difference, train_all, write_run
 from tests.support.image_files import write_listed
 
@@ -20,10 +19,6 @@ RUNS = {
     "cache": (2, ("trainer.loads=[3,1]",)),
     "stream": (3, ("data.memory=stream", "trainer.loads=[2,0,1]")),
 }
-
-
-def train(folder: RunFolder) -> int:
-    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +45,17 @@ def runs(root: Path) -> dict[str, RunFolder]:
 def test_a_list_on_any_workers_ends_with_the_weights_of_one_process_that_has_all_in_memory(
     runs: dict[str, RunFolder], name: str, figure: Any
 ) -> None:
-    worst = difference(runs["memory"], runs[name])
-    figure(f"largest difference to one process in memory {worst:.1e}")
-    assert worst <= 1e-12
+    assert_same_end(runs["memory"], runs[name], figure, " in memory")
     alone, other = runs["memory"].read_summary(), runs[name].read_summary()
     assert other["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-12)
 
 
 @pytest.mark.processes
 def test_a_list_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(
-    root: Path, runs: dict[str, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, runs: dict[str, RunFolder], tmp_path: Path
 ) -> None:
     places = [f"data.file={root}/images/list.csv", "data.memory=stream", "data.cache=null"]
     cut = write_run(tmp_path / "cut", [*RECIPE, *places])
-    with monkeypatch.context() as patch:
-        patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == 1))
-        assert train(cut) == EXIT_STOPPED
+    cut_after(cut, 1)
     assert train(cut) == 0
     assert difference(runs["memory"], cut) == 0

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.callbacks.stop import StopTogether
-from lockstep.launch import spawn
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
-from tests.support.harness import SMALL, difference, own_network, train_all, write_run
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support.exact import assert_same_end, cut_after, train, train_splits
+from tests.support.harness import SMALL, difference, own_network, write_run
 
 TORCHS = "torch.optim.lr_scheduler"
 RECIPES = {
@@ -45,20 +44,11 @@ EPOCHS, STEPS = 3, 8
 SHORT = (*SMALL, "data.train_size=66", "model.width=2", f"trainer.max_epochs={EPOCHS}", "trainer.log_every_n_steps=1")
 
 
-def train(folder: RunFolder) -> int:
-    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunFolder]:
-    root: Path = tmp_path_factory.mktemp("optimization")
-    found = {}
-    for world_size, loads in ((1, "null"), (2, "[1,0]"), (3, "[2,0,1]")):
-        where = (f"trainer.devices={world_size}", f"trainer.loads={loads}")
-        for name, overrides in RECIPES.items():
-            found[world_size, name] = write_run(root / f"{name} {world_size}", [*SHORT, *overrides, *where])
-        train_all([folder for (size, _), folder in found.items() if size == world_size], world_size)
-    return found
+    return train_splits(
+        tmp_path_factory.mktemp("optimization"), {name: (*SHORT, *overrides) for name, overrides in RECIPES.items()}
+    )
 
 
 @pytest.mark.processes
@@ -67,9 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunF
 def test_any_split_ends_with_the_weights_of_one_process(
     runs: dict[tuple[int, str], RunFolder], name: str, world_size: int, figure: Any
 ) -> None:
-    worst = difference(runs[1, name], runs[world_size, name])
-    figure(f"largest difference to one process {worst:.1e}")
-    assert worst <= 1e-12
+    assert_same_end(runs[1, name], runs[world_size, name], figure)
 
 
 @pytest.mark.processes
@@ -83,15 +71,13 @@ def test_the_rates_of_a_run_are_those_of_its_schedule(runs: dict[tuple[int, str]
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["plateau", "parameters"])
 def test_a_cut_before_and_after_a_change_changes_no_bit(
-    runs: dict[tuple[int, str], RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    runs: dict[tuple[int, str], RunFolder], tmp_path: Path, name: str
 ) -> None:
     """The change is that of the second epoch, from step 5 on."""
     per_epoch = 66 // 16
     for step in (1, per_epoch, per_epoch + 1, 2 * per_epoch):
         cut = write_run(tmp_path / f"cut{step}", [*SHORT, *RECIPES[name]])
-        with monkeypatch.context() as patch:
-            patch.setattr(StopTogether, "_request", lambda self, trainer, at=step: 15 * (trainer.global_step == at))
-            assert train(cut) == EXIT_STOPPED
+        cut_after(cut, step)
         assert train(cut) == 0
         assert difference(runs[1, name], cut) == 0, f"cut after the request in step {step}"
 

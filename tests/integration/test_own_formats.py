@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.callbacks.stop import StopTogether
-from lockstep.launch import spawn
-from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support.exact import assert_same_end, cut_after, train
 from tests.support.harness import SMALL, difference, train_all, write_run
 
 PLAIN = tuple(override for override in SMALL if not override.startswith("data"))
@@ -22,10 +21,6 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "read by each": (2, (*PACKED, "+data.is_streamed=false")),
     "in memory": (1, (*PACKED, "+data.memory=host")),
 }
-
-
-def train(folder: RunFolder) -> int:
-    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
 def test_an_own_format_ends_with_the_weights_of_the_tensor_of_its_images(
     runs: dict[str, RunFolder], name: str, figure: Any
 ) -> None:
-    worst = difference(runs["tensor"], runs[name])
-    figure(f"largest difference to one process with a tensor {worst:.1e}")
-    assert worst <= 1e-12
+    assert_same_end(runs["tensor"], runs[name], figure, " with a tensor")
     assert runs[name].read_summary()["test_loss"] == pytest.approx(
         runs["tensor"].read_summary()["test_loss"], rel=1e-12
     )
@@ -54,12 +47,10 @@ def test_an_own_format_ends_with_the_weights_of_the_tensor_of_its_images(
 
 @pytest.mark.processes
 def test_an_own_format_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(
-    runs: dict[str, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, RunFolder], tmp_path: Path
 ) -> None:
     cut = write_run(tmp_path / "cut", PACKED)
-    with monkeypatch.context() as patch:
-        patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == 2))
-        assert train(cut) == EXIT_STOPPED
+    cut_after(cut, 2)
     assert train(cut) == 0
     assert difference(runs["streamed by one"], cut) == 0
 
@@ -90,7 +81,7 @@ def test_an_own_format_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(
 def test_what_cannot_be_used_ends_the_run_with_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], line: str
 ) -> None:
-    assert train(write_run(tmp_path / "run", overrides)) == spawn.EXIT_CONFIG
+    assert train(write_run(tmp_path / "run", overrides)) == EXIT_CONFIG
     text = capsys.readouterr().err
     assert line in text
     assert "Traceback" not in text

@@ -14,9 +14,9 @@ from torch import distributed as dist
 from torchvision.datasets import CIFAR10, FashionMNIST
 
 from lockstep.config import compose, storage, validation
+from lockstep.config.data_sections import Data, Downloaded
 from lockstep.config.faults import ConfigError
 from lockstep.config.resume import resumed_config
-from lockstep.config.target_sections import Data, Downloaded
 from lockstep.data.images.listing import list_classes
 from lockstep.data.sources import builtin
 from lockstep.data.transfer import copying

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.target_sections import Data, ImageFolder
+from lockstep.config.data_sections import Data, ImageFolder
 from lockstep.data.transfer.copying import Copy
 from lockstep.training import staging
 

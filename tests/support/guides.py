@@ -13,7 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.harness import PATIENCE_S, ROOT, environ
+from lockstep.runs.folder import RunFolder
+from tests.support.harness import PATIENCE_S, ROOT, difference, environ
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"(?:# @package \w+\n)?# ([\w./-]+\.\w+)\b")
@@ -68,6 +69,14 @@ def write_project(folder: Path) -> Path:
     return folder
 
 
+def project_of(page: Path, folder: Path) -> Path:
+    """A fresh clone with the files of all sections of a page."""
+    project = write_project(folder)
+    for guide in guides(page).values():
+        guide.write(project)
+    return project
+
+
 def run(project: Path, *words: str, code: int = 0) -> str:
     """What a command of a guide says, `python ...` or `lockstep ...`, typed in the project, that leaves with `code`."""
     start = {"python": [], "lockstep": ["-m", "lockstep"]}[words[0]]
@@ -81,3 +90,15 @@ def run(project: Path, *words: str, code: int = 0) -> str:
     )
     assert done.returncode == code, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
+
+
+def trained(project: Path, *words: str) -> RunFolder:
+    """The run of a training of two epochs that is typed in the project."""
+    assert "Finished 2 epochs" in run(project, *words)
+    return RunFolder((project / "outputs" / "latest").resolve())
+
+
+def assert_two_workers_train_what_one_does(project: Path, *words: str) -> None:
+    """Train two epochs by the words of a command with one worker and with two; they end with the same numbers."""
+    alone, other = (trained(project, *words, f"trainer.devices={num_workers}") for num_workers in (1, 2))
+    assert difference(alone, other) <= 1e-12

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runs.folder import RunFolder
-from tests.support.guides import Guide, guides, long_blocks, run, write_project
+from tests.support.guides import Guide, guides, project_of, run, trained
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
 pytestmark = pytest.mark.processes
@@ -18,15 +17,7 @@ SMALL = ("trainer.max_epochs=2", "strategy=cpu", "trainer.devices=2", "trainer.l
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_project(tmp_path_factory.mktemp("project"))
-    for guide in GUIDES.values():
-        guide.write(folder)
-    return folder
-
-
-def test_no_block_is_longer_than_a_reader_likes_to_copy() -> None:
-    assert long_blocks(PAGE) == []
-    assert len(GUIDES) == 6
+    return project_of(PAGE, tmp_path_factory.mktemp("project"))
 
 
 @pytest.mark.parametrize("guide", [guide for guide in GUIDES.values() if guide.commands], ids=lambda guide: guide.title)
@@ -36,8 +27,7 @@ def test_its_trainings_end_and_are_exact(project: Path, guide: Guide) -> None:
         if words[1] == "verify":
             assert "Exact: nothing differs by more than " in run(project, *words, *width)
             continue
-        assert "Finished 2 epochs" in run(project, *words, *SMALL, *width)
-        summary = RunFolder((project / "outputs" / "latest").resolve()).read_summary()
+        summary = trained(project, *words, *SMALL, *width).read_summary()
         tested = [value for name, value in summary.items() if name.startswith("test_") and name != "test_images"]
         assert len(tested) >= 2
         assert all(isinstance(value, float) for value in tested)

@@ -18,19 +18,16 @@ from tensorboard.backend.event_processing import event_accumulator, plugin_event
 from tensorboard.summary.writer import event_file_writer
 
 from lockstep.callbacks.stop import StopTogether
-from lockstep.launch import runner, spawn
+from lockstep.launch import runner
 from lockstep.runs.folder import CURVES, EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from tests.support import commands
+from tests.support.exact import cut_after, train
 from tests.support.harness import ROOT, SMALL, command, difference, write_run
 
 RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
 NUM_STEPS = 8  # 4 an epoch
 # every session of a run writes its texts, layout and settings anew
 WITH_CURVES = "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:false}"
-
-
-def train(folder: RunFolder) -> int:
-    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
@@ -71,11 +68,9 @@ def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(
         assert curve(cut) == curve(alone), f"cut after the request in step {step}"
 
 
-def test_a_run_whose_folder_was_moved_keeps_its_best_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_folder_was_moved_keeps_its_best_state(tmp_path: Path) -> None:
     cut = write_run(tmp_path / "cut", RECIPE)
-    with monkeypatch.context() as patch:
-        patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == NUM_STEPS // 2 + 1))
-        assert train(cut) == EXIT_STOPPED
+    cut_after(cut, NUM_STEPS // 2 + 1)
     saved = torch.load(cut.last_checkpoint, weights_only=True)
     (state,) = (state for state in saved["callbacks"].values() if state.get("monitor"))
     score = torch.tensor(2.0)  # as if no later epoch were better
@@ -226,11 +221,10 @@ def test_an_epoch_without_validation_shows_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("asked_in_step", "step", "epoch"), [(1, 2, 1), (3, 4, 1), (5, 6, 2)])
 def test_a_stopped_run_shows_the_epoch_it_was_in_also_at_the_end_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_in_step: int, step: int, epoch: int
+    tmp_path: Path, asked_in_step: int, step: int, epoch: int
 ) -> None:
     folder = write_run(tmp_path / "run", RECIPE)
-    monkeypatch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == asked_in_step))
-    assert train(folder) == EXIT_STOPPED
+    cut_after(folder, asked_in_step)
     status = folder.read_status()
     assert (status["state"], status["step"], status["epoch"]) == ("stopped", step, epoch)
 
@@ -250,13 +244,11 @@ def test_a_run_that_goes_on_shows_so_before_it_trains(tmp_path: Path, monkeypatc
     assert (seen[0]["state"], seen[0]["reason"], seen[0]["step"]) == ("starting", "", 3)
 
 
-def test_a_run_of_an_earlier_version_goes_on_in_its_own_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_an_earlier_version_goes_on_in_its_own_curve(tmp_path: Path) -> None:
     """Its configuration names Lightning's own logger and a folder inside that of the run."""
     old = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,name:'',version:tensorboard,default_hp_metric:false}"
     folder = write_run(tmp_path / "run", [*RECIPE, WITH_CURVES, "logger=none", f"+logger.tensorboard={old}"])
-    with monkeypatch.context() as patch:
-        patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == NUM_STEPS - 2))
-        assert train(folder) == EXIT_STOPPED
+    cut_after(folder, NUM_STEPS - 2)
     time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second they were begun in
     assert train(folder) == 0
     events = event_accumulator.EventAccumulator(str(folder.old_curves)).Reload()

@@ -10,7 +10,12 @@ from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.processes
 PLANTED = "tests.support.planted"
+DATASETS = {"train": 48, "val": 12, "test": 12}
 SMALL = ("data=synthetic", "data.image_size=8", "data.train_size=200", "global_batch_size=12", "eval_batch_size=60")
+SAMPLES = (
+    *("data=dataset", "data.num_workers=1", "global_batch_size=12", "model.width=2"),
+    *(f"+data.{split}={{_target_:{PLANTED}.DrawsByItself,count:{count}}}" for split, count in DATASETS.items()),
+)
 NET = (
     *(f"~model.{name}" for name in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")),
     "+model.hidden=3",
@@ -48,6 +53,11 @@ def verified(*overrides: str) -> tuple[int, str]:
             [*SMALL, *NET, f"model._target_={PLANTED}.ViewsByLength"],
             r"2 workers: config error: model\._target_=\S+ViewsByLength cannot take an empty batch, which the share of",
             id="a view of an empty share",
+        ),
+        pytest.param(
+            [*SAMPLES],
+            r"2 workers: the first to differ is inputs of sample \d+, in step 1, by \S+: what a sample is depends on",
+            id="random numbers of its own",
         ),
     ],
 )

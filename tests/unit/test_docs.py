@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support import architecture, shares
-from tests.support.guides import guides
+from tests.support.guides import guides, long_blocks
 from tests.support.harness import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,6 +26,13 @@ def test_every_link_of_a_page_has_its_file_and_its_heading(page: Path) -> None:
         target = page.parent / name
         assert target.is_file(), f"{page.name} points to {name}"
         assert not anchor or anchor in anchors(target), f"{page.name} points to {name}#{anchor}"
+
+
+@pytest.mark.parametrize(("name", "num_sections"), [("own-data", 4), ("own-loss", 6), ("own-network", 5)])
+def test_no_block_of_a_how_to_is_longer_than_a_reader_likes_to_copy(name: str, num_sections: int) -> None:
+    page = ROOT / "docs" / f"{name}.md"
+    assert long_blocks(page) == []
+    assert len(guides(page)) == num_sections
 
 
 def test_every_page_is_reached_from_the_readme() -> None:

@@ -1,6 +1,7 @@
 """`lockstep data check`: what is in the data of a configuration, what is wrong with it, and how it is trained on."""
 
 import contextlib
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,8 @@ from rich.text import Text
 
 from lockstep.cli.train import TRAIN
 from lockstep.config import build, compose, presence, project, validation
+from lockstep.config.data_sections import Data, ImageFolder, ImageList
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import Data, ImageFolder, ImageList
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
@@ -70,14 +71,13 @@ def check(overrides: Sequence[str]) -> int:
 def _opened(section: Data, seed: int) -> "Contents | Splits":
     """The files of the source, before one is decoded, or its images."""
     arguments = {key: value for key, value in section.arguments().items() if key != "memory"}
-    if isinstance(section, ImageFolder):
-        from lockstep.data.sources.folders import folder_contents
-
-        return folder_contents(**arguments)
-    if isinstance(section, ImageList):
+    if isinstance(section, ImageFolder | ImageList):
+        from lockstep.data.sources.folders import FileSettings, folder_contents
         from lockstep.data.sources.lists import list_contents
 
-        return list_contents(**arguments)
+        settings = FileSettings(**{field.name: arguments.pop(field.name) for field in dataclasses.fields(FileSettings)})
+        contents = folder_contents if isinstance(section, ImageFolder) else list_contents
+        return contents(**arguments, settings=settings)
     from lockstep.data.sources.datasets import seeded
 
     return seeded(build.build(section), seed)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from lockstep.config import compose, validation
-from lockstep.config.target_sections import Data
+from lockstep.config.data_sections import Data
 from lockstep.data.images import cache as caches
 from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import remote

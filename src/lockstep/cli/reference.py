@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 from lockstep.config.compose import CONF, composed
 from lockstep.config.faults import shown
 from lockstep.config.key_scopes import scope
+from lockstep.config.known_targets import FALLBACK
 from lockstep.config.options import groups
 from lockstep.config.schema import fields, kind_of, section
 from lockstep.config.sections import Scope
-from lockstep.config.target_sections import FALLBACK
 from lockstep.system.trees import at, leaves
 
 CONFIGURATION = """\

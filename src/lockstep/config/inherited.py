@@ -6,9 +6,9 @@ from typing import Any
 from lockstep.config import signatures
 from lockstep.config.compose import Source, composed, plain
 from lockstep.config.key_scopes import EVERYWHERE
+from lockstep.config.known_targets import FALLBACK, KNOWN
 from lockstep.config.schema import fields, section
 from lockstep.config.signatures import Signature
-from lockstep.config.target_sections import FALLBACK, KNOWN
 from lockstep.system.trees import at
 
 

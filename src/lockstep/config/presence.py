@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.config import signatures
+from lockstep.config.data_sections import Data, Downloaded, Files, ImageFolder, ImageList, OpenData
 from lockstep.config.faults import ConfigError
-from lockstep.config.target_sections import Data, Downloaded, Files, ImageFolder, ImageList, Library, OpenData, Target
+from lockstep.config.target_sections import Library, Target
 from lockstep.data.images.listing import FOLDERS, check_folders, existing
 from lockstep.data.transfer import remote
 

@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from lockstep.config import measured, slurm_rules
+from lockstep.config.data_sections import Dataset, Files
 from lockstep.config.faults import shown
 from lockstep.config.schema import BenchmarkConfig, Config
-from lockstep.config.target_sections import Classification, Dataset, Files
+from lockstep.config.target_sections import Classification
 from lockstep.config.workers import resolve_workers
 from lockstep.data.transfer import remote
 

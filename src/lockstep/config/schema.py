@@ -11,6 +11,17 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
+from lockstep.config.known_targets import (
+    CLASSIFIER,
+    FALLBACK,
+    KNOWN,
+    AnyTaskSection,
+    DataSection,
+    ModelSection,
+    ModuleSection,
+    OptimizerSection,
+    SchedulerSection,
+)
 from lockstep.config.sections import (
     LARGEST,
     Augment,
@@ -32,20 +43,7 @@ from lockstep.config.sections import (
     Trainer,
     is_section,
 )
-from lockstep.config.target_sections import (
-    CLASSIFIER,
-    FALLBACK,
-    KNOWN,
-    AnyTaskSection,
-    DataSection,
-    Library,
-    ModelSection,
-    ModuleSection,
-    Open,
-    OptimizerSection,
-    SchedulerSection,
-    Search,
-)
+from lockstep.config.target_sections import Library, Open, Search
 
 # sections under names of the user's choice
 NAMED: dict[str, type[Section]] = {"callbacks": Open, "logger": Open, "parameters": ParameterGroup}

@@ -1,20 +1,17 @@
-"""The sections that name a Python callable by `_target_`: known ones by their schema, others by their signature."""
+"""The sections that name a callable by `_target_`, but for data: networks, tasks, optimizers, schedules, searches."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Field
 
 from lockstep.config.sections import (
-    LARGEST,
     Dotted,
     Fraction,
     Path,
     Positive,
     PositiveFloat,
-    PositiveFraction,
     Scope,
     Section,
-    Seed,
 )
 
 
@@ -57,154 +54,6 @@ class Search(Section):
     )
     sampler: Open = Field(description="a sampler of optuna.samplers")
     pruner: Open | None = Field(description="a pruner of optuna.pruners, asked after every epoch; null = no pruning")
-
-
-class Data(Target):
-    """A source of images."""
-
-    memory: Annotated[Literal["auto", "device", "host"], Scope.PLACE] = Field(
-        description="where pixels live; auto: on the GPU if they fit"
-    )
-
-    def arguments(self) -> dict[str, Any]:
-        """What the source gets; where its pixels live, and how many processes decode them, is not its business."""
-        return {key: value for key, value in super().arguments().items() if key not in ("memory", "num_workers")}
-
-
-class OpenData(Data):
-    """A source of the user's own."""
-
-    model_config = ConfigDict(extra="allow")
-    memory: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
-        Literal["auto", "device", "host", "stream"], Scope.PLACE
-    ] = Field(
-        default="auto",
-        description="where pixels live; auto: a tensor on the GPU if it fits, another format as it says itself",
-    )
-    num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
-        default="auto", description="processes of each worker that decode streamed images; auto: one per core"
-    )
-    check: Dotted | None = Field(
-        default=None, alias="_check_", description="called before torch is imported, raises where data is missing"
-    )
-
-    def arguments(self) -> dict[str, Any]:
-        """What the source gets, and the function that checks for it."""
-        return {key: value for key, value in super().arguments().items() if key != "check"}
-
-
-class Split(Data):
-    """A source that is split by a fixed seed."""
-
-    val_fraction: PositiveFraction = Field(description="part of the training images kept for validation")
-    split_seed: Seed = Field(description="which images these are")
-
-
-class Digits(Split):
-    """scikit-learn's 1,797 handwritten digits of 8x8 pixels; nothing is downloaded."""
-
-    test_fraction: PositiveFraction = Field(description="part of all images kept for the test")
-
-
-class Files(Split):
-    """A source that reads files."""
-
-    root: Path = Field(description="folder of the files, or a URL as s3://bucket/flowers or zip://::https://...")
-    copy_to: Annotated[Path | None, Scope.PLACE] = Field(
-        description="folder on a disk of the node that gets a copy, read instead; null = read the files where they are"
-    )
-    copy_remove: Annotated[bool, Scope.PLACE] = Field(
-        description="remove that copy when the run ends, unless another one uses it"
-    )
-
-    def arguments(self) -> dict[str, Any]:
-        """What the source gets: the folder to read, copied or not."""
-        return {key: value for key, value in super().arguments().items() if key not in ("copy_to", "copy_remove")}
-
-
-class Downloaded(Files):
-    """A data set of torchvision; what is downloaded lies in root, and is copied from there."""
-
-    download: Annotated[bool, Scope.PLACE] = Field(description="fetch missing files")
-
-
-class Decoded(Split):
-    """Image files that are decoded by Lockstep."""
-
-    val_fraction: Fraction = Field(description="part of the training images kept for validation")
-    test_fraction: Fraction = Field(description="part of the training images kept for the test")
-    image_size: Annotated[int, Field(ge=8, le=LARGEST)] | None = Field(
-        description="resize and crop to a square of so many pixels; null = all have one size"
-    )
-    channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
-    cache: Annotated[Path | None, Scope.PLACE] = Field(
-        description="folder that keeps the decoded images; null = decode in every run"
-    )
-    memory: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
-        Literal["auto", "device", "host", "stream"], Scope.PLACE
-    ] = Field(
-        description="where pixels live; auto: on the GPU if they fit, else in memory, else stream: decoded when needed"
-    )
-    num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
-        description="processes of each worker that decode streamed images; auto: one per core"
-    )
-
-    def arguments(self) -> dict[str, Any]:
-        """What the source gets: it decides whether images are streamed."""
-        return {**super().arguments(), "memory": self.memory}
-
-
-class ImageFolder(Decoded, Files):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """A folder per class."""
-
-
-class ImageList(Decoded):
-    """Image files listed in a CSV or Parquet file."""
-
-    file: Path = Field(description="the .csv or .parquet file, with a row for each image")
-    root: Path | None = Field(description="folder of the paths in the file; null = that of the file")
-    path_column: str = Field(description="name of the column of the paths")
-    target_columns: Annotated[list[str], Field(min_length=1), "[str, ...], one or more"] = Field(
-        description="names of the columns of what is to be predicted"
-    )
-    targets: Literal["classes", "numbers"] = Field(
-        description="classes: of one column, or several columns of 0 and 1; numbers: predicted as they are"
-    )
-    split_column: str | None = Field(description="name of the column of train, val or test; null = cut by fractions")
-
-
-class Dataset(Split):
-    """Torch Datasets of the user's own, with any transforms in them."""
-
-    train: Nested = Field(description="training samples, pairs of an input (C, H, W) and a target")
-    val: Nested | None = Field(description="validation samples; null = cut off train, with its transforms")
-    test: Nested | None = Field(description="test samples; null = cut off train, with its transforms")
-    class_names: list[str] | None = Field(
-        description="names of the classes, or of the numbers that are predicted; null = `classes` of train"
-    )
-    mean: list[float] | None = Field(
-        description="of each channel of uint8 inputs, in [0, 1]; null = that of up to 4,096 training samples"
-    )
-    std: list[PositiveFloat] | None = Field(description="standard deviation of each channel, as mean")
-    test_fraction: PositiveFraction = Field(description="part of the training samples kept for the test")
-    memory: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
-        Literal["stream"], Scope.PLACE
-    ] = Field(description="always stream: samples are made when they are needed")
-    num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
-        description="processes of each worker that make samples; auto: one per core"
-    )
-
-
-class Synthetic(Data):
-    """Made-up patterns, for tests and speed measurements."""
-
-    num_classes: int = Field(ge=2, le=LARGEST, description="classes")
-    channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
-    image_size: int = Field(ge=4, le=LARGEST, description="side of the square images in pixels")
-    train_size: Positive = Field(description="training images")
-    val_size: Positive = Field(description="validation images")
-    test_size: Positive = Field(description="test images")
-    seed: Seed = Field(description="which patterns")
 
 
 class ResNet18(Target):
@@ -331,75 +180,3 @@ class Cosine(Partial):
 
     warmup_fraction: Fraction = Field(description="part of all steps that go up")
     final_fraction: Fraction = Field(description="of the peak, at the end")
-
-
-CLASSIFIER = "lockstep.models.Classifier"
-KNOWN: dict[str, type[Target]] = {
-    CLASSIFIER: Training,
-    "lockstep.data.digits": Digits,
-    "lockstep.data.fashion_mnist": Downloaded,
-    "lockstep.data.cifar10": Downloaded,
-    "lockstep.data.image_folder": ImageFolder,
-    "lockstep.data.image_list": ImageList,
-    "lockstep.data.dataset": Dataset,
-    "lockstep.data.synthetic": Synthetic,
-    "lockstep.models.ResNet18": ResNet18,
-    "lockstep.tasks.Classification": Classification,
-    "lockstep.tasks.Multilabel": LossTask,
-    "lockstep.tasks.Regression": LossTask,
-    "lockstep.models.torchvision": Library,
-    "lockstep.models.timm": Library,
-    "torch.optim.SGD": Sgd,
-    "torch.optim.AdamW": AdamW,
-    "lockstep.models.constant": Constant,
-    "lockstep.models.one_cycle_linear": OneCycleLinear,
-    "lockstep.models.cosine": Cosine,
-}
-# what a section is when its target is the user's own
-FALLBACK: dict[str, type[Target]] = {
-    "data": OpenData,
-    "module": Open,
-    "model": Open,
-    "task": OpenTask,
-    "optimizer": OpenPartial,
-    "scheduler": OpenSchedule,
-}
-
-
-def _kind_of_section(section: Any) -> str:
-    target = section.get("_target_") if isinstance(section, dict) else getattr(section, "target", None)
-    return KNOWN[target].__name__ if target in KNOWN else "other"
-
-
-_BY_TARGET = Discriminator(_kind_of_section)
-DataSection = Annotated[
-    Annotated[Digits, Tag("Digits")]
-    | Annotated[Downloaded, Tag("Downloaded")]
-    | Annotated[ImageFolder, Tag("ImageFolder")]
-    | Annotated[ImageList, Tag("ImageList")]
-    | Annotated[Dataset, Tag("Dataset")]
-    | Annotated[Synthetic, Tag("Synthetic")]
-    | Annotated[OpenData, Tag("other")],
-    _BY_TARGET,
-]
-ModuleSection = Annotated[Annotated[Training, Tag("Training")] | Annotated[Open, Tag("other")], _BY_TARGET]
-ModelSection = Annotated[
-    Annotated[ResNet18, Tag("ResNet18")] | Annotated[Library, Tag("Library")] | Annotated[Open, Tag("other")],
-    _BY_TARGET,
-]
-AnyTaskSection = Annotated[
-    Annotated[Classification, Tag("Classification")]
-    | Annotated[LossTask, Tag("LossTask")]
-    | Annotated[OpenTask, Tag("other")],
-    _BY_TARGET,
-]
-OptimizerSection = Annotated[
-    Annotated[Sgd, Tag("Sgd")] | Annotated[AdamW, Tag("AdamW")] | Annotated[OpenPartial, Tag("other")], _BY_TARGET
-]
-SchedulerSection = Annotated[
-    Annotated[Constant, Tag("Constant")]
-    | Annotated[OneCycleLinear, Tag("OneCycleLinear")]
-    | Annotated[Cosine, Tag("Cosine")]
-    | Annotated[OpenSchedule, Tag("other")],
-    _BY_TARGET,
-]

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.config import annotations, signatures
+from lockstep.config.data_sections import OpenData
 from lockstep.config.faults import near, question, shown
+from lockstep.config.known_targets import KNOWN
 from lockstep.config.schema import METRICS, NAMED, fields, root, section
-from lockstep.config.target_sections import KNOWN, OpenData
 from lockstep.system.trees import at, leaves
 
 # what the training gives to the target of a section: the first parameter by position, others by keyword

@@ -12,11 +12,12 @@ from pydantic import ValidationError
 from lockstep.config import measured
 from lockstep.config.compose import plain, right_part
 from lockstep.config.faults import ConfigError, question, shown
+from lockstep.config.known_targets import FALLBACK
 from lockstep.config.libraries import library_faults
 from lockstep.config.rules import conflicts
 from lockstep.config.schema import NAMED, Config, fields, key_depth, kind_of, root, section
 from lockstep.config.sections import LARGEST
-from lockstep.config.target_sections import FALLBACK, Target
+from lockstep.config.target_sections import Target
 from lockstep.config.targets import Groups, check_faults, meant_key, target_faults, unknown_key
 from lockstep.system.trees import at
 

@@ -1,12 +1,16 @@
 """Decoding processes of a rank: they decode images while others are trained on."""
 
-import multiprocessing
 import os
 import signal
+import sys
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import parent_process
 from threading import Thread
+from types import ModuleType
 from typing import Any, NamedTuple
+
+from typing_extensions import override
 
 from lockstep.system.signals import STOP_SIGNALS, held_back
 
@@ -21,14 +25,37 @@ class Fault(NamedTuple):
     shared_memory: str = ""
 
 
+class DecodingProcess(ForkServerProcess):
+    """A process that does not run the script of this one again, which multiprocessing has every process do.
+
+    A script without `if __name__ == "__main__"` would start its training once more there, and one from standard input
+    is in no file: either way the process would be at its end before its first batch.
+    """
+
+    @override
+    def start(self) -> None:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # multiprocessing reads there what is to be run
+        try:
+            super().start()
+        finally:
+            sys.modules["__main__"] = main
+
+
+class DecodingContext(ForkServerContext):
+    """The fork server of multiprocessing, for decoding processes."""
+
+    Process = DecodingProcess  # pyright: ignore[reportAssignmentType]
+
+
 def worker_settings(num_workers: int, module: str = "lockstep.data.loader") -> dict[str, Any]:
     """What a DataLoader is told about its worker processes, which decode by what is in `module`.
 
     They are forked from a fresh process that has imported what decodes: a fork of this one, with its threads, could
     hang, and Python warns of it. Each of them would import torchvision anew for the transforms of somebody's Dataset.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "lockstep.data.loader", module])
+    context = DecodingContext()
+    context.set_forkserver_preload(["lockstep.data.loader", module])
     with held_back():  # of the decoding processes, too, before `_start_worker` holds them back
         forkserver.ensure_running()  # it imports torch while this process builds its network
     return {

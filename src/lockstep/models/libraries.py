@@ -1,5 +1,6 @@
 """Networks of torchvision and timm, fitted to the images and classes of a run, with or without their weights."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,19 +53,12 @@ def torchvision(
 
     if name in AUXILIARY:
         raise ValueError(f"model.name={name} has auxiliary outputs, which are not trained here: choose another network")
-    asked = {"model.dropout": dropout, "model.drop_path": drop_path}
-    keywords = {"model.dropout": ("dropout", "drop_rate"), "model.drop_path": ("stochastic_depth_prob",)}
-    given = {keywords[key][0]: value for key, value in asked.items() if value is not None}
-    if name.startswith("densenet") and "dropout" in given:
-        given["drop_rate"] = given.pop("dropout")
-    try:
-        net: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **given)
-    except TypeError as error:
-        missing = [key for key, names in keywords.items() if any(f"'{each}'" in str(error) for each in names)]
-        if not missing:
-            raise
-        cure = f"use {missing[0]}=null"
-        raise ValueError(f"{missing[0]}={asked[missing[0]]} cannot be set in {name} of torchvision: {cure}") from error
+    rates = {
+        "model.dropout": ("drop_rate" if name.startswith("densenet") else "dropout", dropout),
+        "model.drop_path": ("stochastic_depth_prob", drop_path),
+    }
+    make = functools.partial(models.get_model, name, weights=None, num_classes=num_classes)
+    net: nn.Module = _made(make, rates, f"{name} of torchvision")
     first, head = _first_convolution(net), [_last_layer(net, num_classes)]
     _fit_input(net, first, in_channels)
     known: Any = models.get_model_weights(name)
@@ -98,15 +92,10 @@ def timm(
     """
     import timm as library
 
-    rates = {"drop_rate": dropout, "drop_path_rate": drop_path}
-    given: dict[str, Any] = {key: value for key, value in rates.items() if value is not None}
+    rates = {"model.dropout": ("drop_rate", dropout), "model.drop_path": ("drop_path_rate", drop_path)}
+    make = functools.partial(library.create_model, name, in_chans=in_channels, num_classes=num_classes)
     try:
-        net: Any = library.create_model(name, in_chans=in_channels, num_classes=num_classes, **given)
-    except TypeError as error:
-        if "drop_path_rate" not in str(error):
-            raise
-        cure = "use model.drop_path=null"
-        raise ValueError(f"model.drop_path={drop_path} cannot be set in {name} of timm: {cure}") from error
+        net: Any = _made(make, rates, f"{name} of timm")
     except RuntimeError as error:
         raise ValueError(f"model.name={name}: {error}") from error
     if not any(isinstance(layer, internals.BatchNorm) for layer in net.modules()):
@@ -122,6 +111,22 @@ def timm(
     means = (settings["mean"], settings["std"])
     size = settings["input_size"][-1]
     return _with_origin(net, size, means, in_channels, state if pretrained else None, first, head, head_only)
+
+
+def _made(make: Callable[..., nn.Module], rates: Mapping[str, tuple[str, float | None]], network: str) -> nn.Module:
+    """The network that `make` gives, with the `rates` that are set: by setting, the name of the parameter and a value.
+
+    Raises ValueError for a setting that the network has no parameter for.
+    """
+    given = {parameter: rate for parameter, rate in rates.values() if rate is not None}
+    try:
+        return make(**given)
+    except TypeError as error:
+        for setting, (parameter, rate) in rates.items():
+            if f"'{parameter}'" in str(error):
+                cure = f"use {setting}=null"
+                raise ValueError(f"{setting}={rate} cannot be set in {network}: {cure}") from error
+        raise
 
 
 class _TakesEmpty(nn.Module):

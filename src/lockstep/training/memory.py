@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from lockstep.config.data_sections import Decoded
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import Decoded
 from lockstep.system.hardware import memory_bytes
 
 if TYPE_CHECKING:

@@ -6,16 +6,13 @@ from lockstep.config import faults
 from lockstep.config.schema import Config
 
 AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
+# bfloat16 is the classifier's own autocast, around the network alone
+LIGHTNING_PRECISION = {"bfloat16": "32-true", "tf32": "32-true", "float32": "32-true", "float64": "64-true"}
 
 
 def lightning_precision(precision: str, *, is_own: bool) -> str:
-    """What Lightning is told: bfloat16 is the classifier's own autocast, around the network alone.
-
-    Around the whole step of a module of the user's own (`is_own`) it is Lightning's.
-    """
-    if precision == "float64":
-        return "64-true"
-    return "bf16-mixed" if precision == "bfloat16" and is_own else "32-true"
+    """What Lightning is told; bfloat16 of a module of the user's own (`is_own`) is Lightning's, around the whole step."""
+    return "bf16-mixed" if precision == "bfloat16" and is_own else LIGHTNING_PRECISION[precision]
 
 
 def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from lockstep.config.data_sections import Data, Files, ImageFolder
 from lockstep.config.faults import ConfigError
-from lockstep.config.target_sections import Data, Files, ImageFolder
 from lockstep.data.images.listing import FOLDERS, IMAGE_SUFFIXES, list_classes
 from lockstep.data.transfer import copying, remote
 from lockstep.data.transfer.copying import Copy, Source

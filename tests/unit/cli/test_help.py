@@ -6,9 +6,9 @@ import pytest
 
 from lockstep.cli import help
 from lockstep.config import compose, faults, storage, validation
+from lockstep.config.known_targets import KNOWN
 from lockstep.config.options import groups
 from lockstep.config.schema import Config, fields, kind_of
-from lockstep.config.target_sections import KNOWN
 from lockstep.system import trees
 
 SECTIONS = {

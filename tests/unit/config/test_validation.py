@@ -17,10 +17,11 @@ from omegaconf import DictConfig
 from lockstep.config import build, compose, overrides, resume, rules, signatures, storage
 from lockstep.config.compose import DEFAULT, Source, composed
 from lockstep.config.faults import ConfigError
+from lockstep.config.known_targets import CLASSIFIER, KNOWN
 from lockstep.config.options import groups
 from lockstep.config.schema import Config, fields
 from lockstep.config.sections import Strategy, Trainer
-from lockstep.config.target_sections import CLASSIFIER, KNOWN, OpenPartial
+from lockstep.config.target_sections import OpenPartial
 from lockstep.config.validation import check_tree, checked
 from lockstep.system import hardware, trees
 from tests.support.harness import ROOT, command, environ

@@ -161,6 +161,33 @@ def test_a_thread_may_read_ahead_of_processes(streamed: TensorImages) -> None:
     assert_equal(list(both), list(ShareLoader(streamed, batches_of(streamed, 0, None))))
 
 
+UNGUARDED = """
+from pathlib import Path
+
+from lockstep.data.loader import ShareLoader, TensorImages
+from tests.support.image_files import read
+from tests.support.plans import Plan
+
+images = read(Path({root!r}), memory="stream").train
+batches = Plan(num_samples=len(images.targets), micro_batch_size=7).of(0, None)
+print(len(list(ShareLoader(TensorImages(images.pixels, images.targets), batches, num_workers=1))), "batches")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("place", ["a file", "standard input"])
+def test_processes_do_not_run_the_script_that_trains_again(tmp_path: Path, place: str) -> None:
+    script = UNGUARDED.format(root=str(write_folder(tmp_path / "images", count=30)))
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    words, text = ([str(path)], None) if place == "a file" else (["-"], script)
+    variables = {**environ(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *words], env=variables, input=text, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.stdout == "5 batches\n", done.stderr
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 

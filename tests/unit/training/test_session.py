@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -55,7 +56,7 @@ def test_lightning_trains_on_the_gpu_of_the_worker(
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_visible)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     here = session_of(config_of(), World("srun", 3, 1, 1, 4), gpus, tmp_path)
-    trainer = assembly.lightning_trainer(here, logger=False, enable_checkpointing=False)
+    trainer = assembly.lightning_trainer(here, L.LightningModule(), logger=False, enable_checkpointing=False)
     assert trainer.strategy.root_device == torch.device(device)
     assert (trainer.world_size, trainer.global_rank, trainer.local_rank) == (4, 3, 1)
 

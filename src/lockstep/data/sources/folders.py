@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,37 +54,27 @@ def image_folder(
     folders or images are missing, and ValueError that names images which cannot be decoded or differ in size.
     """
     started = time.perf_counter()
-    return folder_contents(
-        root=root,
+    settings = FileSettings(
         image_size=image_size,
         channels=channels,
         val_fraction=val_fraction,
         test_fraction=test_fraction,
         split_seed=split_seed,
         cache=cache,
-    ).splits(memory, started)
+    )
+    return folder_contents(root=root, settings=settings).splits(memory, started)
 
 
-def folder_contents(
-    *,
-    root: str,
-    image_size: int | None,
-    channels: int,
-    val_fraction: float,
-    test_fraction: float,
-    split_seed: int,
-    cache: str | None,
-) -> "Contents":
+def folder_contents(*, root: str, settings: "FileSettings") -> "Contents":
     """The image files that `image_folder` gives, before one of them is opened."""
-    check_channels(channels)
     listing = list_classes(root)
 
     def lacks(name: str) -> tuple[str, str]:
         return f'data.root={root} has no folder "{name}"', f"add {name}/ with one folder per class"
 
     parts = {name: torch.arange(part.start, part.stop) for name, part in listing.parts.items()}
-    positions = cut_missing(parts, {"val": val_fraction, "test": test_fraction}, split_seed, lacks)
-    folder = Folder(f"data.root={root}", listing, image_size, channels, cache)
+    positions = settings.cut(parts, lacks)
+    folder = settings.folder(f"data.root={root}", listing)
     return Contents(folder, positions, torch.from_numpy(listing.labels), listing.class_names)
 
 
@@ -194,6 +184,47 @@ class Folder:
         return statistics
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileSettings:
+    """How image files are decoded and cut into splits: the settings of every source of them, as in `image_folder`."""
+
+    image_size: int | None
+    channels: int
+    val_fraction: float
+    test_fraction: float
+    split_seed: int
+    cache: str | None
+
+    def __post_init__(self) -> None:
+        check_channels(self.channels)
+
+    def folder(self, setting: str, listing: FileListing) -> Folder:
+        """The files of a listing; `setting` names them in messages."""
+        return Folder(setting, listing, self.image_size, self.channels, self.cache)
+
+    def cut(self, parts: Mapping[str, Tensor], lacks: Callable[[str], tuple[str, str]]) -> dict[str, Tensor]:
+        """Positions of train, val and test; a split that is not in `parts` is cut off train by its fraction.
+
+        `lacks` says of a split what is missing, and how it is added.
+        """
+        positions = dict(parts)
+        fractions = {"val": self.val_fraction, "test": self.test_fraction}
+        missing = {name: fraction for name, fraction in fractions.items() if name not in positions}
+        for name, fraction in missing.items():
+            if fraction == 0:
+                what, cure = lacks(name)
+                raise ValueError(
+                    f"{what} and data.{name}_fraction=0: {cure}, or set data.{name}_fraction=0.1 to cut it off train."
+                )
+        everything = positions["train"]
+        cuts = cut(
+            len(everything), self.split_seed, {f"{name}_fraction": fraction for name, fraction in missing.items()}
+        )
+        for name, part in zip([*missing, "train"], cuts, strict=True):
+            positions[name] = everything[part]
+        return {name: positions[name] for name in SPLIT_FOLDERS}
+
+
 @dataclass(frozen=True, eq=False)
 class Contents:
     """Image files with their targets (N, ...), and the positions of each split among them."""
@@ -284,31 +315,6 @@ def _decoded(
         show=lambda num_done: None,
     )
     return pixels
-
-
-def cut_missing(
-    parts: dict[str, Tensor],
-    fractions: dict[str, float],
-    split_seed: int,
-    lacks: Callable[[str], tuple[str, str]],
-) -> dict[str, Tensor]:
-    """Positions of train, val and test; a split that is not in `parts` is cut off train by its fraction.
-
-    `lacks` says of a split what is missing, and how it is added.
-    """
-    positions = dict(parts)
-    missing = {name: fraction for name, fraction in fractions.items() if name not in positions}
-    for name, fraction in missing.items():
-        if fraction == 0:
-            what, cure = lacks(name)
-            raise ValueError(
-                f"{what} and data.{name}_fraction=0: {cure}, or set data.{name}_fraction=0.1 to cut it off train."
-            )
-    everything = positions["train"]
-    cuts = cut(len(everything), split_seed, {f"{name}_fraction": fraction for name, fraction in missing.items()})
-    for name, part in zip([*missing, "train"], cuts, strict=True):
-        positions[name] = everything[part]
-    return {name: positions[name] for name in SPLIT_FOLDERS}
 
 
 def size_text(num_bytes: int) -> str:

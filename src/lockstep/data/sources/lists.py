@@ -10,10 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep.data.images.decode import check_channels
 from lockstep.data.images.listing import SPLIT_FOLDERS, existing, list_files
 from lockstep.data.images.splits import Splits
-from lockstep.data.sources.folders import Contents, Folder, cut_missing
+from lockstep.data.sources.folders import Contents, FileSettings
 from lockstep.data.sources.tables import Table, raise_faults, read_table
 
 
@@ -45,6 +44,14 @@ def image_list(
     and ValueError with file, row and column of each cell that cannot be used.
     """
     started = time.perf_counter()
+    settings = FileSettings(
+        image_size=image_size,
+        channels=channels,
+        val_fraction=val_fraction,
+        test_fraction=test_fraction,
+        split_seed=split_seed,
+        cache=cache,
+    )
     return list_contents(
         file=file,
         root=root,
@@ -52,12 +59,7 @@ def image_list(
         target_columns=target_columns,
         targets=targets,
         split_column=split_column,
-        image_size=image_size,
-        channels=channels,
-        val_fraction=val_fraction,
-        test_fraction=test_fraction,
-        split_seed=split_seed,
-        cache=cache,
+        settings=settings,
     ).splits(memory, started)
 
 
@@ -69,15 +71,9 @@ def list_contents(
     target_columns: Sequence[str],
     targets: Literal["classes", "numbers"],
     split_column: str | None,
-    image_size: int | None,
-    channels: int,
-    val_fraction: float,
-    test_fraction: float,
-    split_seed: int,
-    cache: str | None,
+    settings: FileSettings,
 ) -> Contents:
     """The image files that `image_list` gives, before one of them is opened."""
-    check_channels(channels)
     setting = f"data.file={file}"
     path = existing(file, setting)
     wanted = {path_column: "data.path_column", **dict.fromkeys(target_columns, "data.target_columns")}
@@ -89,7 +85,7 @@ def list_contents(
         return f'{setting} has no row for "{name}"', f'say "{name}" in data.split_column of some rows'
 
     parts = _parts(table, split_column)
-    positions = cut_missing(parts, {"val": val_fraction, "test": test_fraction}, split_seed, lacks)
+    positions = settings.cut(parts, lacks)
     if targets == "classes" and len(target_columns) == 1:
         known = parts["train"] if split_column is not None else None
         values, class_names = _classes(table, target_columns[0], known)
@@ -100,7 +96,7 @@ def list_contents(
     names = [_below(folder, str(name)) for name in table.columns[path_column]]
     listing, missing = list_files(folder.resolve(), names, str(path.resolve()))
     raise_faults([table.fault(row, path_column, f"there is no file {folder / names[row]}") for row in missing])
-    return Contents(Folder(setting, listing, image_size, channels, cache), positions, values, class_names)
+    return Contents(settings.folder(setting, listing), positions, values, class_names)
 
 
 def _below(folder: Path, name: str) -> str:

@@ -1,0 +1,25 @@
+"""docs/own-module.md does what it says: its files in a fresh clone, its trainings, and each of them verified."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.guides import Guide, guides, project_of, run, trained
+from tests.support.harness import ROOT
+
+pytestmark = pytest.mark.processes
+PAGE = ROOT / "docs" / "own-module.md"
+GUIDES = guides(PAGE)
+SMALL = ("trainer.max_epochs=2", "strategy=cpu", "trainer.devices=2", "trainer.loads=[2,1]", "model.width=2")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project_of(PAGE, tmp_path_factory.mktemp("project"))
+
+
+@pytest.mark.parametrize("guide", GUIDES.values(), ids=lambda guide: guide.title)
+def test_its_trainings_end_and_are_exact(project: Path, guide: Guide) -> None:
+    train, verify = guide.commands
+    assert trained(project, *train, *SMALL).read_summary()["exact"] == "not checked"
+    assert "Exact: nothing differs by more than " in run(project, *verify, "model.width=2")
