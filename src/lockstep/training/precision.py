@@ -11,7 +11,7 @@ LIGHTNING_PRECISION = {"bfloat16": "32-true", "tf32": "32-true", "float32": "32-
 
 
 def lightning_precision(precision: str, *, is_own: bool) -> str:
-    """What Lightning is told; bfloat16 of a module of the user's own (`is_own`) is Lightning's, around the whole step."""
+    """What Lightning is told; bfloat16 of a module of the user's own (`is_own`) is its own, around the whole step."""
     return "bf16-mixed" if precision == "bfloat16" and is_own else LIGHTNING_PRECISION[precision]
 
 
