@@ -12,11 +12,11 @@ from lockstep.callbacks.stop import Stopped
 from lockstep.config import measured
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
+from lockstep.runs import verified
 from lockstep.runs.naming import quoted, shown
 from lockstep.system.terminal import duration, measure, show_table
+from lockstep.training import own_module
 from lockstep.training.session import Session
-
-NOT_CHECKED = "not checked"  # whether a module of the user's own computes the same on any number of workers
 
 
 def facts(here: Session, data: ImageData) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def summarize(
         "train_images": len(data.splits.train),
         "val_images": len(data.splits.val),
         "test_images": len(data.splits.test),
-        **({"exact": NOT_CHECKED} if here.config.has_own_module else {}),
+        **({"exact": verified_or_not(here, module)} if here.config.has_own_module else {}),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
 
@@ -114,10 +114,16 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
             ("batch", batch),
             ("precision", f"{here.precision} ({here.precision_reason})"),
             *([("layout", f"{module.layout.name} ({module.layout.reason})")] if _is_ours(module) else []),
-            *([("exact", f"{NOT_CHECKED}: lockstep verify with these settings does")] if not _is_ours(module) else []),
+            *([("exact", verified_or_not(here, module))] if not _is_ours(module) else []),
             ("run folder", shown(here.folder.path)),
         ],
     )
+
+
+def verified_or_not(here: Session, module: L.LightningModule) -> str:
+    """Whether a module of the user's own is known to compute the same on any number of workers."""
+    known = verified.recalled(own_module.digest(here.config, module))
+    return known or "not checked: lockstep verify with these settings does"
 
 
 def _is_ours(module: L.LightningModule) -> TypeGuard[Classifier]:
