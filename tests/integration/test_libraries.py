@@ -140,6 +140,19 @@ def test_a_run_that_goes_on_and_an_evaluation_do_not_ask_for_the_file(files: dic
     assert weights(folder)["image_format"] == before
 
 
+@pytest.mark.parametrize("wrapping", ["", "state_dict", "model", "module."])
+def test_a_file_for_the_same_classes_gives_all_weights_however_it_was_saved(tmp_path: Path, wrapping: str) -> None:
+    saved = models.shufflenet_v2_x0_5(num_classes=4).state_dict()
+    saved = {name: value for name, value in saved.items() if "num_batches" not in name}  # files of before have none
+    prefix = wrapping if wrapping.endswith(".") else ""
+    state = {f"{prefix}{name}": value for name, value in saved.items()}
+    torch.save(state if prefix == wrapping else {wrapping: state}, tmp_path / "weights.pth")
+    settings = {**PLAIN, "pretrained": str(tmp_path / "weights.pth")}
+    net: Any = of_torchvision(3, 4, name="shufflenet_v2_x0_5", **settings)
+    net.origin.load()
+    assert all(torch.equal(net.state_dict()[name], value) for name, value in saved.items())
+
+
 @pytest.mark.parametrize(
     ("error", "what"),
     [

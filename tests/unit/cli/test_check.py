@@ -76,6 +76,55 @@ def test_broken_files_leaks_and_duplicates_are_named_each(root: Path, capsys: py
     ]
 
 
+def test_a_broken_file_of_two_rows_is_told_once_with_what_a_terminal_can_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_listed(tmp_path)
+    (tmp_path / "a\x1b[2J.png").write_bytes(b"no image")
+    rows = [{"path": f"deep er/bild ü {i:02d}.png", "label": "ab"[i % 2], "split": "train"} for i in range(8)]
+    rows += [{"path": "a\x1b[2J.png", "label": "a", "split": split} for split in ("val", "test")]
+    write_list(file, rows)
+    shown, (line,) = said(capsys, "data=list", "data.file=list.csv", "data.split_column=split", code=EXIT_FAILED)
+    assert (shown["broken"], shown["leaks"]) == ("1 cannot be used", "none")
+    assert line.endswith("[2J.png cannot be read (not an image): replace or delete it.")
+    assert "\x1b" not in line
+
+
+def test_a_file_that_cannot_be_read_is_broken(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.match("val/hen/1.png"):
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    rows, (line,) = said(capsys, *FOLDER, code=EXIT_FAILED)
+    assert rows["broken"] == "1 cannot be used"
+    assert line == "broken: image images/val/hen/1.png cannot be read (Permission denied): mend or delete it."
+
+
+def test_a_first_image_that_is_broken_is_named_where_it_gives_the_size(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "train" / "fox" / "0.png").write_bytes(b"no image")
+    rows, (line,) = said(capsys, *FOLDER, "data.image_size=null", code=EXIT_FAILED)
+    assert rows["memory"] == "unknown: the first image is broken"
+    assert line == "broken: image images/train/fox/0.png cannot be read (not an image): replace or delete it."
+
+
+@pytest.mark.parametrize(
+    ("override", "num_steps"), [("trainer.limit_train_batches=2", 2), ("trainer.overfit_batches=1", 1)]
+)
+def test_the_steps_are_those_of_the_batches_that_are_trained(
+    root: Path, capsys: pytest.CaptureFixture[str], override: str, num_steps: int
+) -> None:
+    rows, _ = said(capsys, *FOLDER, override)
+    assert rows["steps"].startswith(f"{num_steps} an epoch of 5 images each")
+
+
 def test_duplicates_in_one_split_are_told_and_are_no_failure(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(root / "val" / "fox" / "0.png", root / "val" / "hen" / "x.png")
     rows, lines = said(capsys, *FOLDER, "data.cache=null")
@@ -115,6 +164,8 @@ def test_tensors_are_compared_by_their_pixels(capsys: pytest.CaptureFixture[str]
     few = ["data.train_size=30", "data.val_size=6", "data.test_size=6", "data.num_classes=30"]
     rows, _ = said(capsys, "data=synthetic", *few)
     assert rows["train"] == "30 images of 30 classes, 1 (class 0) to 1 each"
+    rows, _ = said(capsys, "data=synthetic", *few, "data.train_size=31")
+    assert rows["train"] == "31 images of 30 classes, 1 (class 1) to 2 each"
 
 
 def test_samples_of_a_dataset_are_made_and_the_broken_ones_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,12 +173,15 @@ def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "lockstep_greedy.py").write_text(
         "class Net:\n    def __init__(self, in_channels, num_classes, *, bias=True, **more): ...\n"
         "def sgd(params, lr, **more): ...\n"
+        "def images(**more): ...\n"
     )
     for folder in ("model", "experiment"):
         (tmp_path / "conf" / folder).mkdir(parents=True)
     (tmp_path / "conf" / "model" / "greedy.yaml").write_text("_target_: lockstep_greedy.Net\nwidth: 64\nstem: small\n")
     experiment = "# @package _global_\nmodel:\n  _target_: lockstep_greedy.Net\n"
     (tmp_path / "conf" / "experiment" / "changed.yaml").write_text(experiment)
+    (tmp_path / "conf" / "experiment" / "wider.yaml").write_text(f"{experiment}  width: 32\n")
+    (tmp_path / "conf" / "model" / "bare.yaml").write_text("width: 64\n")
     return tmp_path / "conf"
 
 
@@ -192,6 +195,14 @@ def test_a_changed_target_takes_over_no_key_of_another_one_unseen(greedy: Path, 
     assert fault.endswith("or write conf/model/mine.yaml for it and choose model=mine")
     removed = [f"~model.{name}" for name in ("stem", "shortcut_norm", "dropout", "init")]
     assert faults(text, *removed, "model.width=64", added=greedy) == [], "a key that was typed is meant"
+
+
+def test_what_lockstep_takes_itself_and_what_an_experiment_says_anew_is_no_key_of_another_target(greedy: Path) -> None:
+    (fault,) = faults("data._target_=lockstep_greedy.images", added=greedy)
+    assert "would be given val_fraction, test_fraction, split_seed of conf/data/digits.yaml" in fault, "and not memory"
+    (fault,) = faults("experiment=wider", added=greedy)
+    assert "would be given stem, shortcut_norm, dropout, init of conf/model/resnet18.yaml" in fault, "and not width"
+    assert faults("model=bare", "+model._target_=lockstep_greedy.Net", added=greedy) == [], "they are for no other one"
 
 
 def test_a_target_in_a_file_of_its_own_has_the_keys_it_has_there(greedy: Path) -> None:

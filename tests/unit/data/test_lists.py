@@ -77,6 +77,22 @@ def test_what_no_row_names_is_cut_off_train(tmp_path: Path) -> None:
         read(file, split_column="split", val_fraction=0)
 
 
+def test_another_seed_cuts_other_rows(tmp_path: Path) -> None:
+    file = write_listed(tmp_path)
+    cuts = [[read(file, split_seed=seed).test.names[number] for number in range(5)] for seed in (0, 0, 1)]
+    assert cuts[0] == cuts[1] != cuts[2]
+
+
+def test_paths_are_relative_to_the_root_or_else_to_the_folder_of_the_file(tmp_path: Path) -> None:
+    file = write_listed(tmp_path / "images")
+    elsewhere = tmp_path / "list.csv"
+    elsewhere.write_text(file.read_text())
+    found, expected = read(elsewhere, root=str(tmp_path / "images")), read(file)
+    assert torch.equal(whole(found.train.pixels), whole(expected.train.pixels))
+    with pytest.raises(ValueError, match="row 2, column path: there is no file "):
+        read(elsewhere)
+
+
 def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
     file = write_listed(tmp_path)
     write_list(file, [{"path": f"deep er/bild ü {i:02d}.png", "label": (10, 9, -1)[i % 3]} for i in range(20)])
@@ -137,6 +153,21 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "cells": (PLAIN + "x4.png,a\n", {}, [r"list\.csv, row 6 has 2 cells, and the first line has 3"]),
     "rows": ("path,label,split\n", {}, [r"list\.csv has no rows"]),
     "train": (PLAIN.replace("train", "val"), {}, [r"list\.csv has no row for train in column split"]),
+    "lines": (
+        'path,label,split,note\nx0.png,a,train,"two\nlines"\n\nx1.png,b,valid,\n',
+        {},
+        [r"list\.csv, row 5, column split: 'valid' is no split"],
+    ),
+    "infinite": (
+        PLAIN.replace(",a,", ",1,").replace(",b,", ",inf,"),
+        {"targets": "numbers"},
+        [r"row 3, column label: 'inf' is no number\.$", r"row 5, column label: 'inf' is no number\.$"],
+    ),
+    "many": (
+        "path,label,split\n" + 12 * "x0.png,a,valid\n",
+        {},
+        [*(rf"row {row}, column split: 'valid'" for row in range(2, 12)), r"^\.\.\. and 2 more$"],
+    ),
     "bytes": (
         "path,label,split\nx0.png,\udce4,train\n",
         {},
@@ -157,6 +188,36 @@ def test_what_cannot_be_used_is_named_by_file_row_and_column(tmp_path: Path, nam
     assert len(found) == len(lines)
     for line, pattern in zip(found, lines, strict=True):
         assert re.search(pattern, line), line
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (["a", None, "b", "b"], "row 2, column label: the cell is empty, fill it in or remove the row."),
+        (
+            [1.5, 2.0, 1.5, 2.0],
+            "row 1, column label: 1.5 names no class, give a text or a whole number, or data.targets",
+        ),
+    ],
+)
+def test_cells_of_parquet_that_name_no_class_are_named(tmp_path: Path, labels: list[Any], line: str) -> None:
+    for number in range(4):
+        write_image(tmp_path / f"x{number}.png", seed=number)
+    file = write_list(tmp_path / "list.parquet", [{"path": f"x{i}.png", "label": x} for i, x in enumerate(labels)])
+    with pytest.raises(ValueError, match=re.escape(line)):
+        read(file)
+
+
+def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.parquet").write_text(PLAIN)
+    with pytest.raises(ValueError, match=r"list\.parquet cannot be read \(.*\): give a Parquet file\.$"):
+        read(tmp_path / "list.parquet")
+
+
+def test_a_list_that_a_spreadsheet_has_saved_begins_with_its_first_column(tmp_path: Path) -> None:
+    file = write_listed(tmp_path)
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert read(file).class_names == ("a", "b")
 
 
 def faults(*texts: str) -> list[str]:

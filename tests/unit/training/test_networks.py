@@ -1,0 +1,63 @@
+"""What a network draws is tried on a copy of it, and the weights it brings along are loaded by one rank."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.config import compose, validation
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.models.libraries import Origin
+from lockstep.training.networks import load_weights, refuse_draws
+from tests.support.harness import own_network
+from tests.support.networks import Plain
+
+SHAPE = (1, 16, 16)
+
+
+class DropsByFunction(Plain):
+    """Drops outputs by a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(super().forward(x), training=self.training)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return validation.checked(compose.composed(own_network("Plain")))
+
+
+def test_a_network_that_is_tried_stays_as_it_is(config: Config) -> None:
+    net = Plain(1, 10, 4)
+    layers, before = dict(net.named_modules()), {name: value.clone() for name, value in net.state_dict().items()}
+    drawn = torch.get_rng_state()
+    refuse_draws(config, net, SHAPE)
+    assert dict(net.named_modules()) == layers
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_a_draw_of_a_function_is_refused_with_its_layer(config: Config) -> None:
+    with pytest.raises(ConfigError, match=r"the layer '' \(DropsByFunction\) draws random numbers by a function"):
+        refuse_draws(config, DropsByFunction(1, 10, 4), SHAPE)
+
+
+def test_a_network_that_cannot_be_copied_is_left_to_its_first_step(config: Config) -> None:
+    net = DropsByFunction(1, 10, 4)
+    net.register_buffer("scaled", net.fc.bias * 2)  # torch copies no tensor that has been computed with a gradient
+    refuse_draws(config, net, SHAPE)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_weights_are_asked_for_by_the_first_rank_alone_and_move_no_random_number(config: Config, rank: int) -> None:
+    drawn: list[Tensor] = []
+    net: Any = Plain(1, 10, 4)
+    net.origin = Origin(load=lambda: drawn.append(torch.rand(1)))
+    session: Any = SimpleNamespace(config=config, rank=rank)
+    before = torch.get_rng_state()
+    load_weights(session, net)
+    assert len(drawn) == (rank == 0)
+    assert torch.equal(torch.get_rng_state(), before)
