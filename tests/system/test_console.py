@@ -75,6 +75,8 @@ def test_speed_and_time_left_are_told_inside_the_first_epoch(tmp_path: Path, num
             return [int(step) for step in line.findall(run.log.read_text())]
 
         wait_until(lambda: len(steps()) >= 2, "two lines inside the epoch")
+        # which is written once a second
+        wait_until(lambda: run.folder.read_status()["epoch_remaining_s"] is not None, "the status of a later step")
         status = run.folder.read_status()
         assert status["epoch"] == 1
         assert status["remaining_s"] > status["epoch_remaining_s"] > 0
