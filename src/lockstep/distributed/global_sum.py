@@ -14,6 +14,7 @@ from lockstep.distributed.collectives import add_up, is_distributed
 def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
     """The sum over the samples of all workers, (...), of `values` (B, ...), a row for each sample of this share.
 
+    In float32 or wider, as sums of narrower numbers would be rounded otherwise for other shares.
     The same number on every worker, which all of them must ask for. A loss made of such sums, and of numbers that are
     equal on all workers, has the gradient that one worker would compute: DDP averages over the workers, so the gradient
     of a share is multiplied by their number. Divide by `batch.share.size`, the samples of the global batch. Raises
@@ -21,7 +22,7 @@ def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
     """
     if len(values) != len(batch.indices):
         raise ValueError(f"sum_over_global wants a row for each of {len(batch.indices)} samples, got {len(values)}")
-    total = values.sum(0)
+    total = values.sum(0, dtype=torch.promote_types(values.dtype, torch.float32))
     if not is_distributed():
         return total
     summed: Tensor = _Summed.apply(total)  # pyright: ignore[reportAssignmentType]

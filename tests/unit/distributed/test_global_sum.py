@@ -60,6 +60,18 @@ def test_any_split_has_the_value_and_the_gradient_of_one_worker(ranks: Ranks, lo
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+def of_narrow_values(loads: tuple[int, ...]) -> Tensor:
+    lo, hi = interval(NUM_SAMPLES, loads, dist.get_rank())
+    return sum_over_global(torch.tensor([256.0, 1, 1, 1, 1, 1, 1]).bfloat16()[lo:hi], batch_of(lo, hi))
+
+
+@pytest.mark.processes
+def test_narrow_values_add_up_in_float32(ranks: Ranks) -> None:
+    """Of 256 + 1 bfloat16 has no more than 256."""
+    for found in ranks.run(3, of_narrow_values, (1, 1, 1)):
+        assert (found.item(), found.dtype) == (262.0, torch.float32)
+
+
 def test_values_of_other_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="wants a row for each of 3 samples, got 2"):
         sum_over_global(torch.zeros(2), batch_of(0, 3))
