@@ -124,10 +124,16 @@ def _row(tree: dict[str, Any], key: str) -> str:
 def api() -> str:
     """The page of every public name, from the packages that offer them. Imports torch."""
     lines = [API]
-    for package in (import_module(f"lockstep.{name}") for name in PACKAGES):
+    packages = [import_module(f"lockstep.{name}") for name in PACKAGES]
+    homes = {name: package.__name__ for package in packages for name in package.__all__}
+    for package in (import_module("lockstep"), *packages):
         lines.append(f"## {package.__name__}\n\n{inspect.cleandoc(package.__doc__ or '').partition(chr(10))[0]}\n")
         for name in package.__all__:
-            lines += _name(f"{package.__name__}.{name}", getattr(package, name))
+            home = homes.get(name, package.__name__)
+            if home == package.__name__:
+                lines += _name(f"{home}.{name}", getattr(package, name))
+            else:
+                lines.append(f"`{package.__name__}.{name}` is `{home}.{name}`.\n")
     return "\n".join(lines)
 
 
