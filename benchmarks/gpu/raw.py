@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lockstep.models import ResNet18
+from lockstep.config import build, compose, validation
 
 NUM_FIRST, NUM_STEPS = 3, 40
 
@@ -32,7 +32,9 @@ class Loop:
 
     def __init__(self, batch_size: int, width: int) -> None:
         layout = torch.channels_last
-        self._net = ResNet18(in_channels=1, num_classes=10, width=width).cuda().to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+        model = validation.checked(compose.composed([f"model.width={width}"])).model
+        net: nn.Module = build.build(model, in_channels=1, num_classes=10)
+        self._net = net.cuda().to(memory_format=layout)  # pyright: ignore[reportCallIssue]
         self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=True)
         self._images = torch.randn(batch_size, 1, 28, 28, device="cuda").contiguous(memory_format=layout)
         self._targets = torch.randint(0, 10, (batch_size,), device="cuda")
