@@ -104,3 +104,10 @@ def test_what_cannot_be_right_is_a_fault_of_one_line(tmp_path: Path, overrides: 
     assert done.returncode == 2, done.stderr
     assert any("config error: " in line and fault in line for line in done.stderr.splitlines()), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_sweep_of_one_without_a_test_ends_well(tmp_path: Path) -> None:
+    overrides = (*SMALL, *GAN, "trainer.max_epochs=1", "seed=0,1")
+    done = run([*command("-m", *overrides, f"hydra.sweep.dir={tmp_path / 'sweep'}")], ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed" not in done.stdout

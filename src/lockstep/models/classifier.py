@@ -171,7 +171,8 @@ class Classifier(L.LightningModule):
         outputs = self(batch.inputs)
         values, weights = checked_losses(self.task, outputs, batch)
         loss = values.sum()
-        self.counts.add(loss, weights, self.task.scores(outputs, batch), num_samples=len(values))
+        with torch.no_grad():
+            self.counts.add(loss, weights, self.task.scores(outputs, batch), num_samples=len(values))
         if weights is not None:
             before = 0.0 if self._weight_sum is None else self._weight_sum
             self._weight_sum = before + weights.detach().sum(dtype=torch.float64)

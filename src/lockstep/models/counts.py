@@ -25,7 +25,6 @@ class EpochCounts:
         """Add up on `device` from here on."""
         self.own, self._logged = self.own.to(device), self._logged.to(device)
 
-    @torch.no_grad()
     def add(self, loss: Tensor, weights: Tensor | None, scores: Iterable[Tensor], *, num_samples: int) -> None:
         """Take in a share: the sum of its losses, weights (B,) where samples have them, and of each score (B,)."""
         loss_sum, weight_sum, sample_count, *score_sums = self.own

@@ -61,7 +61,7 @@ def summarize(
         "train_images": len(data.splits.train),
         "val_images": len(data.splits.val),
         "test_images": len(data.splits.test),
-        **({"exact": verified_or_not(here, module)} if here.config.has_own_module else {}),
+        **({"exact": _verified_or_not(here, module)} if here.config.has_own_module else {}),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
 
@@ -114,13 +114,13 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
             ("batch", batch),
             ("precision", f"{here.precision} ({here.precision_reason})"),
             *([("layout", f"{module.layout.name} ({module.layout.reason})")] if _is_ours(module) else []),
-            *([("exact", verified_or_not(here, module))] if not _is_ours(module) else []),
+            *([("exact", _verified_or_not(here, module))] if not _is_ours(module) else []),
             ("run folder", shown(here.folder.path)),
         ],
     )
 
 
-def verified_or_not(here: Session, module: L.LightningModule) -> str:
+def _verified_or_not(here: Session, module: L.LightningModule) -> str:
     """Whether a module of the user's own is known to compute the same on any number of workers."""
     known = verified.recalled(own_module.digest(here.config, module))
     return known or "not checked: lockstep verify with these settings does"

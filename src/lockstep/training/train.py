@@ -96,7 +96,8 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
             enable_checkpointing=False,
         )
         internals.set_global_step(trainer, steps)
-        trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+        if is_overridden("test_step", module):
+            trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
             metrics = metrics_of(trainer, module)
             folder.write_summary(folder.read_summary() | tested(module, metrics))
