@@ -180,8 +180,8 @@ def test_every_end_of_a_run_is_shown_as_such(root: Path, site: str, page: Any) -
     cells = row(page, "live").locator("td[class*=col-]").all_text_contents()
     assert cells[2:-1] == ["", "5 / 10", "–", "1:15", "1,235", "–", "2", "cpu", "0.9871"]
     for name, reason, command in [
-        ("failed", "ValueError: no numbers", f"python train.py resume={failed.path}"),
-        ("stopped", "signal SIGTERM", f"python train.py resume={root / 'stopped'}"),
+        ("failed", "ValueError: no numbers", f"lockstep train resume={failed.path}"),
+        ("stopped", "signal SIGTERM", f"lockstep train resume={root / 'stopped'}"),
         ("broken", "status.json cannot be read", None),
     ]:
         row(page, name).click()
@@ -531,7 +531,7 @@ def test_the_command_is_copied(root: Path, site: str, page: Any) -> None:
     save_checkpoint(write_run(root / "a run", "stopped"))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(site)
-    page.get_by_role("button", name=re.compile("^Copy python train.py")).locator("visible=true").click()
+    page.get_by_role("button", name=re.compile("^Copy lockstep train")).locator("visible=true").click()
     expect(page.locator(".message")).to_have_text("The command is copied.")
     text = page.evaluate("navigator.clipboard.readText()")
     assert shlex.split(text)[2] == f'resume="{root}/a run"'

@@ -32,7 +32,7 @@ from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.table import Objective
 from lockstep.system.signals import SignalFlag
 from tests.support.commands import run as run_command
-from tests.support.harness import PATIENCE_S, SMALL, command, difference, environ, wait_until, write_run
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
 from tests.support.screens import on_terminal
 
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
@@ -471,7 +471,7 @@ def test_packages_that_git_ignores_are_named_for_every_trial_of_an_array(
 
 def test_code_of_jobs_is_no_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "outputs" / "day" / "it", SMALL)
-    code.freeze(code.files(), folder.code)
+    code.freeze(code.files(ROOT), folder.code, ROOT)
     code.freeze(code.files(), tmp_path / "outputs" / "day" / "code")
     assert [found.name for found in discovery.scan(tmp_path / "outputs").values()] == ["day/it"]
 

@@ -197,7 +197,7 @@ def test_a_job_is_refused_whose_network_git_ignores(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", project], check=True)
     done = run(tmp_path, project / "train.py", *TINY, OWN, "cluster=local", python_path=project / "src")
     assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
-    assert "my_package beside train.py is not copied for a job" in done.stderr
+    assert "my_package in project is not copied for a job" in done.stderr
     assert not (tmp_path / "outputs").exists()
 
 

@@ -88,7 +88,7 @@ def test_tasks_that_no_srun_starts_are_not_waited_for(slurm: Slurm, tmp_path: Pa
     assert slurm.wait(job) == "FAILED"
     assert slurm.show(job)["ExitCode"] == "2:0"
     text = (tmp_path / f"slurm-{job}.out").read_text()
-    assert "srun started 1 process: start it with srun --nodes=1 --ntasks-per-node=2 python train.py" in text
+    assert "srun started 1 process: start it with srun --nodes=1 --ntasks-per-node=2 lockstep train" in text
 
 
 def test_a_network_that_is_not_there_is_told_with_those_that_are(slurm: Slurm, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_the_next_command_fits_the_state(tmp_path: Path, lockstep: Any, state: s
         folder.checkpoints.mkdir()
         folder.last_checkpoint.touch()
     *_, last, _ = lockstep("status", "my run").out.splitlines()
-    resume = """python train.py 'resume="my run"'"""
+    resume = """lockstep train 'resume="my run"'"""
     go_on = f"{'go on' if has_checkpoint else 'try again'} +{resume}"
     expected = dict.fromkeys(LIVE_STATES, "stop +lockstep stop 'my run'")
     expected |= {"stopping": f"then go on +{resume}", "stopped": go_on, "failed": go_on, "pruned": go_on}
@@ -159,7 +159,7 @@ def test_the_next_command_fits_the_state(tmp_path: Path, lockstep: Any, state: s
 def test_a_run_without_a_status_or_with_a_broken_one_is_shown_too(tmp_path: Path, lockstep: Any) -> None:
     folder = run(tmp_path / "it", state=None)
     rows = rows_of(lockstep("status", "it").out)
-    assert rows == {"state": "not started", "run folder": "it", "start": "python train.py resume=it"}
+    assert rows == {"state": "not started", "run folder": "it", "start": "lockstep train resume=it"}
     (folder.path / "status.json").write_text("{")
     rows = rows_of(lockstep("status", "it").out)
     assert (rows["state"], rows["look"]) == ("broken", "cat it/status.json")
@@ -281,7 +281,7 @@ def test_json_has_all_facts_of_every_run(three: Path, lockstep: Any) -> None:
 def test_an_empty_folder_says_what_to_do_and_a_missing_one_is_a_fault(tmp_path: Path, lockstep: Any) -> None:
     said = lockstep("runs")
     assert (said.code, said.out) == (0, "")
-    assert said.err == "No runs below outputs: start one with python train.py, or name another folder.\n"
+    assert said.err == "No runs below outputs: start one with lockstep train, or name another folder.\n"
     said = lockstep("runs", "nowhere")
     assert said.code == 2
     assert said.err == "lockstep: nowhere is no folder: give one that holds runs, or none for outputs/.\n"

@@ -36,10 +36,10 @@ START_S = 15.0  # a guess of what starting an environment takes, for the time le
 BEST = "best.ckpt"
 
 
-def run(texts: Sequence[str]) -> int:
+def run(texts: Sequence[str], source: compose.Source) -> int:
     """Benchmark the configuration of these overrides. Returns the exit code."""
     try:
-        config = _checked(overrides.benchmarked(texts))
+        config = _checked(overrides.benchmarked(texts), source)
         presence.check(config.data)
         chosen_environments = environments(config, hardware.num_cores(), hardware.num_visible_gpus())
         if all(environment.config is None for environment in chosen_environments):
@@ -56,10 +56,10 @@ def run(texts: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
 
 
-def _checked(texts: Sequence[str]) -> BenchmarkConfig:
-    overrides.check(texts, is_multirun=False, is_benchmark=True)
+def _checked(texts: Sequence[str], source: compose.Source) -> BenchmarkConfig:
+    overrides.check(texts, source, is_multirun=False, is_benchmark=True)
     try:
-        composed = compose.composed(texts)
+        composed = compose.composed(texts, source)
     except REFUSALS as error:
         cure = "add an environment by +benchmark.environments.NAME=..., any other key by +KEY=..."
         raise faults.ConfigError([f"{faults.one_line(error).rstrip('.')}: {cure}"]) from error

@@ -24,6 +24,7 @@ from typing_extensions import override
 from lockstep.callbacks.stop import Stopped
 from lockstep.distributed.rng import ExactDropout
 from lockstep.models.classifier import Classifier
+from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 
@@ -68,7 +69,7 @@ class Curves(L.Callback):
         tree = yaml.safe_load(folder.config.read_text())
         tree.pop("notify", None)  # may hold a token
         writer.add_text("config", _code(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)))
-        writer.add_text("command", _code(shlex.join(["python", "train.py", *folder.read_overrides()])))
+        writer.add_text("command", _code(f"{naming.training_command()} {shlex.join(folder.read_overrides())}".rstrip()))
         writer.add_text("commit", str(environment["commit"]))
         writer.add_text("environment", _code(folder.environment.read_text()))
         # Without its first part, "experiment", the page offers the settings of all runs, and first those that differ.

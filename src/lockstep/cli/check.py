@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from lockstep.cli.train import TRAIN
-from lockstep.config import build, compose, presence, project, validation
+from lockstep.config import build, compose, presence, validation
 from lockstep.config.data_sections import Data, ImageFolder, ImageList
 from lockstep.config.schema import Config
 from lockstep.data.transfer.file_lock import Progress
@@ -25,19 +24,18 @@ if TYPE_CHECKING:
 MOST_CLASSES = 20  # that a line names one by one
 
 
-def check(overrides: Sequence[str]) -> int:
-    """Look at every image of the source that the overrides choose, print what was found, and return the exit code.
+def check(overrides: Sequence[str], source: compose.Source) -> int:
+    """Look at every image of the data that the overrides choose, print what was found, and return the exit code.
 
     1 where images cannot be used or stand in more than one split. Raises ConfigError, FileNotFoundError or ValueError.
     """
-    project.enter(TRAIN.parent)
-    config = build.scaled(validation.checked(compose.composed(overrides)))
+    config = build.scaled(validation.checked(compose.composed(overrides, source)))
     presence.check(config.data)
     from lockstep.training.staging import once_a_node
 
     progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
-        source = once_a_node(
+        images = once_a_node(
             config.data,
             lambda section: _opened(section, config.seed),
             rank=0,
@@ -45,7 +43,7 @@ def check(overrides: Sequence[str]) -> int:
             is_silent=False,
             held=held,
         )
-        inspection = _inspected(source, progress)
+        inspection = _inspected(images, progress)
         progress.end()
         groups = inspection.duplicates()
         leaks = [group for group in groups if len({split for split, _ in group}) > 1]
@@ -54,8 +52,8 @@ def check(overrides: Sequence[str]) -> int:
         rows = [
             *((split, _counts(inspection, split)) for split in inspection.seen),
             ("sizes", _sizes(inspection)),
-            ("training", _use(config, source, inspection)),
-            ("memory", _placement(config, source)),
+            ("training", _use(config, images, inspection)),
+            ("memory", _placement(config, images)),
             ("steps", _steps(config, len(inspection.seen["train"]))),
             ("broken", _told(len(broken), "cannot be used", is_wrong=True)),
             ("leaks", _told(len(leaks), "in more than one split", is_wrong=True)),

@@ -50,7 +50,7 @@ def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
     """Print the help for the configuration of a command line."""
     tree: Any = OmegaConf.to_container(composed(overrides, source))
     print(HEAD, end="")
-    for group, options in groups(source.conf, source.added).items():
+    for group, options in groups(*source.folders).items():
         if group not in ELSEWHERE:
             print(f"  {group:<12} {', '.join(options)}")
     sections = {name: list(_rows(tree, name)) for name in tree if isinstance(tree[name], dict)}
@@ -64,9 +64,9 @@ def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
     print(FOOT, end="")
 
 
-def show_benchmark() -> None:
+def show_benchmark(source: Source) -> None:
     """Print the help of `lockstep benchmark`."""
-    tree: Any = OmegaConf.to_container(composed(["+benchmark=default"]))
+    tree: Any = OmegaConf.to_container(composed(["+benchmark=default"], source))
     print(BENCHMARK, end="")
     _print("Keys, beside those of python train.py --help", list(_rows(tree, "benchmark")), 0)
 

@@ -1,7 +1,6 @@
 """The commands: `python train.py` (also `lockstep train`), and those of `lockstep`, which `lockstep --help` lists."""
 
 import argparse
-import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,8 +15,7 @@ from lockstep.system import signals
 from lockstep.system.process import leave
 
 if TYPE_CHECKING:
-    pass
-from lockstep.cli.train import TRAIN
+    from lockstep.config.compose import Source
 
 VERIFYING = """\
 Trains two epochs of three steps in float64 with 1 worker, and with several: even and uneven shares, an empty one, a cut
@@ -42,11 +40,10 @@ def main() -> NoReturn:
 
 def _command() -> int:
     if sys.argv[1:2] == ["train"]:
-        sys.argv = [str(TRAIN), *sys.argv[2:]]
-        if not sys.flags.safe_path:
-            sys.path.insert(0, str(TRAIN.parent))  # as for a script
-        runpy.run_path(str(TRAIN), run_name="__main__")
-        return 0
+        from lockstep.cli.train import run
+
+        sys.argv = [f"{sys.argv[0]} train", *sys.argv[2:]]
+        return run(Path.cwd())
     try:
         if sys.argv[1:2] == ["jobs"]:
             signals.as_usual()
@@ -120,26 +117,30 @@ def _board(arguments: argparse.Namespace) -> int:
 
 
 def _benchmark(arguments: argparse.Namespace) -> int:
-    from lockstep.config import project
-
-    project.enter(TRAIN.parent)
+    source = _entered()
     if arguments.is_help:
         from lockstep.cli.help import show_benchmark
 
-        show_benchmark()
+        show_benchmark(source)
         return 0
     from lockstep.benchmark.command import run
 
-    return run(arguments.overrides)
+    return run(arguments.overrides, source)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from lockstep.config import project
-
-    project.enter(TRAIN.parent)
+    source = _entered()
     from lockstep.verify.command import run
 
-    return run(arguments.overrides)
+    return run(arguments.overrides, source)
+
+
+def _entered() -> "Source":
+    """Have this process find the modules of the project in the current folder. Returns where its `conf` is."""
+    from lockstep.config import compose, project
+
+    project.enter(Path.cwd())
+    return compose.source_of(Path.cwd())
 
 
 def _add_watching_commands(commands: Any) -> None:
@@ -280,7 +281,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
     changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
     try:
-        return prepare(arguments.root, changes)
+        return prepare(arguments.root, changes, _entered())
     except faults.ConfigError as error:
         faults.exit_with(error)
 
@@ -290,7 +291,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from lockstep.config import faults
 
     try:
-        return check(arguments.overrides)
+        return check(arguments.overrides, _entered())
     except faults.ConfigError as error:
         faults.exit_with(error)
 
@@ -311,7 +312,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
         other = "last" if arguments.checkpoint == "best" else "best"
         raise ValueError(f"{shown(checkpoint)} {fault}: put a copy of it back, or try --checkpoint {other}.")
     saved = storage.load(folder.config)
-    project.enter(TRAIN.parent)
+    project.enter(Path.cwd())
     project.use(folder, saved)
     tree = storage.to_tree(saved)
     if arguments.devices is not None:

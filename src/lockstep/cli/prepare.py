@@ -11,12 +11,13 @@ from lockstep.config.data_sections import Data
 from lockstep.data.images import cache as caches
 from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import remote
+from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
 
 NO_TEXTS = ("null", "true", "false", "inf", "nan")
 
 
-def prepare(root: str, changes: Mapping[str, str | None]) -> int:
+def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source) -> int:
     """Have the images of a folder in the cache, with the settings of a training with these `changes` of data.*.
 
     Prints what is there. Returns the exit code; raises ConfigError, FileNotFoundError or ValueError.
@@ -25,7 +26,7 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
     if changed.get("cache", "null") != "null":
         changed["cache"] = _quoted(changed["cache"])
     overrides = ["data=image_folder", *(f"data.{name}={value}" for name, value in changed.items())]
-    section = validation.checked(compose.composed(overrides)).data
+    section = validation.checked(compose.composed(overrides, source)).data
     settings = section.arguments()
     cache, image_size, channels = settings["cache"], settings["image_size"], settings["channels"]
     if cache is None:
@@ -50,7 +51,7 @@ def prepare(root: str, changes: Mapping[str, str | None]) -> int:
     print(
         f"{count:,} images of {channels}x{height}x{width} in {len(listing.class_names)} classes: {some}\n"
         f"{'Decoded into' if is_new else 'Up to date:'} {entry.path} ({table.nbytes / 2**20:,.1f} MiB)\n"
-        f"Train with:\n  python train.py {shlex.join(overrides)}"
+        f"Train with:\n  {naming.training_command()} {shlex.join(overrides)}"
     )
     return 0
 

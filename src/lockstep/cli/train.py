@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,23 +14,28 @@ from lockstep.system.process import no_garbage_collection
 from lockstep.system.provenance import without_secrets
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from lockstep.config.compose import Source
     from lockstep.config.schema import Config
 
 
-TRAIN = Path(__file__).parents[3] / "train.py"
+def run(project: Path) -> int:
+    """Check the command line, answer --help, and hand over to Hydra. Returns the exit code.
 
-
-def run(main: Callable[[], Any]) -> int:
-    """Check the command line, answer --help, and hand over to Hydra's `main`. Returns the exit code."""
+    `project` is the folder whose `conf` and modules this command uses.
+    """
     global _serial
     with no_garbage_collection():
-        num_jobs = _num_jobs()
+        arguments, source = _asked(project)
+        num_jobs = _num_jobs(arguments, source, project)
         if num_jobs is None:
             return 0
+    import hydra
+
     _serial = Serial(num_jobs)
     try:
-        main()
+        hydra.main(version_base="1.3", config_path=str(source.conf), config_name=source.name)(train)()
         if _serial.trials and outer_world(os.environ) is None:
             _serial.test_best()
     except SystemExit as left:  # with the code of the run, or of Hydra
@@ -46,23 +51,35 @@ def run(main: Callable[[], Any]) -> int:
     return EXIT_FAILED if _serial.failed else 0
 
 
-def _num_jobs() -> int | None:
-    """How many jobs Hydra is to start: --help is answered here (None), a command line with faults ends here."""
+def _asked(project: Path) -> "tuple[Namespace, Source]":
+    """The options of Hydra on the command line, and where the configuration comes from."""
     from hydra._internal.utils import get_args_parser
+
+    from lockstep.config import compose
+
+    arguments = get_args_parser().parse_args()
+    source = compose.source_of(project)
+    if arguments.config_path:
+        source = source._replace(conf=project / arguments.config_path)
+        sys.argv.append(f"--config-path={source.conf}")  # the last one counts; to Hydra, this file would be the script
+    if arguments.config_name:
+        source = source._replace(name=arguments.config_name)
+    if arguments.config_dir:
+        source = source._replace(added=Path(arguments.config_dir))
+    return arguments, source
+
+
+def _num_jobs(arguments: "Namespace", source: "Source", folder: Path) -> int | None:
+    """How many jobs Hydra is to start: --help is answered here (None), a command line with faults ends here."""
     from omegaconf import OmegaConf
 
     from lockstep.config import compose, faults, options, overrides, project
 
-    arguments = get_args_parser().parse_args()
-    source = compose.Source(
-        TRAIN.parent / arguments.config_path if arguments.config_path else compose.CONF,  # as Hydra reads it
-        arguments.config_name or "config",
-        Path(arguments.config_dir) if arguments.config_dir else None,
-    )
+    compose.search_defaults()
     sweep_folder = "outputs"
     OmegaConf.register_new_resolver("sweep_folder", lambda: sweep_folder, replace=True)
     try:
-        project.enter(Path(sys.path[0]))
+        project.enter(folder)
         if arguments.help:
             from lockstep.cli.help import show
 
@@ -72,13 +89,7 @@ def _num_jobs() -> int | None:
                 show(source=source)  # help is for those whose overrides are wrong, too
             return None
         if not (arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help):
-            plan = overrides.check(
-                arguments.overrides,
-                conf=source.conf,
-                config_name=source.name,
-                added=source.added,
-                is_multirun=arguments.multirun,
-            )
+            plan = overrides.check(arguments.overrides, source, is_multirun=arguments.multirun)
             first = plan.configs[0]
             if arguments.multirun:
                 _check_inputs(plan.configs)

@@ -14,27 +14,25 @@ from lockstep.config.targets import called
 from lockstep.monitoring.cells import size
 from lockstep.runs.naming import quoted, shown
 from lockstep.system import provenance
-from lockstep.system.provenance import ROOT
 
 WITHOUT_GIT = ("src", "conf")  # beside modules and packages
-MAIN = "train.py"
 RUNS = "outputs"  # with copies of the code in them, also where a command was typed elsewhere in the project
 MAX_BYTES = 100 * 2**20
 COMMIT, CHANGES = provenance.FROZEN_COMMIT, "CHANGES.diff"
 GIT_TIMEOUT_S = 60.0
 
 
-def files(root: Path = ROOT, max_bytes: int = MAX_BYTES) -> list[Path]:
+def files(root: Path, max_bytes: int = MAX_BYTES) -> list[Path]:
     """Files of the project relative to `root`: those git knows, and others it does not ignore.
 
-    Without git, all of src, conf, train.py, and of the modules and packages beside it. Raises ConfigError when they are
-    too large to be copied for every job.
+    Without git, or where it ignores all of it, src, conf, train.py, and the modules and packages beside it. Raises
+    ConfigError when they are too large to be copied for every job.
     """
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     names = sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
     paths = [path for path in map(Path, names) if RUNS not in path.parts]
     chosen = [path for path in paths if (root / path).is_file()]  # not what is gone, no other repositories
-    if Path(MAIN) not in chosen:
+    if not chosen:
         chosen = [path for path in _walk(root) if RUNS not in path.parts]
     sizes = {path: os.stat(root / path).st_size for path in chosen}
     total = sum(sizes.values())
@@ -45,23 +43,27 @@ def files(root: Path = ROOT, max_bytes: int = MAX_BYTES) -> list[Path]:
     return chosen
 
 
-def needed(configs: Iterable[Config], root: Path = ROOT) -> list[Path]:
+def needed(configs: Iterable[Config], root: Path) -> list[Path]:
     """As `files`. Raises ConfigError, too, where a package that one of the configurations names would be left out."""
     paths = files(root)
-    beside, copied = {entry.name for entry in root.iterdir()}, {path.parts[0] for path in paths}
+    beside, copied = set(os.listdir(root)), {path.parts[0] for path in paths}
+    if (root / "src").is_dir():
+        beside |= set(os.listdir(root / "src"))
+        copied |= {path.parts[1] for path in paths if path.parts[0] == "src"}
     faults = []
     for key, target in (name for config in configs for name in called(to_tree(config))):
         package = target.partition(".")[0]
         left_out = {package, f"{package}.py"} & beside
         if left_out and not left_out & copied:
-            what = f"{package} beside train.py is not copied for a job, because git ignores it"
-            faults.append(f"{key}={target}: {what}: see git check-ignore -v {quoted(root / package)}")
+            where = next(path for path in (root, root / "src") if left_out & set(os.listdir(path)))
+            what = f"{package} in {shown(where)} is not copied for a job, because git ignores it"
+            faults.append(f"{key}={target}: {what}: see git check-ignore -v {quoted(where / package)}")
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     return paths
 
 
-def freeze(paths: Sequence[Path], base: Path, root: Path = ROOT) -> Path:
+def freeze(paths: Sequence[Path], base: Path, root: Path) -> Path:
     """Copy `paths` into the next free folder of `base`, with the commit and what differs from it. Returns the folder.
 
     Never one that is there: a job that waits or runs may read it.

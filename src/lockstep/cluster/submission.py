@@ -37,7 +37,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
     with in_one_piece() as flag:
-        files = code.needed([config])  # a fault leaves nothing behind
+        files = code.needed([config], project.root())  # a fault leaves nothing behind
         if chosen is None:
             folder = RunFolder(naming.create_path(outputs, config.run_name, now))
         else:
@@ -65,7 +65,7 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
     with in_one_piece() as flag:
-        files = code.needed([config])
+        files = code.needed([config], project.root())
         with runner.locked(folder):
             before = folder.config.read_text()
             storage.save(for_job(config), folder.config)
@@ -103,7 +103,7 @@ def submit_all(
     cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
     with contextlib.ExitStack() as undone:
         if files is None:
-            files = code.needed(configs)
+            files = code.needed(configs, project.root())
         frozen = old_code or undone.enter_context(_frozen(files, base))
         for folder, config in zip(folders, configs, strict=True):
             storage.save(for_job(config), folder.config)
@@ -226,7 +226,7 @@ def _need_empty(chosen: Path) -> None:
 @contextlib.contextmanager
 def _frozen(files: Sequence[Path], base: RunFolder) -> Iterator[Path]:
     """A copy of the code for this submission alone; without it, it goes."""
-    copy = code.freeze(files, base.code)
+    copy = code.freeze(files, base.code, project.root())
     try:
         yield copy
     except BaseException:
@@ -240,7 +240,7 @@ def _frozen(files: Sequence[Path], base: RunFolder) -> Iterator[Path]:
 def _reading(folder: RunFolder, frozen: Path) -> Iterator[None]:
     """Let the run find its modules in the copy of the code; and take that back when it was not submitted."""
     before = folder.read_project()
-    project.record_copy(folder, code.ROOT, frozen)
+    project.record_copy(folder, project.root(), frozen)
     try:
         yield
     except BaseException:

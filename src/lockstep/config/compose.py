@@ -6,9 +6,13 @@ from typing import Any, NamedTuple
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from typing_extensions import override
 
 from lockstep.config.faults import one_line
 from lockstep.config.schema import Config, section
@@ -17,22 +21,51 @@ if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms of it, 11 of Python; Ome
     yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore[reportAttributeAccessIssue]
 
 
-CONF = Path(__file__).parents[3] / "conf"
+_PACKAGE = Path(__file__).parents[1]
+CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") if path.is_dir())  # of a wheel; of src/
 
 
 class Source(NamedTuple):
-    """Where configurations come from: the folder and name of the primary one, and a folder that adds to it."""
+    """Where configurations come from: the folder and name of the primary one, and a folder that adds to it.
+
+    What is in neither is Lockstep's own, in CONF.
+    """
 
     conf: Path = CONF
     name: str = "config"
     added: Path | None = None
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All folders in which options are, the first one in which Hydra finds a file counts."""
+        return tuple(dict.fromkeys(path for path in (self.conf, CONF, self.added) if path is not None))
+
 
 DEFAULT = Source()
 
 
+def source_of(project: Path) -> Source:
+    """Where the configurations of a project come from: its `conf`, where it has one, before Lockstep's own."""
+    return Source(project / "conf") if (project / "conf").is_dir() else DEFAULT
+
+
+class Defaults(SearchPathPlugin):
+    """Lets Hydra find Lockstep's own configuration behind that of a project."""
+
+    @override
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add CONF behind what is there."""
+        search_path.append(provider="lockstep", path=f"file://{CONF}")
+
+
+def search_defaults() -> None:
+    """Have Hydra use `Defaults` in this process, and in no other application of the same environment."""
+    Plugins.instance().register(Defaults)
+
+
 def composed(overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
     """The configuration of a command line, as Hydra composes it; also Hydra's own part `with_hydra`."""
+    search_defaults()
     search = [f"hydra.searchpath=[file://{source.added.resolve()}]"] if source.added is not None else []
     with initialize_config_dir(config_dir=str(source.conf.resolve()), version_base="1.3"):
         return compose(source.name, [*search, *overrides], return_hydra_config=with_hydra)

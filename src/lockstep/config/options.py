@@ -12,10 +12,10 @@ from yaml import YAMLError
 REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # by Hydra, of a choice or a file
 
 
-def groups(*folders: Path | None) -> dict[str, list[str]]:
+def groups(*folders: Path) -> dict[str, list[str]]:
     """Options of every configuration group below the folders; Hydra knows more of its own groups, hydra/..."""
     options_by_group: dict[str, set[str]] = {}
-    for folder in filter(None, folders):
+    for folder in folders:
         for file in folder.rglob("*.yaml"):
             group = file.parent.relative_to(folder).as_posix()
             if group != "." and not group.startswith("hydra/"):

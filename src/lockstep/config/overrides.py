@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
@@ -12,7 +11,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from lockstep.config.compose import CONF, Source, composed, plain
+from lockstep.config.compose import DEFAULT, Source, composed, plain
 from lockstep.config.faults import ConfigError, near, one_line, question, shown
 from lockstep.config.inherited import inherited_faults
 from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
@@ -34,20 +33,10 @@ class Plan(NamedTuple):
     configs: list[Config]
 
 
-def check(
-    overrides: Sequence[str],
-    *,
-    conf: Path = CONF,
-    config_name: str = "config",
-    added: Path | None = None,
-    is_multirun: bool,
-    is_benchmark: bool = False,
-) -> Plan:
-    """What these overrides ask for. Raises ConfigError with all their faults; of a sweep, of every value.
-
-    `conf` is the folder of the primary configuration, `added` one that adds to it (Hydra's --config-dir).
-    """
-    source, options = _source(conf, config_name, added), groups(conf, added)
+def check(overrides: Sequence[str], source: Source = DEFAULT, *, is_multirun: bool, is_benchmark: bool = False) -> Plan:
+    """What these overrides ask for. Raises ConfigError with all their faults; of a sweep, of every value."""
+    _check_source(source)
+    options = groups(*source.folders)
     faults: list[str] = []
     values: list[list[str]] = []
     configs: list[Config] = []
@@ -84,14 +73,13 @@ def check(
     return Plan(math.prod(map(len, values)), configs)
 
 
-def _source(conf: Path, config_name: str, added: Path | None) -> Source:
-    """Where the configuration comes from. Raises ConfigError where that is not there."""
-    for folder in (conf, added):
-        if folder is not None and not folder.is_dir():
+def _check_source(source: Source) -> None:
+    """Raise ConfigError where a folder or the primary configuration is not there."""
+    for folder in source.folders:
+        if not folder.is_dir():
             raise ConfigError([f"there is no folder {folder}: correct the path of the configuration"])
-    if config_name not in {file.stem for file in [*conf.glob("*.yaml"), *(added.glob("*.yaml") if added else ())]}:
-        raise ConfigError([f"there is no {config_name}.yaml in {conf}: correct --config-name"])
-    return Source(conf, config_name, added)
+    if not any((folder / f"{source.name}.yaml").is_file() for folder in source.folders):
+        raise ConfigError([f"there is no {source.name}.yaml in {source.conf}: correct --config-name"])
 
 
 def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:

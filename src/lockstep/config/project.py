@@ -1,7 +1,8 @@
 """Where the modules are that a configuration names beside those that are installed.
 
-They lie beside train.py, in PYTHONPATH, or in the folder in which a command was typed. A run records these folders, so
-that whatever goes on with it, tests it or uses its network finds the same modules from any current folder.
+They lie in the folder of the project, which is that of train.py or the one in which `lockstep` was typed, in its `src`,
+in PYTHONPATH, or in the folder in which train.py was started. A run records these folders, so that whatever goes on
+with it, tests it or uses its network finds the same modules from any current folder.
 """
 
 import os
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import lockstep
 from lockstep.config import signatures
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
@@ -30,7 +32,7 @@ class Project(NamedTuple):
 
 
 def enter(folder: Path) -> None:
-    """Have this process find modules in `folder`, that of train.py, and in the current folder what is nowhere else.
+    """Have this process find modules in a project's `folder`, and in the current folder what is nowhere else.
 
     Not where Python itself was told to look in neither (PYTHONSAFEPATH). Raises ConfigError where there is no current
     folder.
@@ -40,7 +42,15 @@ def enter(folder: Path) -> None:
     except OSError as error:
         raise ConfigError([f"the current folder is gone ({error.strerror}): start this in another one"]) from error
     if not sys.flags.safe_path:
-        _search(Project((str(folder),), (started_in,)), after=0)
+        _search(Project(_modules(folder), (started_in,)), after=0)
+
+
+def root() -> Path:
+    """The folder of the project, after `enter` or `use`."""
+    if not sys.flags.safe_path:
+        return Path(sys.path[0])
+    script = Path(sys.argv[0])
+    return script.resolve().parent if script.suffix == ".py" else Path.cwd()
 
 
 def here() -> Project:
@@ -48,7 +58,7 @@ def here() -> Project:
     named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if sys.flags.safe_path:
         return Project(_resolved(named), ())
-    return Project(_resolved([sys.path[0], *named]), _resolved([os.getcwd()]))
+    return Project(_resolved([*_modules(root()), *named]), _resolved([os.getcwd()]))
 
 
 def record(folder: RunFolder) -> None:
@@ -93,6 +103,13 @@ def use(folder: RunFolder, config: Config, *, is_own_first: bool = False) -> Non
             faults.append(f"{fault} its modules: start this command in the folder that holds {package} now")
     if faults:
         raise ConfigError(faults)
+
+
+def _modules(folder: Path) -> tuple[str, ...]:
+    """Where the modules of a project are: its folder, and its `src` unless that is where Lockstep itself comes from."""
+    source = folder / "src"
+    is_ours = source.is_dir() and source.samefile(Path(lockstep.__file__).parents[1])
+    return (str(folder), str(source)) if source.is_dir() and not is_ours else (str(folder),)
 
 
 def _search(project: Project, *, after: int) -> None:

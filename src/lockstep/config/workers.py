@@ -4,9 +4,11 @@ import os
 import shutil
 import socket
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from lockstep.config import slurm_rules
 from lockstep.config.schema import Config
+from lockstep.runs.naming import training_command
 from lockstep.system import hardware, launcher
 
 # a worker holds less than that of its own (private pages of smaps_rollup, one thread, torch 2.15)
@@ -245,7 +247,7 @@ def _load_faults(config: Config, workers: Workers) -> list[str]:
 
 
 def _world_faults(workers: Workers, world: launcher.World | None) -> list[str]:
-    n = workers.world_size
+    n, script = workers.world_size, "train.py" if Path("train.py").is_file() else "-m lockstep train"
     what = f"trainer.devices={workers.num_local}" + (
         f" on trainer.num_nodes={workers.num_nodes}" if workers.num_nodes > 1 else ""
     )
@@ -255,14 +257,14 @@ def _world_faults(workers: Workers, world: launcher.World | None) -> list[str]:
         return [
             f"trainer.num_nodes={workers.num_nodes} needs a launcher on every node: "
             f"torchrun --nnodes={workers.num_nodes} --nproc-per-node={workers.num_local} "
-            "--rdzv-backend=c10d --rdzv-endpoint=HOST:29500 train.py ..., or srun"
+            f"--rdzv-backend=c10d --rdzv-endpoint=HOST:29500 {script} ..., or srun"
         ]
     if world.world_size == n:
         return []
     if world.launcher == "torchrun":
         nodes = f"--nnodes={workers.num_nodes} " if workers.num_nodes > 1 else ""
-        cure = f"torchrun {nodes}--nproc-per-node={workers.num_local} train.py ..."
+        cure = f"torchrun {nodes}--nproc-per-node={workers.num_local} {script} ..."
     else:
-        cure = f"srun --nodes={workers.num_nodes} --ntasks-per-node={workers.num_local} python train.py ..."
+        cure = f"srun --nodes={workers.num_nodes} --ntasks-per-node={workers.num_local} {training_command()} ..."
     started = f"{world.world_size} process{'es' if world.world_size > 1 else ''}"
     return [f"{what} asks for {n} workers, but {world.launcher} started {started}: start it with {cure}"]

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from lockstep.monitoring import cells
 from lockstep.monitoring.selection import Listed, Selection
+from lockstep.runs import naming
 from lockstep.runs.discovery import MOST, Watched, differing_overrides
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import LIVE_STATES
@@ -190,7 +191,7 @@ def _monitor(runs: Sequence[Listed]) -> str:
 def _nothing(selection: Selection, *, num_found: int) -> str:
     where = printable(str(selection.root))
     if not num_found:
-        return f"No runs below {where}: start one with python train.py, or name another folder."
+        return f"No runs below {where}: start one with {naming.training_command()}, or name another folder."
     return f"None of the {cells.plural(num_found, 'run')} below {where} fits: leave out --filter or --state."
 
 

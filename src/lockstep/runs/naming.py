@@ -77,6 +77,11 @@ def resuming(path: Path) -> str:
     return shlex.quote(f"resume={text}")
 
 
+def training_command() -> str:
+    """What trains, typed in the current folder: its train.py where there is one."""
+    return "python train.py" if Path("train.py").is_file() else "lockstep train"
+
+
 def resume_command(path: Path) -> str:
     """What goes on with the run in `path`, typed in the current folder."""
-    return f"python train.py {resuming(path)}"
+    return f"{training_command()} {resuming(path)}"

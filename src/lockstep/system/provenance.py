@@ -14,12 +14,11 @@ from typing import Any
 import lockstep
 
 FROZEN_COMMIT = "COMMIT"  # beside the code of a job
-ROOT = Path(__file__).parents[3]
 PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
 
 
-def describe() -> dict[str, Any]:
-    """Versions, devices, host and commit, as plain values for environment.json. Imports torch."""
+def describe(project: Path) -> dict[str, Any]:
+    """Versions, devices, host and commit of a project, as plain values for environment.json. Imports torch."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -32,7 +31,7 @@ def describe() -> dict[str, Any]:
         "cpu_cores": os.cpu_count(),
         "gpus": gpus,
         "cuda": torch.version.cuda,
-        "commit": commit(),
+        "commit": commit(project),
         "command": without_secrets(sys.argv),
     }
 
@@ -69,8 +68,8 @@ def cpu_name() -> str:
     return match[1] if match else platform.processor()
 
 
-def commit(root: Path = ROOT) -> str | None:
-    """Commit of the source tree, marked "+changes" when files differ from it; None outside git."""
+def commit(root: Path) -> str | None:
+    """Commit of the tree at `root`, marked "+changes" when files differ from it; None outside git."""
     with contextlib.suppress(FileNotFoundError):  # a copy that a job runs, perhaps inside a repository
         return (root / FROZEN_COMMIT).read_text().strip() or None
     try:

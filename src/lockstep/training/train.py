@@ -18,7 +18,7 @@ from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
-from lockstep.config import build, measured, storage
+from lockstep.config import build, measured, project, storage
 from lockstep.config.schema import Config
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
@@ -42,7 +42,7 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
         data, module, first = prepared(here, is_new=resumed_from.path is None)
         first_step = _next_step(resumed_from.path, is_own=config.has_own_module)
         if here.rank == 0:
-            write_atomically(folder.environment, json.dumps(provenance.describe(), indent=1) + "\n")
+            write_atomically(folder.environment, json.dumps(provenance.describe(project.root()), indent=1) + "\n")
             show_header(here, data, module, is_resumed=resumed_from.path is not None)
         callbacks = [build.build(section) for section in config.callbacks.values() if section is not None]
         checkpoint = _prepared_checkpoint(callbacks, folder)

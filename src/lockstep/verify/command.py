@@ -58,10 +58,10 @@ VARIANTS = (
 )
 
 
-def run(texts: Sequence[str]) -> int:
+def run(texts: Sequence[str], source: compose.Source) -> int:
     """Verify the configuration of these overrides: 0 where it is exact, 1 where it is not. Returns the exit code."""
     try:
-        config = _checked(texts)
+        config = _checked(texts, source)
         presence.check(config.data)
     except faults.ConfigError as error:
         faults.exit_with(error)
@@ -73,11 +73,11 @@ def run(texts: Sequence[str]) -> int:
         return 128 + ended.number
 
 
-def _checked(texts: Sequence[str]) -> Config:
+def _checked(texts: Sequence[str], source: compose.Source) -> Config:
     """The configuration, for a few steps in float64 that nobody watches. Raises ConfigError."""
-    overrides.check(texts, is_multirun=False)
+    overrides.check(texts, source, is_multirun=False)
     try:
-        tree, unresolved = compose.plain(compose.composed(texts))
+        tree, unresolved = compose.plain(compose.composed(texts, source))
     except REFUSALS as error:
         raise faults.ConfigError([faults.one_line(error)]) from error
     config = validation.check_tree(tree, unresolved=unresolved)

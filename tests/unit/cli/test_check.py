@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.cli import main
 from lockstep.cli.check import check
+from lockstep.config import compose
 from lockstep.config.faults import ConfigError
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
 from tests.support.image_files import write_folder, write_image, write_list, write_listed
@@ -36,7 +37,7 @@ FOLDER = ("data=image_folder", "data.root=images", "data.image_size=11", "global
 
 def said(capsys: pytest.CaptureFixture[str], *overrides: str, code: int = 0) -> tuple[dict[str, str], list[str]]:
     """The rows of the table by their names, and the lines below it."""
-    assert check(["strategy=cpu", *overrides]) == code
+    assert check(["strategy=cpu", *overrides], compose.DEFAULT) == code
     _, table, below = capsys.readouterr().out.split("─" * 78 + "\n")
     rows = [line.partition("  ") for line in table.splitlines()]
     return {name: text.strip() for name, _, text in rows}, below.splitlines()
@@ -180,7 +181,7 @@ def test_a_fault_of_the_configuration_or_missing_data_has_its_own_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=r"data\.root=nowhere does not exist"):
-        check(["data=image_folder", "data.root=nowhere"])
+        check(["data=image_folder", "data.root=nowhere"], compose.DEFAULT)
     monkeypatch.setattr(sys, "argv", ["lockstep", "data", "check", "data=image_folder", "data.root=nowhere"])
     with pytest.raises(SystemExit) as left:
         main._command()

@@ -58,7 +58,7 @@ def conf(tmp_path: Path) -> Path:
 
 def faults(*texts: str, is_multirun: bool = False, **places: Any) -> list[str]:
     try:
-        overrides.check(texts, is_multirun=is_multirun, **places)
+        overrides.check(texts, Source(**places), is_multirun=is_multirun)
     except ConfigError as error:
         return error.faults
     return []
@@ -457,7 +457,7 @@ def test_a_folder_or_file_of_configurations_that_is_not_there_is_named(tmp_path:
     assert faults(added=tmp_path / "nope") == [
         f"there is no folder {tmp_path}/nope: correct the path of the configuration"
     ]
-    assert faults(config_name="nope") == [f"there is no nope.yaml in {compose.CONF}: correct --config-name"]
+    assert faults(name="nope") == [f"there is no nope.yaml in {compose.CONF}: correct --config-name"]
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------

@@ -413,7 +413,7 @@ def test_a_hint_names_the_same_folder_to_the_shell_and_to_hydra(
         command, word = shlex.split(f"eval {naming.quoted(path)}")
         assert (command, Path(word).absolute()) == ("eval", path)
         assert not word.startswith("-")
-        python, script, resume = shlex.split(naming.resume_command(path))
-        assert (python, script) == ("python", "train.py")
+        program, verb, resume = shlex.split(naming.resume_command(path))
+        assert (program, verb) == ("lockstep", "train")
         override = OverridesParser.create().parse_override(resume)
         assert Path(str(override.value())).absolute() == path

@@ -92,7 +92,7 @@ class Page {
       autocomplete: 'off', title: 'Words of the name, state, device or overrides of a run', oninput: () => this.draw()});
     this.state = make('select', {id: 'state', onchange: () => this.draw()}, option('', 'All states'));
     this.command = makeCommand(say);
-    setCommand(this.command, 'python train.py');
+    setCommand(this.command, 'lockstep train');
     this.folder = make('code');
     this.empty = make('div', {className: 'empty', hidden: true}, make('h2', {textContent: 'No runs yet'}),
       make('p', {}, 'Nothing is trained in ', this.folder, ' so far. Start a run; it appears here by itself:'), this.command);
