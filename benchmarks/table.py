@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.parts import ROOT
 from lockstep.system.provenance import describe
 
 
@@ -50,6 +51,6 @@ def markdown(title: str, rows: Sequence[Row]) -> str:
 
 def conditions() -> str:
     """The machine, the versions and the day, in one line."""
-    facts = describe()
+    facts = describe(ROOT)
     device = facts["gpus"][0] if facts["gpus"] else f"{facts['cpu']}, {facts['cpu_cores']} cores"
     return f"{device}; torch {torch.__version__}, Python {platform.python_version()}; {date.today().isoformat()}"

@@ -26,7 +26,7 @@ LAYERS = (
     ("callbacks", "config", "monitoring", "board"),
     ("training",),
     ("launch",),
-    ("benchmark", "verify"),
+    ("benchmark", "starter", "verify"),
     ("cluster",),
     ("sweeps",),
     ("cli", "testing"),
@@ -39,6 +39,8 @@ def sources() -> dict[str, Path]:
     names = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[:2] == ("starter", "files"):  # of other people's projects
+            continue
         names[".".join(part for part in parts if part != "__init__")] = path
     return names
 

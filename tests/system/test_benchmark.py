@@ -320,7 +320,7 @@ def test_an_outer_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_hydra_alone_refuses_is_a_fault_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        command.run(["benchmark.environments={mine:null}"])
+        command.run(["benchmark.environments={mine:null}"], compose.DEFAULT)
     assert "has no mine, write +benchmark.environments={mine:null}" in capsys.readouterr().err
 
 

@@ -472,7 +472,7 @@ def test_packages_that_git_ignores_are_named_for_every_trial_of_an_array(
 def test_code_of_jobs_is_no_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "outputs" / "day" / "it", SMALL)
     code.freeze(code.files(ROOT), folder.code, ROOT)
-    code.freeze(code.files(), tmp_path / "outputs" / "day" / "code")
+    code.freeze(code.files(ROOT), tmp_path / "outputs" / "day" / "code", ROOT)
     assert [found.name for found in discovery.scan(tmp_path / "outputs").values()] == ["day/it"]
 
 

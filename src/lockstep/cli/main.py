@@ -7,16 +7,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import lockstep
 from lockstep.cli import entry
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
-from lockstep.runs.naming import shown
+from lockstep.runs.naming import quoted, shown
 from lockstep.system import signals
 from lockstep.system.process import leave
 
 if TYPE_CHECKING:
     from lockstep.config.compose import Source
 
+NEW = "Make a project of your own: images, a network, a task, their settings, a test that workers train the same."
 VERIFYING = """\
 Trains two epochs of three steps in float64 with 1 worker, and with several: even and uneven shares, an empty one, a cut
 and a resume by another number of workers. Exit code 0: the same up to rounding; 1: something differs, and what was the
@@ -61,8 +63,12 @@ def _command() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep", description="Train, watch and use image classifiers.")
+    parser.add_argument("--version", action="version", version=f"lockstep {lockstep.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("train", help="the same as python train.py", add_help=False)
+    new = commands.add_parser("new", help="make a project of your own", description=NEW)
+    new.add_argument("path", type=Path, metavar="NAME", help="of the project: a folder that is not there yet")
+    new.set_defaults(function=_new)
     benchmark = commands.add_parser("benchmark", help="do more workers pay here, and why?", add_help=False)
     benchmark.add_argument("overrides", nargs="*")
     benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
@@ -105,6 +111,20 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("data", help="check and prepare images", description="Check and prepare images.")
     )
     return parser
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from lockstep.starter.project import create
+
+    requirement = create(arguments.path)
+    print(
+        f"{quoted(arguments.path.absolute())} is a project, with images, a network and a task of its own:\n"
+        f"  cd {quoted(arguments.path.absolute())}\n"
+        "  make train    # here, without installing it: lockstep train\n"
+        "  make test\n"
+        f"Its pyproject.toml asks for {requirement}"
+    )
+    return 0
 
 
 def _board(arguments: argparse.Namespace) -> int:

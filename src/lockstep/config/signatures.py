@@ -75,7 +75,8 @@ def _imported(target: str) -> Signature | None:
     except ImportError as error:
         raise Missing(str(error), error.name or target) from error
     except AttributeError as error:
-        raise Missing(str(error), error.name or "", dir(error.obj)) from error
+        known = [*dir(error.obj), *getattr(error.obj, "__all__", ())]  # of a face, which imports later
+        raise Missing(str(error), error.name or "", known) from error
     except (TypeError, ValueError):  # not callable, or compiled
         return None
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

@@ -8,11 +8,13 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+import lockstep
 from lockstep.config.faults import ConfigError, one_line
 from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
 from lockstep.config.schema import Config
 from lockstep.config.validation import schema_faults
 from lockstep.runs.files import write_atomically
+from lockstep.runs.folder import RunFolder
 
 
 def to_tree(config: Config) -> dict[str, Any]:
@@ -35,6 +37,14 @@ def save(config: Config, path: Path) -> None:
     write_atomically(path, yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True))
 
 
+def other_version(folder: RunFolder) -> str | None:
+    """The version of Lockstep that trained a run, in words; None where that is this one, or not known."""
+    before = folder.read_version()
+    if before in (None, lockstep.__version__):
+        return None
+    return f"Lockstep {before} (this is {lockstep.__version__})"
+
+
 def load(path: Path) -> Config:
     """Read a saved configuration. Raises ConfigError when it does not fit this version of Lockstep."""
     try:
@@ -47,4 +57,6 @@ def load(path: Path) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         faults = dict(schema_faults(tree, error, {}))
-        raise ConfigError([f"{path}: {fault}" for fault in faults.values()]) from error
+        before = other_version(RunFolder(path.parent))
+        cure = [f"{path.parent} was trained by {before}: use that one"] if before else []
+        raise ConfigError([*(f"{path}: {fault}" for fault in faults.values()), *cure]) from error

@@ -1,8 +1,10 @@
 """Sections with a `_target_`: which keys it takes, and whether they fit."""
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import lockstep
 from lockstep.config import annotations, signatures
 from lockstep.config.data_sections import OpenData
 from lockstep.config.faults import near, question, shown
@@ -198,4 +200,15 @@ def _cure(target: str, error: signatures.Missing) -> str:
         ".".join(like if part == error.name else part for part in target.split("."))
         for like in near(error.name, error.known)
     ]
-    return question(meant, "correct the name, or install the package that has it")
+    if not target.startswith("lockstep."):
+        return question(meant, "correct the name, or install the package that has it")
+    names = [name for name in _public_names(target.rpartition(".")[0]) if name != error.name]
+    return question(meant, f"Lockstep {lockstep.__version__} has " + (f"{', '.join(names)} there" if names else "none"))
+
+
+def _public_names(module: str) -> Sequence[str]:
+    """The names that a package of Lockstep offers, none where there is no such package."""
+    try:
+        return getattr(importlib.import_module(module), "__all__", ())
+    except ImportError:
+        return ()

@@ -90,7 +90,9 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
         project.record(folder)
         return folder
 
-    return _train(make, config, known=folder)
+    before = storage.other_version(folder)
+    kept = f"{shown(folder.path)} keeps the settings it has from {before}, whatever the defaults are now"
+    return _train(make, config, known=folder, note=kept if before else "")
 
 
 def resumed(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, Config]:
@@ -101,7 +103,15 @@ def resumed(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, Config]:
         raise ConfigError([f"resume={error}"]) from error
     saved = storage.load(folder.config)
     project.use(folder, saved, is_own_first=True)
-    config = resumed_config(saved, cfg, typed)
+    try:
+        config = resumed_config(saved, cfg, typed)
+    except ConfigError as error:
+        before = storage.other_version(folder)
+        if before is None:
+            raise
+        raise ConfigError(
+            [*error.faults, f"{shown(folder.path)} was trained by {before}: go on with that one"]
+        ) from error
     if folder.read_summary() and config.trainer.max_epochs <= folder.read_summary()["epochs"]:
         raise ConfigError(
             [f"resume={cfg.resume} is finished: train longer with trainer.max_epochs above {config.trainer.max_epochs}"]

@@ -161,6 +161,15 @@ class RunFolder:
         except FileNotFoundError:
             return []
 
+    def read_version(self) -> str | None:
+        """The version of Lockstep that trained the run last; None where none did, or what it wrote cannot be read."""
+        try:
+            packages = self._read_json(self.environment.name).get("packages")
+        except (OSError, ValueError):
+            return None
+        version = packages.get("lockstep") if isinstance(packages, dict) else None
+        return version if isinstance(version, str) else None
+
     def read_project(self) -> dict[str, Any]:
         """The folders of the modules of the run, empty where nobody wrote them down."""
         return self._read_json(self.project.name)

@@ -1,6 +1,7 @@
 """Public names of a package that wait with their imports until somebody asks for one of them."""
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,6 @@ def face(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:  # noqa: N807
         if name in homes:
             return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
 
     return __getattr__

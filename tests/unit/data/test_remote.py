@@ -244,7 +244,7 @@ def test_prepare_takes_a_url_and_the_training_finds_all_of_it(
 ) -> None:
     changes = {"image_size": "8", "channels": None, "cache": str(tmp_path / "cache")}
     for first in ("Decoded into", "Up to date:"):
-        assert prepare.prepare(f"{server}/flowers", changes) == 0
+        assert prepare.prepare(f"{server}/flowers", changes, compose.DEFAULT) == 0
         assert f"\n{first} {tmp_path / 'cache'}/flowers-3x8x8-" in capsys.readouterr().out
     assert len(Handler.fetched) == len(contents(root))
     listing = list_classes(str(fetch(f"{server}/flowers", None, cache=str(tmp_path / "cache"))))  # pyright: ignore[reportArgumentType]

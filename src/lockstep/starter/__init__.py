@@ -1,0 +1,1 @@
+"""`lockstep new`: a project of one's own, beside an installed Lockstep."""

@@ -1,0 +1,6 @@
+"""Train: `python train.py [group=option] [key=value] ...`, see `python train.py --help`."""
+
+from lockstep.cli import entry
+
+if __name__ == "__main__":
+    entry.train(__file__)
