@@ -4,11 +4,7 @@ The wheel is built from this tree and installed into an environment in which not
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +12,8 @@ import pytest
 
 import lockstep
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
-from tests.support.harness import PATIENCE_S, ROOT, difference, environ
+from tests.support.harness import ROOT, difference
+from tests.support.wheels import environment, lend, run, source
 
 pytestmark = pytest.mark.processes
 AT_ONCE, ENDLESS = "trainer.max_time_s=0.001", "trainer.max_time_s=null"
@@ -24,55 +21,11 @@ BRIEF = ("strategy=cpu", "trainer.max_epochs=1", "model.width=4", "callbacks.pic
 EXACT = (*BRIEF, "trainer.max_epochs=2", "trainer.precision=float64")
 
 
-def copied(folder: Path) -> Path:
-    """The source of Lockstep, as far as a wheel is built from it."""
-    for name in ("src", "conf"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    return folder
-
-
-def pip(*words: str | Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
-
-
-def environment(folder: Path, source: Path) -> Path:
-    """A new environment with the wheel of a source, and what this one has beside Lockstep. Returns its `bin`."""
-    wheels = folder.with_name(f"{folder.name}-wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source)
-    (wheel,) = wheels.iterdir()
-    venv.create(folder, with_pip=False)
-    bin_folder = folder / "bin"
-    others = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    (site,) = folder.glob("lib/python3.*/site-packages")
-    # a .pth file does not have those read that lie in the folders it names: an editable Lockstep is not found
-    (site / "others.pth").write_text("".join(f"{path}\n" for path in others))
-    pip("--python", bin_folder / "python", "install", "--no-deps", "--no-index", "--ignore-installed", wheel)
-    return bin_folder
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment with the wheel of this Lockstep."""
     folder = tmp_path_factory.mktemp("installed")
-    return environment(folder / "environment", copied(folder / "source"))
-
-
-def run(cwd: Path, *words: str | Path, code: int = 0) -> str:
-    """What a command says that leaves with `code`; no variable says where modules are."""
-    variables = {name: value for name, value in environ().items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(
-        list(map(str, words)), cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return environment(folder / "environment", source(folder / "source"))
 
 
 def latest(folder: Path) -> RunFolder:
@@ -87,9 +40,7 @@ def project(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert text.startswith("flowers is a project, ")
     assert "  cd flowers\n  make train" in text
     project = folder / "flowers"
-    (project / ".venv").symlink_to(installed.parent)
-    os.utime(project / ".venv", (0, 0))
-    (project / ".venv" / "installed").touch()
+    lend(installed, project)
     return project
 
 
@@ -216,10 +167,10 @@ def test_a_job_of_a_project_has_a_copy_of_its_files(project: Path, tmp_path: Pat
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment with a newer Lockstep: another default, a public name that is another one now."""
     folder = tmp_path_factory.mktemp("newer")
-    source = copied(folder / "source")
+    newer = source(folder / "source")
 
     def change(name: str, before: str, after: str) -> None:
-        path = source / name
+        path = newer / name
         text = path.read_text()
         assert before in text
         path.write_text(text.replace(before, after))
@@ -229,7 +180,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     change("src/lockstep/tasks/__init__.py", '"Accuracy"', '"Accuracies"')
     change("src/lockstep/tasks/__init__.py", "import Accuracy", "import Accuracy as Accuracies")
     change("src/lockstep/tasks/scores.py", "class Accuracy(", "Accuracies = None\n\n\nclass Accuracy(")
-    return environment(folder / "environment", source)
+    return environment(folder / "environment", newer)
 
 
 def test_a_newer_version_says_what_it_does_not_know_any_more_and_a_run_keeps_its_settings(

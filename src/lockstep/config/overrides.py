@@ -83,7 +83,7 @@ def _check_source(source: Source) -> None:
 
 
 def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
-    """What Hydra will read at a key of its own, None where these overrides leave it to conf/config.yaml.
+    """What Hydra will read at a key of its own, None where these overrides leave it to conf/lockstep.yaml.
 
     Values that differ between the jobs of a sweep are left out. Raises ConfigError where it cannot be told.
     """

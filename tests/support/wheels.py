@@ -1,0 +1,55 @@
+"""Lockstep as its users have it: a wheel, in an environment in which nothing else is but what it depends on."""
+
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from tests.support.harness import PATIENCE_S, ROOT, environ
+
+
+def source(folder: Path) -> Path:
+    """A copy of this tree, as far as a wheel is built from it."""
+    for name in ("src", "conf"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def environment(folder: Path, source: Path) -> Path:
+    """A new environment with the wheel of a source, and what this one has beside Lockstep. Returns its `bin`."""
+    wheels = folder.with_name(f"{folder.name}-wheel")
+    _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source)
+    (wheel,) = wheels.iterdir()
+    venv.create(folder, with_pip=False)
+    others = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site,) = folder.glob("lib/python3.*/site-packages")
+    # a .pth file does not have those read that lie in the folders it names: an editable Lockstep is not found
+    (site / "others.pth").write_text("".join(f"{path}\n" for path in others))
+    python = folder / "bin" / "python"
+    _pip("--python", python, "install", "--no-deps", "--no-index", "--ignore-installed", wheel)
+    return folder / "bin"
+
+
+def lend(environment: Path, project: Path) -> None:
+    """Spare a project its `make .venv/installed`, which takes minutes: its environment is one that is there."""
+    (project / ".venv").symlink_to(environment.parent)
+    (project / ".venv" / "installed").touch()
+
+
+def run(cwd: Path, *words: str | Path, code: int = 0) -> str:
+    """What a command says that leaves with `code`; no variable says where modules are."""
+    variables = {name: value for name, value in environ().items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        list(map(str, words)), cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def _pip(*words: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,56 @@
+"""docs/ten-minutes.md is a transcript: typed from top to bottom beside an installed Lockstep, all of it works."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.runs.folder import RunFolder
+from tests.support.guides import guides, long_blocks
+from tests.support.harness import ROOT, difference
+from tests.support.wheels import environment, lend, run, source
+
+pytestmark = pytest.mark.processes
+PAGE = ROOT / "docs" / "ten-minutes.md"
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The project at the end of the page, and what each of its commands said."""
+    folder = tmp_path_factory.mktemp("typed")
+    installed = environment(folder / "environment", source(folder / "source"))
+    cwd, said = folder, {}
+    for guide in guides(PAGE).values():
+        guide.write(cwd)
+        for words in guide.commands:
+            if words[0] == "cd":
+                cwd /= words[1]
+                lend(installed, cwd)
+            else:
+                program = installed / words[0] if words[0] in ("lockstep", "python") else words[0]
+                said[" ".join(words)] = run(cwd, program, *words[1:])
+    return cwd, said
+
+
+def test_every_command_of_the_page_works(typed: tuple[Path, dict[str, str]]) -> None:
+    project, said = typed
+    assert project.name == "flowers"
+    assert "Finished 20 epochs" in said["make train"]
+    assert "1 passed" in said["make test"], "of the digits at first, of what is the user's at the end"
+    assert "1,437 images (even: 710, odd: 727)" in said["lockstep data check data=photos"]
+    assert "Finished 10 epochs" in said["python train.py"]
+    assert "val sure" in said["python train.py"]
+    assert "\nsure      0." in said["lockstep eval latest"]
+    assert "Exact: nothing differs by more than " in said["lockstep verify"]
+    assert (project / "predictions.csv").read_text().count("\n") > 800
+    assert "even" in said["python use.py"]
+    assert not long_blocks(PAGE)
+
+
+def test_two_workers_of_the_page_train_what_one_does(typed: tuple[Path, dict[str, str]]) -> None:
+    project, _ = typed
+    folders = []
+    for num_workers in (1, 2):
+        exact = ("strategy=cpu", f"trainer.devices={num_workers}", "trainer.max_epochs=2", "trainer.precision=float64")
+        run(project, project / ".venv" / "bin" / "python", "train.py", *exact)
+        folders.append(RunFolder((project / "outputs" / "latest").resolve()))
+    assert difference(*folders) <= 1e-12
