@@ -19,7 +19,7 @@ REQUIREMENT = '"lockstep"'  # in its pyproject.toml
 def create(path: Path) -> str:
     """Make a project at `path`, whose last part is its name. Returns where its pyproject.toml has Lockstep from.
 
-    The folder is there whole or not at all. Raises FileExistsError or ValueError where it cannot be made.
+    The folder is there whole or not at all. Raises ValueError where it cannot be made.
     """
     name = path.absolute().name
     package = name.replace("-", "_")
@@ -28,7 +28,7 @@ def create(path: Path) -> str:
     if importlib.util.find_spec(package) is not None:
         raise ValueError(f"there is a module {package} already, which the project would hide: take another name.")
     if path.exists():
-        raise FileExistsError(f"{path} is there already: take another name, or another folder.")
+        raise ValueError(f"{path} is there already: take another name, or another folder.")
     requirement = _requirement()
     new = path.absolute().with_name(f".{name}.{secrets.token_hex(4)}")
     try:

@@ -1,0 +1,96 @@
+"""`lockstep new` makes a project whole or not at all, and says why it cannot."""
+
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep
+from lockstep.cli import main
+from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.starter import project
+
+
+class Installed:
+    """A distribution, and where pip says that it comes from."""
+
+    def __init__(self, origin: dict[str, Any] | None) -> None:
+        self._origin = origin
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return None if self._origin is None else json.dumps(self._origin)
+
+
+def new(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["lockstep", "new", *words])
+    return main._command()
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [
+        (None, "lockstep>=0.1.0,<0.2"),
+        ({"url": "file:///wheels/lockstep.whl", "archive_info": {}}, "lockstep @ file:///wheels/lockstep.whl"),
+        ({"url": "file:///clone", "dir_info": {"editable": True}}, "lockstep @ file:///clone"),
+        (
+            {"url": "https://git.example/lockstep", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "lockstep @ git+https://git.example/lockstep@abc",
+        ),
+    ],
+)
+def test_a_project_asks_for_lockstep_from_where_it_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, requirement: str
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed(origin))
+    monkeypatch.setattr(lockstep, "__version__", "0.1.0")
+    assert project.create(tmp_path / "roses") == requirement
+    assert f'dependencies = ["{requirement}"]' in (tmp_path / "roses" / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("torch", "there is a module torch already, which the project would hide"),
+        ("2cats", "'2cats' is no name of a package"),
+        ("Roses", "'Roses' is no name of a package"),
+        ("class", "'class' is no name of a package"),
+        ("", "is no name of a package"),
+        ("here", "here is there already"),
+        ("file/roses", "file/roses cannot be made: Not a directory"),
+    ],
+)
+def test_what_cannot_be_made_is_told_in_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, fault: str
+) -> None:
+    (tmp_path / "A-B").mkdir()
+    monkeypatch.chdir(tmp_path / "A-B")
+    Path("here").mkdir()
+    Path("file").touch()
+    assert new(monkeypatch, name) == EXIT_CONFIG
+    said = capsys.readouterr().err
+    assert fault in said
+    assert said.count("\n") == 1
+    assert sorted(path.name for path in Path().iterdir()) == ["file", "here"]
+
+
+def test_a_disk_that_refuses_leaves_no_half_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.rename", refuse)
+    with pytest.raises(ValueError, match="roses cannot be made: No space left on device"):
+        project.create(tmp_path / "roses")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_of_the_package_has_the_name_and_a_person_reads_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert new(monkeypatch, "white-roses") == 0
+    assert "\n  cd white-roses\n  make train" in capsys.readouterr().out
+    assert Path("white-roses/src/white_roses/network.py").is_file()
+    assert 'name = "white_roses"' in Path("white-roses/pyproject.toml").read_text()
