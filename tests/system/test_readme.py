@@ -185,3 +185,9 @@ def test_torchrun_joins_its_workers(tmp_path: Path) -> None:
     (words,) = commands("torchrun")
     assert "test accuracy" in run(tmp_path, *smaller(words))
     assert (tmp_path / "outputs" / "latest" / "summary.json").exists()
+
+
+def test_a_project_is_made(tmp_path: Path) -> None:
+    (words,) = commands("lockstep new")
+    assert "make train" in run(tmp_path, *words)
+    assert (tmp_path / words[2] / "train.py").read_text().count("entry.train(__file__)") == 1

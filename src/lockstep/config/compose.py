@@ -54,8 +54,10 @@ class Defaults(SearchPathPlugin):
 
     @override
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add CONF behind what is there."""
-        search_path.append(provider="lockstep", path=f"file://{CONF}")
+        """Add CONF behind what is there, unless it is there."""
+        path = f"file://{CONF}"
+        if all(element.path != path for element in search_path.get_path()):
+            search_path.append(provider="lockstep", path=path)
 
 
 def search_defaults() -> None:
