@@ -37,14 +37,20 @@ def save(config: Config, path: Path) -> None:
 
 def load(path: Path) -> Config:
     """Read a saved configuration. Raises ConfigError when it does not fit this version of Lockstep."""
+    tree = load_tree(path)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        faults = dict(schema_faults(tree, error, {}))
+        raise ConfigError([f"{path}: {fault}" for fault in faults.values()]) from error
+
+
+def load_tree(path: Path) -> dict[str, Any]:
+    """The plain values of a saved configuration, of whatever version. Raises ConfigError where it cannot be read."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError([f"{path} cannot be read: {one_line(error)}"]) from error
     if not isinstance(tree, dict):
         raise ConfigError([f"{path} holds no configuration"])
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        faults = dict(schema_faults(tree, error, {}))
-        raise ConfigError([f"{path}: {fault}" for fault in faults.values()]) from error
+    return tree
