@@ -20,8 +20,9 @@ def terminal(*, is_error: bool = False) -> Terminal:
     """
     if (sys.stderr if is_error else sys.stdout).isatty():
         return Terminal(highlight=False, stderr=is_error)
-    plain = {"force_terminal": False, "force_jupyter": False}
-    return Terminal(highlight=False, soft_wrap=True, width=120, stderr=is_error, **plain)
+    return Terminal(
+        highlight=False, soft_wrap=True, width=120, stderr=is_error, force_terminal=False, force_jupyter=False
+    )
 
 
 def duration(seconds: float) -> str:
