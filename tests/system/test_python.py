@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from lockstep.runs.folder import RunFolder
+from tests.support import guides
 from tests.support.commands import Command, run
+from tests.support.guides import BLOCK, long_blocks, write_project
 from tests.support.harness import ROOT, SMALL, command, difference, environ, state, wait_until
 
 pytestmark = pytest.mark.processes
@@ -369,3 +371,18 @@ def test_a_whole_interpreter_without_torch_needs_no_more_than_the_name(tmp_path:
     done = subprocess.run(write(tmp_path, text), cwd=tmp_path, env=VARIABLES, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ["finished", "cpu"]
+
+
+# -- docs/python.md ----------------------------------------------------------------------------------------------------
+
+
+def test_the_cells_of_the_page_run_in_a_fresh_clone_one_after_the_other(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    cells = [text for kind, text in BLOCK.findall(page) if kind == "python"]
+    assert len(cells) > 6
+    assert long_blocks(ROOT / "docs" / "python.md") == []
+    project = write_project(tmp_path / "project")
+    (project / "cells.py").write_text("\n".join(cells))
+    said_there = guides.run(project, "python", "cells.py")
+    assert said_there.count("Finished") == 4
+    assert len(list((project / "outputs").glob("*/*/summary.json"))) == 3

@@ -115,17 +115,15 @@ class Classifier(L.LightningModule):
     @override
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs (B, ...) in float32 or wider, of uint8 pixels (B, C, H, W), or of inputs that are numbers already."""
-        values = inputs.to(self.mean.dtype) if inputs.is_floating_point() else self.normalized(inputs)
+        values = inputs.to(self.mean.dtype)
+        if not inputs.is_floating_point():
+            values = values.sub_(self.mean).div_(self.std)
         if values.dim() == 4:
             values = values.contiguous(memory_format=self.layout.memory_format)
         # around the network alone: what autocast does not know, it should not see
         with torch.autocast(inputs.device.type, torch.bfloat16) if self._uses_bfloat16 else nullcontext():
             outputs = self._outputs(values) if self._is_compiled else self.net(values)
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
-
-    def normalized(self, pixels: Tensor) -> Tensor:
-        """What the network gets for pixels (B, C, H, W) of 0 to 255."""
-        return pixels.to(self.mean.dtype, copy=True).sub_(self.mean).div_(self.std)
 
     def _outputs(self, images: Tensor) -> Tensor:
         """Outputs of the compiled network; of the eager one for empty and ragged batches, else each compiled anew."""

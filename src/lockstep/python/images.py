@@ -85,4 +85,6 @@ def _checked(given: Tensor, wanted: ImageFormat) -> Tensor:
             f"{what} has values from {least:.4g} to {most:.4g}: the network was trained on images of bytes, "
             "give uint8 of 0 to 255, or floats of 0 to 1, not normalized."
         )
+    if images.is_floating_point():
+        images = (255 * images).round().to(torch.uint8)
     return fit(images, (height, width))

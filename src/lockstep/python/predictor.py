@@ -116,9 +116,9 @@ class Predictor:
 
         One image is the path of a file, a PIL image, a uint8 array (H, W) or (H, W, C) of RGB, or a tensor (C, H, W).
         Several are the path of a folder, whose files are taken in sorted order, a tensor (B, C, H, W), or a list of
-        any of these. Tensors of uint8 have values of 0 to 255. Tensors of floats have values of 0 to 1, and are
-        normalized here; a network that was trained on floats of the user's own gets floats as they are, as in its
-        training, and of its size.
+        any of these. Tensors of uint8 have values of 0 to 255. Tensors of floats have values of 0 to 1, not
+        normalized, and are rounded to bytes, on which the network was trained; one that was trained on floats of the
+        user's own gets floats as they are, as in its training, and of its size.
 
         Raises ValueError for what is no image, and FileNotFoundError for a path that is not there.
         """
@@ -135,14 +135,10 @@ class Predictor:
 
     def _values(self, images: Tensor) -> Tensor:
         """What the task says of a batch, (n, ...), in host memory."""
-        module = self._module
-        inputs = images.to(module.device)
         with float32_kept():
             set_tf32(self.precision == "tf32")
-            if inputs.is_floating_point() and not module.image_format.is_float:
-                inputs = module.normalized(255 * inputs.to(module.mean.dtype))
             # a copy, for the next batch may be computed in the same place
-            return predict.predictions(module, inputs).cpu().clone()
+            return predict.predictions(self._module, images).cpu().clone()
 
     @override
     def __repr__(self) -> str:

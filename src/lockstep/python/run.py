@@ -20,8 +20,10 @@ FACTS = ("epoch", "step", "monitor", "best", "workers", "device", "precision", "
 class Run(Mapping[str, Any]):
     """A training by its folder, or `latest` of those below outputs/; all is read there whenever it is asked for.
 
-    As a mapping it is a row of a table: pandas.DataFrame(lockstep.runs()) has its keys as columns. Raises
-    FileNotFoundError, which names the newest runs, where there is no run.
+    As a mapping it is a row of a table, so that pandas.DataFrame(lockstep.runs()) has its keys as columns: what the run
+    is, how far it is, and its newest metrics, those of its test included. `started` is a datetime of this time zone,
+    `elapsed_s` are seconds, None stands for what is not known. Raises FileNotFoundError, which names the newest runs,
+    where there is no run.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -59,12 +61,7 @@ class Run(Mapping[str, Any]):
         """The result of a finished run, test_accuracy and the like among it; empty for others."""
         return self._folder.read_summary()
 
-    @property
-    def row(self) -> dict[str, Any]:
-        """The run in a line: what it is, how far it is, and its newest metrics, those of its test included.
-
-        `started` is a datetime of this time zone, `elapsed_s` are seconds; None stands for what is not known.
-        """
+    def _row(self) -> dict[str, Any]:
         facts = discovery.look_at(self._folder)
         started = facts.get("started")
         return {
@@ -78,15 +75,15 @@ class Run(Mapping[str, Any]):
 
     @override
     def __getitem__(self, key: str, /) -> Any:
-        return self.row[key]
+        return self._row()[key]
 
     @override
     def __iter__(self) -> Iterator[str]:
-        return iter(self.row)
+        return iter(self._row())
 
     @override
     def __len__(self) -> int:
-        return len(self.row)
+        return len(self._row())
 
     @override
     def __eq__(self, other: object) -> bool:
@@ -106,9 +103,10 @@ class Run(Mapping[str, Any]):
 
 
 def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
-    """All runs below a folder, trials of sweeps too, the newest first: what pandas.DataFrame takes, a row for each.
+    """All runs below a folder, by default outputs/, trials of sweeps too, the newest first.
 
-    Raises FileNotFoundError for a folder that is not there, unless it is outputs/, which the first run makes.
+    pandas.DataFrame takes them, a row for each. Raises FileNotFoundError for a folder that is not there, unless it is
+    outputs/, which the first run makes.
     """
     chosen = selection(os.fspath(folder), "", "")
     listed = chosen.listed(Watched(chosen.root, scan_every_s=0.0))
