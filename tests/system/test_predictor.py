@@ -18,6 +18,7 @@ from lockstep.data.images.decode import fit
 from lockstep.data.images.pixels import whole
 from lockstep.python.process import float32_kept
 from lockstep.runs.folder import RunFolder
+from lockstep.training import predict
 from tests.support.commands import run
 from tests.support.harness import ROOT, SMALL, command, environ, train_all, write_run
 from tests.support.image_files import write_image
@@ -92,6 +93,21 @@ def test_a_folder_is_predicted_as_the_command_does(
     assert [Path(str(one.file)).relative_to(photos).as_posix() for one in predictions] == [
         path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.png"))
     ]
+
+
+def test_many_images_are_computed_in_the_batches_of_the_command(
+    trained: dict[str, RunFolder], photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    plain = predict.predictions
+
+    def seen(module: Any, inputs: Any) -> Any:
+        sizes.append(len(inputs))
+        return plain(module, inputs)
+
+    monkeypatch.setattr(predict, "predictions", seen)
+    lockstep.load(trained["colour"].path)(photos)
+    assert sizes == [10, 10, 3]
 
 
 @pytest.mark.parametrize("kind", ["floats", "float64"])

@@ -1,6 +1,7 @@
 """Scripts train, look at runs and predict from Python, as a notebook does, and go on as if nothing had been."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from lockstep.runs.folder import RunFolder
 from tests.support import guides
 from tests.support.commands import Command, run
 from tests.support.guides import BLOCK, long_blocks, write_project
-from tests.support.harness import ROOT, SMALL, command, difference, environ, state, wait_until
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, own_network, state, wait_until
 
 pytestmark = pytest.mark.processes
 VARIABLES = {**environ(), "PYTHONPATH": str(ROOT)}
@@ -349,20 +350,55 @@ else:
 # -- a log that is a notebook ------------------------------------------------------------------------------------------
 
 
+def printed(cwd: Path, text: str, **variables: str) -> str:
+    """What a script writes to its standard output, its carriage returns included."""
+    with open(cwd / "printed.txt", "wb") as file:
+        process = Command(write(cwd, text), cwd, {**VARIABLES, **variables}, stdout=file)
+        assert process.wait(PATIENCE_S) == 0
+    return (cwd / "printed.txt").read_bytes().decode()
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_progress_is_plain_lines_where_a_notebook_forces_colours(tmp_path: Path, num_workers: int) -> None:
     text = f"lockstep.train([*SMALL, 'silent=false', 'trainer.devices={num_workers}'])"
-    done = run(write(tmp_path, text), tmp_path, {**VARIABLES, "FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"})
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert "\r" not in done.stdout
-    lines = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
+    out = printed(tmp_path, text, FORCE_COLOR="1", CLICOLOR_FORCE="1")
+    assert "\x1b" not in out
+    assert "\r" not in out
+    lines = [line.split()[0] for line in out.splitlines() if line.strip()]
     assert [line for line in lines if line in ("epoch", "1/2", "2/2", "Finished")] == [
         "epoch",
         "1/2",
         "2/2",
         "Finished",
     ]
+
+
+def overwritten(text: str) -> list[str]:
+    """The lines that a notebook shows of a text: what follows a carriage return takes the place of what was before."""
+    lines = []
+    for line in text.split("\n"):
+        letters: list[str] = []
+        for part in line.split("\r"):
+            letters[: len(part)] = part
+        lines.append("".join(letters).rstrip())
+    return lines
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_cell_of_a_notebook_has_a_line_that_is_written_anew_and_leaves_nothing(
+    tmp_path: Path, num_workers: int
+) -> None:
+    text = f"""
+import io
+Stream = type("OutStream", (io.TextIOWrapper,), {{"__module__": "ipykernel.iostream"}})
+sys.stdout = Stream(open(1, "wb", closefd=False), line_buffering=True)
+lockstep.train({own_network("Slow")} + ["data.train_size=1000", "trainer.devices={num_workers}"])
+"""
+    out = printed(tmp_path, text)  # an epoch of 63 steps of 20 ms at least, a line a second
+    assert re.search(r"\r +1/2 .* step \d+/63", out)
+    table = [line for line in overwritten(out) if re.match(r" +(epoch|\d/\d) ", line)]
+    assert [line.split()[0] for line in table] == ["epoch", "1/2", "2/2"]
+    assert all("step" not in line for line in table)
 
 
 def test_a_whole_interpreter_without_torch_needs_no_more_than_the_name(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from lockstep.system.lazy_imports import lazy
 from lockstep.system.process import leave, no_garbage_collection
 from lockstep.system.provenance import without_secrets
 from lockstep.system.signals import STOP_SIGNALS, SignalFlag, SignalList
+from lockstep.system.terminal import is_cell
 from lockstep.training import checkpoints
 
 LOCKED_EVERY_S = 0.5
@@ -206,7 +207,7 @@ def _train(
         if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
         run = shown(folder.path)
-        options = {"command": resume_command(folder.path), "has_test": has_test}
+        options = {"command": resume_command(folder.path), "has_test": has_test, "is_cell": is_cell()}
         job = spawn.Job("train", str(folder.path), options)
         if has_workers:
             if not config.silent:

@@ -25,6 +25,11 @@ def terminal(*, is_error: bool = False) -> Terminal:
     )
 
 
+def is_cell() -> bool:
+    """Whether standard output is the cell of a notebook, where a line can be written anew, and nothing else moves."""
+    return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
+
+
 def duration(seconds: float) -> str:
     """Seconds as 7.3 s, 4:05, 1:02:03 or 3 d 4 h."""
     if seconds < 60:
