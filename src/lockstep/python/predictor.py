@@ -137,8 +137,7 @@ class Predictor:
         """What the task says of a batch, (n, ...), in host memory."""
         with float32_kept():
             set_tf32(self.precision == "tf32")
-            # a copy, for the next batch may be computed in the same place
-            return predict.predictions(self._module, images).cpu().clone()
+            return predict.predictions(self._module, images).cpu()  # a GPU may compute the next batch in the same place
 
     @override
     def __repr__(self) -> str:
