@@ -29,7 +29,7 @@ LAYERS = (
     ("benchmark", "starter", "verify"),
     ("cluster",),
     ("sweeps",),
-    ("cli", "testing"),
+    ("cli", "python", "testing"),
     ("__main__",),
 )
 

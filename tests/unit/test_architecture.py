@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import lockstep
 from tests.support.architecture import (
     LAYERS,
     MODULES,
@@ -25,7 +27,7 @@ from tests.support.harness import ROOT
 
 KNOW_HYDRA = {
     *("cli.train", "config.build", "config.compose", "config.options", "config.overrides", "config.resume"),
-    *("config.sweep_space", "config.validation", "cli.help", "cli.reference", "launch.runner"),
+    *("config.sweep_space", "config.validation", "cli.help", "cli.reference", "launch.runner", "python.configuration"),
 }
 PUBLIC = {
     "tasks": ["Accuracy", "Classification", "Multilabel", "Regression", "SupervisedTask", "Task"],
@@ -40,7 +42,7 @@ STARTS_AT_ONCE = (
     *("cli.main", "cli.train", "config.validation", "launch.notification", "system.terminal", "runs.folder"),
     *("callbacks", "data", "models", "runs.discovery", "benchmark.command", "board.command"),
     *("monitoring.status", "monitoring.table", "monitoring.comparison", "monitoring.pruning"),
-    *("cluster.commands", "cluster.submission"),
+    *("cluster.commands", "cluster.submission", "python.run"),
 )
 
 
@@ -66,6 +68,29 @@ def test_the_package_itself_imports_nothing_before_a_name_of_its_own_is_asked_fo
     asked = "import sys, lockstep; print(*sorted(name for name in sys.modules if name.startswith('lockstep')))"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == ["lockstep", "lockstep.system", "lockstep.system.faces"]
+
+
+OWN_NAMES = [
+    *("Batch", "ConfigError", "Prediction", "Predictions", "Predictor", "Run", "Task", "TrainingFailed"),
+    *("load", "runs", "sum_over_global", "train"),
+]
+
+
+def test_names_of_the_package_itself_stay_and_no_package_takes_their_place() -> None:
+    assert sorted(lockstep.__all__) == OWN_NAMES
+    importlib.import_module("lockstep.runs.folder")  # from now on `lockstep.runs` is that package
+    assert all(callable(getattr(lockstep, name)) for name in OWN_NAMES)
+    assert importlib.import_module("lockstep.runs") is lockstep.runs
+    with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
+        lockstep.runs("nowhere")
+    with pytest.raises(AttributeError, match="has no attribute 'trains'"):
+        _ = lockstep.trains
+
+
+def test_looking_at_runs_imports_no_torch_hydra_or_numpy(tmp_path: Path) -> None:
+    asked = "import sys, lockstep; lockstep.runs(); print({'torch', 'hydra', 'numpy', 'pydantic'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "set()\n"
 
 
 def test_arrows_that_the_picture_leaves_out_follow_from_those_it_draws() -> None:
@@ -131,7 +156,8 @@ def test_what_must_start_at_once_imports_no_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["runs.folder", "monitoring.status", "monitoring.table", "monitoring.pruning", "cluster.commands"]
+    "name",
+    ["runs.folder", "monitoring.status", "monitoring.table", "monitoring.pruning", "cluster.commands", "python.run"],
 )
 def test_what_only_looks_at_runs_starts_without_hydra_and_pydantic_too(name: str) -> None:
     code = f"import sys, lockstep.{name}; print(sorted({{'hydra', 'pydantic', 'yaml', 'numpy'}} & sys.modules.keys()))"

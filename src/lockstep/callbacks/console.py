@@ -14,6 +14,7 @@ from lockstep.callbacks.record import Record
 from lockstep.system.terminal import duration, measure, terminal
 
 REFRESH_S = 0.25  # the live line of a terminal
+CELL_S = 1.0  # that of the cell of a notebook
 # a log: a line after the first seconds of a long epoch, then one a minute
 FIRST_S = 10.0
 EVERY_S = 60.0
@@ -65,14 +66,19 @@ class Console(L.Callback):
     waits for its data, is told too, and the steps themselves do nothing for it.
     """
 
-    def __init__(self, record: Record, metrics: Sequence[str], first: str) -> None:
-        """`metrics` are the names of what is measured, none where the first epoch tells; `first` is what decides."""
+    def __init__(self, record: Record, metrics: Sequence[str], first: str, *, is_cell: bool = False) -> None:
+        """`metrics` are the names of what is measured, none where the first epoch tells; `first` is what decides.
+
+        `is_cell` says that what is printed here is shown in the cell of a notebook.
+        """
         self._record = record
         self._out = terminal()
         self._metrics = metrics
         self._first = first
         self._columns: tuple[tuple[str, str, int], ...] = ()
         self._live: Live | None = None
+        self._is_cell = is_cell
+        self._num_letters = 0  # of the line that is written anew in a cell
         self._ticker: _Ticker | None = None
         self._started = self._epoch_started = self._said = time.monotonic()
         self._has_said = False
@@ -99,6 +105,7 @@ class Console(L.Callback):
             return
         if self._live is not None:
             self._live.update("", refresh=True)
+        self._rewrite("")
         metrics = metrics_of(trainer, pl_module)
         if not self._columns:
             self._begin_table([*metrics])
@@ -140,7 +147,8 @@ class Console(L.Callback):
         if self._out.is_terminal:
             self._live = Live(console=self._out, auto_refresh=False, transient=True)
             self._live.start()
-        self._ticker = _Ticker(REFRESH_S if self._live else min(FIRST_S, EVERY_S) / 10, lambda: self._tell(trainer))
+        every_s = REFRESH_S if self._live else CELL_S if self._is_cell else min(FIRST_S, EVERY_S) / 10
+        self._ticker = _Ticker(every_s, lambda: self._tell(trainer))
         self._ticker.start()
 
     def _end(self) -> None:
@@ -150,6 +158,14 @@ class Console(L.Callback):
         if self._live is not None:
             self._live.stop()
             self._live = None
+        self._rewrite("")
+
+    def _rewrite(self, text: str) -> None:
+        """Put a text into the place of the last one, in a cell."""
+        if self._is_cell and (text or self._num_letters):
+            end = "" if text else "\r"
+            print(f"\r{text:<{self._num_letters}}", end=end, file=self._out.file, flush=True)
+            self._num_letters = len(text)
 
     def _tell(self, trainer: L.Trainer) -> None:
         """Refresh the live line; in a log, print a line where it is time."""
@@ -157,6 +173,8 @@ class Console(L.Callback):
         part, words = self._progress(trainer, now)
         if self._live is not None:
             self._live.update(live_line(self._out.width, _epoch(trainer), part, words), refresh=True)
+        elif self._is_cell:
+            self._rewrite(live_line(self._out.width, _epoch(trainer), part, words).plain)
         elif self._is_due(now):
             self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}  {', '.join(words)}", soft_wrap=True)
             self._said, self._has_said = now, True

@@ -318,34 +318,18 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
-    from lockstep.config import faults, presence, project, storage, validation
+    from lockstep.config import faults, presence, project, storage, trained, validation
     from lockstep.config.workers import resolve_workers
     from lockstep.launch import spawn, supervision
-    from lockstep.system import hardware
     from lockstep.training import checkpoints
 
     folder = naming.find(arguments.run)
-    checkpoint = folder.best_checkpoint if arguments.checkpoint == "best" else folder.last_checkpoint
-    if not checkpoint.exists():
-        raise FileNotFoundError(f"{shown(checkpoint)} is not there: has the run finished an epoch?")
-    if (fault := checkpoints.damage(checkpoint)) is not None:
-        other = "last" if arguments.checkpoint == "best" else "best"
-        raise ValueError(f"{shown(checkpoint)} {fault}: put a copy of it back, or try --checkpoint {other}.")
+    checkpoint = checkpoints.asked(folder, arguments.checkpoint, option="--checkpoint {}")
     saved = storage.load(folder.config)
     project.enter(Path.cwd())
     project.use(folder, saved)
-    tree = storage.to_tree(saved)
-    if arguments.devices is not None:
-        tree["trainer"] |= {"devices": arguments.devices, "loads": None, "num_nodes": 1}
-    tree["strategy"]["interface"] = None  # of the machines that trained; here is only one
-    if arguments.strategy is not None:
-        tree["strategy"]["name"] = arguments.strategy
-    if tree["trainer"]["precision"] == "tf32" and (
-        tree["strategy"]["name"] == "cpu" or not hardware.num_visible_gpus()
-    ):
-        tree["trainer"]["precision"] = "float32"  # a CPU computes in full what TF32 rounds
     try:
-        config = validation.check_tree(tree)
+        config = validation.check_tree(trained.tree_here(saved, devices=arguments.devices, strategy=arguments.strategy))
         if task == "evaluate" or options["source"] in ("val", "test"):
             presence.check(config.data)
     except faults.ConfigError as error:

@@ -11,10 +11,12 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
+import lockstep
 from lockstep.config.compose import CONF, composed
 from lockstep.config.faults import shown
 from lockstep.config.key_scopes import scope
@@ -57,7 +59,8 @@ Configurations and projects use these names, which stay where modules move: `_ta
 `from lockstep.data import Images, Splits`. All else in `lockstep` may change with any version. Few parameters have a
 default, because `conf/` is the home of values. [own-network.md](own-network.md) says what a network, a schedule or
 an optimizer of your own must be, [own-data.md](own-data.md) what data, [own-loss.md](own-loss.md) what a task,
-[own-module.md](own-module.md) what a training step.
+[own-module.md](own-module.md) what a training step. [python.md](python.md) shows how a script or a notebook trains,
+looks at runs and predicts.
 """
 PACKAGES = ("data", "models", "tasks", "callbacks")
 ENTRY = "+parameters.NAME={pattern:'^fc',lr_factor:1.0,weight_decay:null,frozen_epochs:0}"
@@ -126,15 +129,21 @@ def api() -> str:
     lines = [API]
     packages = [import_module(f"lockstep.{name}") for name in PACKAGES]
     homes = {name: package.__name__ for package in packages for name in package.__all__}
-    for package in (import_module("lockstep"), *packages):
+    for package in (lockstep, *packages):
         lines.append(f"## {package.__name__}\n\n{inspect.cleandoc(package.__doc__ or '').partition(chr(10))[0]}\n")
         for name in package.__all__:
             home = homes.get(name, package.__name__)
             if home == package.__name__:
-                lines += _name(f"{home}.{name}", getattr(package, name))
+                lines += _name(f"{home}.{name}", _definition(package, name))
             else:
                 lines.append(f"`{package.__name__}.{name}` is `{home}.{name}`.\n")
     return "\n".join(lines)
+
+
+def _definition(package: ModuleType, name: str) -> Any:
+    """What a public name stands for. `lockstep.runs` is the package that is called as the function of this name."""
+    found = getattr(package, name)
+    return getattr(import_module(f"lockstep.{lockstep.HOMES[name]}"), name) if isinstance(found, ModuleType) else found
 
 
 def _name(target: str, definition: Any) -> Iterator[str]:
@@ -142,6 +151,7 @@ def _name(target: str, definition: Any) -> Iterator[str]:
     yield f"### {target.rpartition('.')[2]}\n"
     yield f"```python\n{_signature(target, definition)}\n```\n"
     yield f"{inspect.getdoc(definition)}\n"
+    yield from _parts(definition)
     options = sorted(
         path.relative_to(CONF).with_suffix("").as_posix().replace("/", "=")
         for path in CONF.rglob("*.yaml")
@@ -149,6 +159,30 @@ def _name(target: str, definition: Any) -> Iterator[str]:
     )
     if options:
         yield f"Chosen by {', '.join(f'`{option}`' for option in options)}.\n"
+
+
+def _parts(definition: Any) -> Iterator[str]:
+    """A table of what an object can be asked for, where a class has properties; and what it does when it is called."""
+    if not inspect.isclass(definition) or Protocol in definition.__bases__:
+        return
+    own = {name: part for name, part in vars(definition).items() if not name.startswith("_")}
+    rows = [(name, part) for name, part in own.items() if isinstance(part, property)]
+    if rows:
+        yield "| has | type | which is |\n| --- | --- | --- |"
+        for name, part in rows:
+            cells = (f"`{name}`", f"`{_returned(part.fget)}`", " ".join((inspect.getdoc(part) or "").split()))
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        yield ""
+    call = vars(definition).get("__call__")
+    if rows and call is not None:
+        yield f"A call of it:\n\n{inspect.getdoc(call)}\n"
+
+
+def _returned(function: Any) -> str:
+    """The type of what a function returns, as it stands in its source."""
+    node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    return "" if node.returns is None else ast.unparse(node.returns).strip("'")
 
 
 def _signature(target: str, definition: Any) -> str:
@@ -168,7 +202,7 @@ def _signature(target: str, definition: Any) -> str:
     else:
         assert isinstance(node, ast.FunctionDef)
         parameters = _parameters(node.args)
-        returned = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+        returned = f" -> {_returned(definition)}" if node.returns is not None else ""
     line = f"{target}({', '.join(parameters)}){returned}"
     if len(line) <= LINE_LENGTH:
         return line
@@ -188,9 +222,11 @@ def _members(protocol: ast.ClassDef) -> Iterator[str]:
 
 def _parameters(arguments: ast.arguments) -> list[str]:
     """Each parameter by itself, as it stands in the source, the bare star between them included."""
-    others = [*arguments.defaults, arguments.vararg, arguments.kwarg]
+    others = [arguments.vararg, arguments.kwarg]
     assert not any(others), f"not known how to show {ast.unparse(arguments)}"
     named = [ast.unparse(argument) for argument in arguments.args]
+    for number, default in enumerate(reversed(arguments.defaults), 1):
+        named[-number] += f" = {ast.unparse(default)}"
     by_keyword = [
         ast.unparse(argument) + (f" = {ast.unparse(default)}" if default is not None else "")
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)

@@ -51,6 +51,12 @@ def find(target: str) -> Signature | None:
     return signature if signature is not None else _imported(target)
 
 
+def forget() -> None:
+    """Read modules anew that were read before: in a process that lives long, files change."""
+    find.cache_clear()
+    _parsed.cache_clear()
+
+
 def is_there(package: str) -> bool:
     """Whether Python finds a package or module of this name, which has no dots."""
     try:

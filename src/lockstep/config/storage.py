@@ -47,12 +47,7 @@ def other_version(folder: RunFolder) -> str | None:
 
 def load(path: Path) -> Config:
     """Read a saved configuration. Raises ConfigError when it does not fit this version of Lockstep."""
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError([f"{path} cannot be read: {one_line(error)}"]) from error
-    if not isinstance(tree, dict):
-        raise ConfigError([f"{path} holds no configuration"])
+    tree = load_tree(path)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -60,3 +55,14 @@ def load(path: Path) -> Config:
         before = other_version(RunFolder(path.parent))
         cure = [f"{path.parent} was trained by {before}: use that one"] if before else []
         raise ConfigError([*(f"{path}: {fault}" for fault in faults.values()), *cure]) from error
+
+
+def load_tree(path: Path) -> dict[str, Any]:
+    """The plain values of a saved configuration, of whatever version. Raises ConfigError where it cannot be read."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError([f"{path} cannot be read: {one_line(error)}"]) from error
+    if not isinstance(tree, dict):
+        raise ConfigError([f"{path} holds no configuration"])
+    return tree

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
@@ -30,14 +31,37 @@ from lockstep.system.launcher import World, outer_world
 from lockstep.system.lazy_imports import lazy
 from lockstep.system.process import leave, no_garbage_collection
 from lockstep.system.provenance import without_secrets
-from lockstep.system.signals import STOP_SIGNALS, SignalList
+from lockstep.system.signals import STOP_SIGNALS, SignalFlag, SignalList
+from lockstep.system.terminal import is_cell
 from lockstep.training import checkpoints
 
 LOCKED_EVERY_S = 0.5
 
 
-def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test: bool = True) -> tuple[RunFolder, int]:
-    """A new run, in a folder of its own or in the chosen one. Returns the folder and the exit code."""
+class StopSignals(NamedTuple):
+    """What takes the stop signals of a run: `flag` where this process trains, `listed` where its workers do."""
+
+    listed: SignalList
+    flag: SignalFlag
+
+    @property
+    def received(self) -> int:
+        """The first stop signal of the run, 0 where none came."""
+        return self.listed.received or self.flag.received
+
+
+def start(
+    config: Config,
+    typed: Sequence[str],
+    chosen: Path | None,
+    *,
+    has_test: bool = True,
+    stop_signals: StopSignals | None = None,
+) -> tuple[RunFolder, int]:
+    """A new run, in a folder of its own or in the chosen one. Returns the folder and the exit code.
+
+    `stop_signals` are for a caller that wants to know what came.
+    """
     scaled = build.scaled(config)
     note = ""
     if config.scale_with_workers:
@@ -65,7 +89,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None, *, has_test
             naming.link_latest(outputs, folder.path)
         return folder
 
-    return _train(make, scaled, note=note, has_test=has_test)
+    return _train(make, scaled, note=note, has_test=has_test, stop_signals=stop_signals)
 
 
 def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
@@ -79,7 +103,7 @@ def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
     files.write_atomically(folder.overrides, text)
 
 
-def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
+def resume(folder: RunFolder, config: Config, *, stop_signals: StopSignals | None = None) -> tuple[RunFolder, int]:
     """Go on with a run in its own folder. Returns the folder and the exit code."""
 
     def make(held: contextlib.ExitStack) -> RunFolder:
@@ -92,7 +116,7 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
 
     before = storage.other_version(folder)
     kept = f"{shown(folder.path)} keeps the settings it has from {before}, whatever the defaults are now"
-    return _train(make, config, known=folder, note=kept if before else "")
+    return _train(make, config, known=folder, note=kept if before else "", stop_signals=stop_signals)
 
 
 def resumed(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, Config]:
@@ -165,6 +189,7 @@ def _train(
     known: RunFolder | None = None,
     note: str = "",
     has_test: bool = True,
+    stop_signals: StopSignals | None = None,
 ) -> tuple[RunFolder, int]:
     """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended.
 
@@ -177,7 +202,7 @@ def _train(
         raise ConfigError(faults)
     world = outer_world(os.environ) if is_parallel else None
     has_workers = is_parallel and world is None
-    listed, flag = SignalList(), supervision.flag()
+    listed, flag = stop_signals or StopSignals(SignalList(), supervision.flag())
     with contextlib.ExitStack() as held:
         if world is not None:
             with no_garbage_collection(), lazy():
@@ -192,7 +217,7 @@ def _train(
         if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
         run = shown(folder.path)
-        options = {"command": resume_command(folder.path), "has_test": has_test}
+        options = {"command": resume_command(folder.path), "has_test": has_test, "is_cell": is_cell()}
         job = spawn.Job("train", str(folder.path), options)
         if has_workers:
             if not config.silent:

@@ -30,12 +30,17 @@ from lockstep.tasks.task import Task, checked_losses
 
 
 class ImageFormat(NamedTuple):
-    """What a prediction needs to know of the images: travels in every checkpoint."""
+    """What a prediction needs to know of the images: travels in every checkpoint.
+
+    `is_float` says that the source gave floats, which reach the network as they are; checkpoints of earlier versions
+    do not say so.
+    """
 
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    is_float: bool = False
 
 
 class Classifier(L.LightningModule):

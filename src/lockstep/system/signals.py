@@ -29,8 +29,15 @@ class Ended(BaseException):
         self.number = number
 
 
+def can_handle() -> bool:
+    """Whether this thread may install handlers: Python lets the main thread alone do so, and calls them there."""
+    return threading.current_thread() is threading.main_thread()
+
+
 class SignalFlag:
     """Remembers the stop signals of this process. A second Ctrl-C leaves at once, with KeyboardInterrupt.
+
+    In another thread than the main one it takes no signals, and remembers none.
 
     Where the process `is_watched`, Ctrl-C may reach it twice, from the terminal and from the process that watches it:
     that one counts, and sends `LEAVE`.
@@ -48,6 +55,8 @@ class SignalFlag:
 
     def install(self) -> None:
         """Take over the stop signals, also from whoever took them since the last call; deliver what was held back."""
+        if not can_handle():
+            return
         before = early()
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
@@ -216,6 +225,9 @@ def say_ended(number: int, what: str = "") -> None:
 @contextlib.contextmanager
 def given_back() -> Iterator[None]:
     """Give the stop signals back, after the block, to whoever had them before."""
+    if not can_handle():
+        yield
+        return
     before = [(number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE)]
     listener = early()
     if listener is not None:

@@ -13,10 +13,21 @@ LEAST_VALUE = 20  # letters beside a name in which words are read with ease
 
 
 def terminal(*, is_error: bool = False) -> Terminal:
-    """Standard output, or standard error; plain text without colours or wrapping where it is a file or a log."""
+    """Standard output, or standard error; plain text without colours or wrapping where it is a file or a log.
+
+    The cell of a notebook is such a log, though there rich would make a box of HTML of every line, and FORCE_COLOR is
+    set, by which rich would take the output of a worker for a terminal.
+    """
     if (sys.stderr if is_error else sys.stdout).isatty():
         return Terminal(highlight=False, stderr=is_error)
-    return Terminal(highlight=False, soft_wrap=True, width=120, stderr=is_error)
+    return Terminal(
+        highlight=False, soft_wrap=True, width=120, stderr=is_error, force_terminal=False, force_jupyter=False
+    )
+
+
+def is_cell() -> bool:
+    """Whether standard output is the cell of a notebook, where a line can be written anew, and nothing else moves."""
+    return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
 
 
 def duration(seconds: float) -> str:

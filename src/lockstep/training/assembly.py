@@ -233,7 +233,8 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
 
 def image_format(data: ImageData) -> ImageFormat:
     """What prediction needs to know of the images of `data`."""
-    return ImageFormat(data.class_names, data.image_shape, data.mean, data.std)
+    is_float = data.splits.train.dtype.is_floating_point
+    return ImageFormat(data.class_names, data.image_shape, data.mean, data.std, is_float)
 
 
 def lightning_trainer(

@@ -49,6 +49,21 @@ def chosen(folder: RunFolder, wanted: Path) -> Chosen:
     raise ConfigError([f"{'; '.join(faults)}: put a copy of one of them back, or start a new run"])
 
 
+def asked(folder: RunFolder, name: str, *, option: str) -> Path:
+    """The checkpoint `name`, best or last, of a run that is to be used.
+
+    Raises FileNotFoundError where it is not there, and ValueError where it is damaged. `option` is what chooses another
+    one, with {} for its name.
+    """
+    path = folder.best_checkpoint if name == "best" else folder.last_checkpoint
+    if not path.exists():
+        raise FileNotFoundError(f"{shown(path)} is not there: has the run finished an epoch?")
+    if (fault := damage(path)) is not None:
+        other = option.format("last" if name == "best" else "best")
+        raise ValueError(f"{shown(path)} {fault}: put a copy of it back, or try {other}.")
+    return path
+
+
 def named(init_from: str | None) -> Path | None:
     """The whole checkpoint file that `init_from` names: itself, or the last one of a run. Raises ConfigError."""
     if init_from is None:

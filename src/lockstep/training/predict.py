@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import faults, validation
+from lockstep.config.schema import Config
 from lockstep.data.images.splits import Images
 from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources.folders import unlabelled_folder
@@ -38,16 +39,10 @@ def predict(
     `source` is a folder or an image file, or `val` or `test` of the data the run was trained on.
     """
     settings = validation.check_tree(config)
-    if settings.has_own_module:
-        fault = (
-            f"lockstep predict asks a task for its predictions, and module._target_={settings.module.target} has none"
-        )
-        raise faults.ConfigError([f"{fault}: predict from Python"])
+    refuse_own_module(settings, "lockstep predict")
     with session.opened(folder, settings, world) as here:
-        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        image_format = ImageFormat(**saved["image_format"])
-        module = assembly.classifier(here, image_format, total_steps=1)
-        module.load_state_dict(saved["state_dict"])
+        module = loaded(here, Path(checkpoint))
+        image_format = module.image_format
         images = _images(here, source, image_format)
         rows = _predicted(here, module, images)
         gathered = sorted(row for share in gather_objects(rows) for row in share)
@@ -58,6 +53,27 @@ def predict(
             _write(Path(output), ["file", *columns], [[images.names[index], *cells] for index, cells in gathered])
             print(f"{len(gathered):,} predictions in {output}", flush=True)
     return 0
+
+
+def refuse_own_module(config: Config, who: str) -> None:
+    """Raise ConfigError where a LightningModule of the user's own was trained, which has no task that predicts."""
+    if config.has_own_module:
+        fault = f"{who} asks a task for its predictions, and module._target_={config.module.target} has none"
+        raise faults.ConfigError([f"{fault}: load its checkpoint by Lightning"])
+
+
+def loaded(here: Session, checkpoint: Path) -> Classifier:
+    """The network of a checkpoint on the device of this process, ready to predict. Every rank must call it."""
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    module = assembly.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
+    module.load_state_dict(saved["state_dict"])
+    return module.to(here.device).eval()
+
+
+def predictions(module: Classifier, inputs: Tensor) -> Tensor:
+    """What the task says of inputs (B, C, H, W), which are what `Classifier` takes: (B, ...), on its device."""
+    with torch.inference_mode():
+        return module.task.predictions(module(inputs.to(module.device)))
 
 
 def _images(here: Session, source: str, image_format: ImageFormat) -> Images:
@@ -73,7 +89,6 @@ def _images(here: Session, source: str, image_format: ImageFormat) -> Images:
 
 def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[int, list[str]]]:
     """(index, what is written of it) of this rank's share. Raises ConfigError where that is no row of numbers."""
-    module = module.to(here.device).eval()
     class_names = module.image_format.class_names
     batches = GlobalBatches(
         len(images),
@@ -85,16 +100,15 @@ def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[
         num_batches=None,
     )
     rows: list[tuple[int, list[str]]] = []
-    with torch.inference_mode():
-        for indices, share in batches:
-            if share.is_empty:
-                continue
-            predictions: Tensor = module.task.predictions(module(images.pixels[indices].to(here.device)))
-            if predictions.dim() != 2:
-                shape = tuple(predictions.shape[1:])
-                fault = f"{here.config.task.target} predicts values of shape {shape} for each image"
-                raise faults.ConfigError([f"{fault}, and lockstep predict writes rows of numbers: predict from Python"])
-            rows += zip(indices.tolist(), module.task.cells(predictions, class_names), strict=True)
+    for indices, share in batches:
+        if share.is_empty:
+            continue
+        predicted = predictions(module, images.pixels[indices])
+        if predicted.dim() != 2:
+            fault = f"{here.config.task.target} predicts values of shape {tuple(predicted.shape[1:])} for each image"
+            cure = "use lockstep.load in Python"
+            raise faults.ConfigError([f"{fault}, and lockstep predict writes rows of numbers: {cure}"])
+        rows += zip(indices.tolist(), module.task.cells(predicted, class_names), strict=True)
     return rows
 
 

@@ -31,10 +31,13 @@ from lockstep.training.session import Session
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
 
 
-def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool) -> int:
+def train(
+    folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool, is_cell: bool = False
+) -> int:
     """Train the run in `folder` from where its last checkpoint is, or from the start. Returns the exit code.
 
-    `command` is what goes on with the run after a stop. Without `has_test` the test set is left alone.
+    `command` is what goes on with the run after a stop. Without `has_test` the test set is left alone. `is_cell` says
+    that a notebook shows what rank 0 prints.
     """
     config = storage.load(folder.config)
     with session.opened(folder, config, world) as here:
@@ -55,7 +58,7 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             note=resumed_from.note,
         )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
-        console = [] if config.silent else [_console(config, record)]
+        console = [] if config.silent else [_console(config, record, is_cell=is_cell)]
         trainer = _trainer(here, module, [*first, record, Relocation(), *console, *callbacks, stop], first_step)
         started = time.monotonic()
         try:
@@ -120,9 +123,9 @@ def _trainer(here: Session, module: L.LightningModule, callbacks: list[Callback]
     )
 
 
-def _console(config: Config, record: Record) -> Console:
+def _console(config: Config, record: Record, *, is_cell: bool) -> Console:
     names = () if config.has_own_module else measured.names(config)
-    return Console(record, names, measured.default(config)[0])
+    return Console(record, names, measured.default(config)[0], is_cell=is_cell)
 
 
 def _best(here: Session, checkpoint: ModelCheckpoint | None) -> Path | None:

@@ -89,7 +89,7 @@ def trainer_of(world_size: int, rank: int = 0) -> L.Trainer:
 
 def logits_of(module: Classifier, pixels: Tensor) -> Tensor:
     """Normalised and computed by hand."""
-    mean, std = (torch.tensor(values, dtype=torch.float64).view(2, 1, 1) for values in IMAGE_FORMAT[2:])
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(2, 1, 1) for values in IMAGE_FORMAT[2:4])
     return module.net((pixels.double() / 255 - mean) / std)
 
 

@@ -27,6 +27,17 @@ HEADER = [
 Showing = Callable[[int | None], io.StringIO]
 
 
+def test_a_notebook_gets_plain_text_though_it_asks_for_colours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = terminal.terminal()
+    out.print(Text("a line", style="bold"))
+    assert not out.is_terminal
+    assert capsys.readouterr().out == "a line\n"
+
+
 @pytest.fixture
 def showing(monkeypatch: pytest.MonkeyPatch) -> Showing:
     """Where everything is shown from now on: on a terminal of so many columns, or in a log."""

@@ -39,17 +39,22 @@ def decode(path: str, channels: int) -> Tensor:
     """
     try:
         with Image.open(path) as file:
-            image = ImageOps.exif_transpose(file)
-            if image.mode.startswith("I;16"):
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            elif image.mode in ("I", "F"):
-                raise ValueError(f"32-bit pixels (mode {image.mode})")
-            elif image.mode == "P" and "transparency" in image.info:
-                image = image.convert("RGBA")  # straight to RGB, Pillow warns
-            pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+            return pixels_of(file, channels)
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
         raise ImageFault([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
+
+
+def pixels_of(image: Image.Image, channels: int) -> Tensor:
+    """A Pillow image as uint8 (C, H, W), as `decode` has it. Raises ValueError for 32-bit pixels."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError(f"32-bit pixels (mode {image.mode})")
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # straight to RGB, Pillow warns
+    pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
     return torch.from_numpy(pixels).view(*pixels.shape[:2], channels).permute(2, 0, 1)
 
 

@@ -1,0 +1,109 @@
+"""What a list of overrides asks for in a process that goes on: the same checks as on the command line."""
+
+import importlib
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from lockstep.config import compose, options, overrides, project, signatures, storage
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.config.targets import called
+from lockstep.runs.folder import RunFolder
+from lockstep.system.launcher import outer_world
+from lockstep.training import disk
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+OUTPUT = "hydra.run.dir"  # the one setting of Hydra's own that says something of a training
+COMPOSING = (OUTPUT, "hydra.searchpath")
+
+
+class Asked(NamedTuple):
+    """What a list of overrides asks for: settings, before and after their check, and the folder of the run if named."""
+
+    composed: "DictConfig"
+    config: Config
+    folder: Path | None
+
+
+def asked(typed: Sequence[str]) -> Asked:
+    """What `typed` asks for, each as on the command line. Raises ConfigError with every fault."""
+    _refuse_unfit(typed)
+    enter()
+    source = compose.source_of(Path.cwd())
+    (config,) = overrides.check(typed, source, is_multirun=False).configs
+    composed = compose.composed(typed, source)
+    faults = []
+    if config.cluster.name != "none":
+        faults.append(f"cluster={config.cluster.name}: lockstep.train trains here: submit by python train.py")
+    later = [key for key, reason in compose.plain(composed)[1].items() if not reason]
+    faults += [f"{key} asks Hydra for what it knows of python train.py alone: give it a value" for key in later]
+    named = overrides.hydra_value(OUTPUT, typed, source)
+    if config.resume is None:
+        fault = disk.unwritable(Path(named or "outputs"))
+        faults += [f"{OUTPUT}={named}: {fault}" if named else fault] if fault else []
+    if faults:
+        raise ConfigError(faults)
+    return Asked(composed, config, Path(named) if named else None)
+
+
+def _refuse_unfit(typed: Sequence[str]) -> None:
+    """Raise ConfigError for what is no list of overrides of a training, or in a process of torchrun or srun."""
+    if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
+        raise ConfigError([f"{typed!r} is no list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"])
+    faults = [f"{text}: sweeps are started by python train.py -m" for text in typed if text in ("-m", "--multirun")]
+    for text in typed:
+        try:
+            override = options.parsed(text)
+        except options.REFUSALS:
+            continue  # the check says what is wrong with it
+        if override.is_hydra_override() and override.key_or_group not in COMPOSING:
+            faults.append(f"{text}: lockstep.train starts no job of Hydra: leave it out")
+    world = outer_world(os.environ)
+    if world is not None and world.world_size > 1:
+        cure = f"use {world.launcher} with train.py"
+        faults.append(f"{world.launcher} has started this process, and lockstep.train starts its own workers: {cure}")
+    if faults:
+        raise ConfigError(faults)
+
+
+def enter() -> None:
+    """Find the modules of the project, which is the current folder, from now on, as they are on the disk by now."""
+    importlib.invalidate_caches()
+    signatures.forget()
+    project.enter(Path.cwd())
+
+
+def saved(folder: RunFolder) -> Config:
+    """The settings of a run, whose modules this process finds from now on.
+
+    Raises ConfigError where modules are gone, or where this process has imported others of the same name.
+    """
+    config = storage.load(folder.config)
+    enter()
+    project.use(folder, config)
+    faults = []
+    for key, target in called(storage.to_tree(config)):
+        package = target.partition(".")[0]
+        here, there = _origin(sys.modules.get(package)), importlib.machinery.PathFinder.find_spec(package)
+        if here is not None and there is not None and there.origin is not None and not _is_same(here, there.origin):
+            fault = f"{key}={target}: the run has {package} from {there.origin}, and this process has imported {here}"
+            faults.append(f"{fault}: use another process, or restart this one")
+    if faults:
+        raise ConfigError(faults)
+    return config
+
+
+def _origin(module: object) -> str | None:
+    """The file of a module that is imported; None for others."""
+    spec = getattr(module, "__spec__", None)
+    return getattr(spec, "origin", None)
+
+
+def _is_same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

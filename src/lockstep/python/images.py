@@ -1,0 +1,90 @@
+"""What a predictor takes for an image, as the tensors that training has of it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from lockstep.data.images.decode import fit, pixels_of
+from lockstep.data.images.pixels import whole
+from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.models.classifier import ImageFormat
+
+ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
+TAKEN = (
+    "a path of a file or folder, a PIL image, a uint8 array (H, W) or (H, W, C), a tensor (C, H, W) or (B, C, H, W) of "
+    "uint8 or floats, or a list of these"
+)
+
+
+class Inputs(NamedTuple):
+    """Images (n, C, H, W) of the size of the network, uint8 or floats, and the file of each, None where there is none.
+
+    `is_one` says that a single image was given, and not several of which there is one.
+    """
+
+    images: Tensor
+    files: Sequence[str | None]
+    is_one: bool
+
+
+def inputs_of(given: ImageLike, wanted: ImageFormat) -> Inputs:
+    """The images that one argument stands for. Raises ValueError or FileNotFoundError, which names it."""
+    channels, height, width = wanted.image_shape
+    if isinstance(given, str | os.PathLike):
+        path = Path(given).expanduser()
+        if not path.exists():
+            raise FileNotFoundError(f"{given} is not there (from {Path.cwd()}): give {TAKEN}.")
+        read = unlabelled_folder(str(path), image_size=(height, width), channels=channels)
+        folder = path if path.is_dir() else path.parent
+        return Inputs(whole(read.pixels), [str(folder / name) for name in read.names], not path.is_dir())
+    if isinstance(given, np.ndarray):
+        given = _picture(given)
+    if isinstance(given, Image.Image):
+        try:
+            pixels = pixels_of(given, channels)
+        except ValueError as error:
+            raise ValueError(f"This image has {error}: give one of 8 bits, or floats as a tensor.") from error
+        return Inputs(fit(pixels, (height, width)).unsqueeze(0), [None], True)
+    if isinstance(given, Tensor):
+        images = _checked(given, wanted)
+        return Inputs(images, [None] * len(images), given.dim() == 3)
+    raise ValueError(f"A {type(given).__name__} is no image: give {TAKEN}.")
+
+
+def _picture(array: NDArray[np.uint8]) -> Image.Image:
+    is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
+    if array.dtype != np.uint8 or not is_image or array.size == 0:
+        raise ValueError(f"An array of {array.dtype} of shape {array.shape} is no image: give {TAKEN}.")
+    return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
+
+
+def _checked(given: Tensor, wanted: ImageFormat) -> Tensor:
+    """The images of a tensor (n, C, H, W), scaled and cropped as files are, where they are not given as they are."""
+    what = f"A tensor of {str(given.dtype).removeprefix('torch.')} of shape {tuple(given.shape)}"
+    channels, height, width = wanted.image_shape
+    images = given.detach().unsqueeze(0) if given.dim() == 3 else given.detach()
+    if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
+        raise ValueError(f"{what} is no image: give {TAKEN}.")
+    if images.shape[1] != channels or 0 in images.shape[2:]:
+        raise ValueError(f"{what} does not fit the network, which takes {channels} channels: ({channels}, H, W).")
+    images = images.as_subclass(Tensor)
+    if images.is_floating_point() and wanted.is_float:
+        if images.shape[2:] != (height, width):
+            raise ValueError(f"{what} does not fit the network, which takes floats of shape {wanted.image_shape} here.")
+        return images
+    if images.is_floating_point() and not bool(((images >= 0) & (images <= 1)).all()):
+        least, most = images.min().item(), images.max().item()
+        raise ValueError(
+            f"{what} has values from {least:.4g} to {most:.4g}: the network was trained on images of bytes, "
+            "give uint8 of 0 to 255, or floats of 0 to 1, not normalized."
+        )
+    if images.is_floating_point():
+        images = (255 * images).round().to(torch.uint8)
+    return fit(images, (height, width))

@@ -1,0 +1,104 @@
+"""`lockstep.Prediction` and `lockstep.Predictions`: what a network says of one image, and of many."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from torch import Tensor
+from typing_extensions import override
+
+CERTAIN = 0.5  # a label is said to hold from this probability on
+MOST_SHOWN = 5  # predictions in the text of many
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction:
+    """What a network says of an image: `values` (C, ...) in host memory, for each of `class_names`.
+
+    They are what the task predicts: the probability of every class, or of every label, or numbers. `kind` is what the
+    names are names of: classes, labels, numbers, or what a task of one's own says. `file` is the image, where it was a
+    file.
+    """
+
+    values: Tensor
+    class_names: tuple[str, ...]
+    kind: str
+    file: str | None
+
+    @property
+    def class_name(self) -> str:
+        """The most probable class. Raises AttributeError for another kind of prediction, as those below do."""
+        return self.class_names[int(self._only("class_name", "classes").argmax())]
+
+    @property
+    def probability(self) -> float:
+        """The probability of that class, 0 to 1."""
+        return self._only("probability", "classes").max().item()
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """The probability of every class or label, 0 to 1."""
+        return self._named(self._only("probabilities", "classes", "labels"))
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels that hold, whose probability is 0.5 or more."""
+        return [name for name, value in self._named(self._only("labels", "labels")).items() if value >= CERTAIN]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The number of every name."""
+        return self._named(self._only("numbers", "numbers"))
+
+    def _only(self, name: str, *kinds: str) -> Tensor:
+        """The values, where they are one for each name and of one of these kinds."""
+        if self.kind not in kinds or self.values.dim() != 1:
+            shape = tuple(self.values.shape)
+            raise AttributeError(f"A prediction of {self.kind} of shape {shape} has no {name}: look at its values.")
+        return self.values
+
+    def _named(self, values: Tensor) -> dict[str, float]:
+        return dict(zip(self.class_names, values.tolist(), strict=True))
+
+    @override
+    def __repr__(self) -> str:
+        if self.values.dim() != 1:
+            return f"Prediction({self.kind} of shape {tuple(self.values.shape)})"
+        if self.kind == "classes":
+            return f"Prediction({self.class_name!r}, probability {self.probability:.4f})"
+        if len(self.class_names) != len(self.values):
+            return f"Prediction({len(self.values)} {self.kind})"
+        return f"Prediction({', '.join(f'{name!r}: {value:.4g}' for name, value in self._named(self.values).items())})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Predictions(Sequence[Prediction]):
+    """What a network says of B images, in their order: a sequence of `Prediction`.
+
+    `values` (B, C, ...) in host memory are those of all of them, `files` names the images that were files.
+    """
+
+    values: Tensor
+    class_names: tuple[str, ...]
+    kind: str
+    files: tuple[str | None, ...]
+
+    @override
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @overload
+    def __getitem__(self, index: int) -> Prediction: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Predictions": ...
+    @override
+    def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
+        if isinstance(index, slice):
+            return Predictions(self.values[index], self.class_names, self.kind, self.files[index])
+        return Prediction(self.values[index], self.class_names, self.kind, self.files[index])
+
+    @override
+    def __repr__(self) -> str:
+        shown = [repr(self[number]) for number in range(min(len(self), MOST_SHOWN))]
+        more = [f"... {len(self) - MOST_SHOWN:,} more"] if len(self) > MOST_SHOWN else []
+        return f"Predictions([{', '.join([*shown, *more])}])"

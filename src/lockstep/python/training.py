@@ -1,0 +1,70 @@
+"""`lockstep.train`: one training from Python, in this process or with workers."""
+
+import signal
+from collections.abc import Sequence
+
+from lockstep.config.faults import ConfigError
+from lockstep.launch import runner
+from lockstep.launch.runner import StopSignals
+from lockstep.python import configuration
+from lockstep.python.process import unchanged
+from lockstep.python.run import Run
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
+from lockstep.runs.naming import shown
+from lockstep.system.signals import SignalFlag, SignalList
+
+PREFIX = "config error: "
+
+
+class TrainingFailed(RuntimeError):
+    """A training that `lockstep.train` started has failed; the message has the reason, `run` is what is left of it."""
+
+    def __init__(self, message: str, run: Run) -> None:
+        super().__init__(message)
+        self.run = run
+
+
+def train(overrides: Sequence[str] = ()) -> Run:
+    """Train by the overrides of `python train.py`, e.g. `["data=digits", "trainer.devices=2"]`. Returns the run.
+
+    One worker computes in this process; several, and one on strategy=ddp, are processes of their own. Whatever is set
+    for the training in this process is put back at its end: random states, switches of torch, warnings, signals.
+
+    Interrupted, by Ctrl-C or the button of a notebook, the run saves and stops after its next step, then
+    KeyboardInterrupt is raised; a second interrupt leaves at once. Other stop signals do in the end what they did
+    before. A run that `lockstep stop` or trainer.max_time_s stopped is returned, with the state "stopped". Outside of
+    the main thread Python knows no signals: `lockstep stop latest` stops there.
+
+    Raises ConfigError, a ValueError, with all faults before anything starts; TrainingFailed with the reason where the
+    training fails; RuntimeError while another thread trains. A sweep and a cluster job are for `python train.py`.
+    """
+    stop_signals = StopSignals(SignalList(), SignalFlag())
+    with unchanged():
+        folder, code = _trained(overrides, stop_signals)
+    if code == EXIT_FAILED:
+        raise TrainingFailed(_reason(folder), Run(folder.path))
+    if code == EXIT_CONFIG:
+        lines = folder.failure.read_text("utf-8").splitlines()
+        raise ConfigError([line.removeprefix(PREFIX) for line in lines])
+    if stop_signals.received:
+        signal.raise_signal(stop_signals.received)  # to whoever has it outside of a training
+    elif code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    return Run(folder.path)
+
+
+def _trained(overrides: Sequence[str], stop_signals: StopSignals) -> tuple[RunFolder, int]:
+    asked = configuration.asked(overrides)
+    if asked.config.resume is None:
+        return runner.start(asked.config, overrides, asked.folder, stop_signals=stop_signals)
+    from lockstep.cluster import submission  # which a new run here does not need
+
+    folder, config = runner.resumed(asked.composed, overrides)
+    submission.refuse_live(folder)
+    return runner.resume(folder, config, stop_signals=stop_signals)
+
+
+def _reason(folder: RunFolder) -> str:
+    reason = folder.read_status().get("reason") or "a worker failed without a word"
+    where = f"\nAll of it is in {shown(folder.failure)}" if folder.failure.exists() else ""
+    return f"{shown(folder.path)}: {reason}{where}"

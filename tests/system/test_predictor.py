@@ -1,0 +1,274 @@
+"""`lockstep.load` predicts what `lockstep predict` writes, of whatever it is given, and says what is wrong."""
+
+import csv
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import lockstep
+from lockstep.data.images.decode import fit
+from lockstep.data.images.pixels import whole
+from lockstep.python.process import float32_kept
+from lockstep.runs.folder import RunFolder
+from lockstep.training import predict
+from tests.support.commands import run
+from tests.support.harness import ROOT, SMALL, command, environ, train_all, write_run
+from tests.support.image_files import write_image
+from tests.support.sources import few_digits
+
+pytestmark = pytest.mark.processes
+PLAIN = [text for text in SMALL if not text.startswith(("data", "trainer.precision"))]
+EMPTIED = [f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed")]
+SOURCE = [*PLAIN, "data=digits", *EMPTIED]
+WITHOUT_CROPS = ["augment.crop_padding=0", "augment.flip=false", "augment.cutout=0"]
+OWN_MODULE = [
+    "data=synthetic",
+    "strategy=cpu",
+    "callbacks.curves=null",
+    "module._target_=tests.support.own_modules.Plain",
+]
+# an eval_batch_size of 10 (SMALL) cuts the images into batches, of which the last is smaller
+SYNTHETIC = [*PLAIN, "data=synthetic", "data.train_size=70", "data.image_size=16"]
+LABELLED = [*SOURCE, "trainer.precision=float32", "data._target_=tests.support.sources.labelled"]
+FLOATS = [*SOURCE, *WITHOUT_CROPS, "~data.memory", "data._target_=tests.support.sources.few_digits"]
+KINDS = {
+    "colour": [*SYNTHETIC, "data.channels=3", "trainer.precision=float32"],
+    "float64": [*SMALL],
+    "bfloat16": [*SYNTHETIC, "trainer.precision=bfloat16"],
+    "floats": [*FLOATS, "+data.is_float=true", "trainer.precision=float32"],
+    "labels": [*LABELLED, "task=multilabel", "+data.kind=labels"],
+    "numbers": [*LABELLED, "task=regression", "+data.kind=number"],
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    root = tmp_path_factory.mktemp("predictor")
+    folders = {kind: write_run(root / kind, overrides) for kind, overrides in KINDS.items()}
+    train_all([*folders.values()], 1)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(23):
+        write_image(folder / f"{number % 3}" / f"{number}.png", seed=number, height=9 + number, width=20)
+    return folder
+
+
+def predicted(folder: RunFolder, source: Path | str, output: Path, *more: str) -> list[list[str]]:
+    """The rows that `lockstep predict` writes, each after the name of its file."""
+    words = [sys.executable, "-m", "lockstep", "predict", folder.path, source, "--output", output, *more]
+    done = run(list(map(str, words)), output.parent, {**environ(), "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    with open(output, newline="") as file:
+        return [row[1:] for row in csv.reader(file)][1:]
+
+
+def rows_of(kind: str, predictions: lockstep.Predictions) -> list[list[str]]:
+    """What the command would write of predictions."""
+    if kind in ("labels", "numbers"):
+        form = "{:.6f}" if kind == "labels" else "{:.6g}"
+        return [[form.format(value) for value in one.values.tolist()] for one in predictions]
+    return [[one.class_name, f"{one.probability:.6f}"] for one in predictions]
+
+
+@pytest.mark.parametrize(("kind", "checkpoint"), [*((kind, "best") for kind in KINDS), ("float64", "last")])
+def test_a_folder_is_predicted_as_the_command_does(
+    trained: dict[str, RunFolder], photos: Path, tmp_path: Path, kind: str, checkpoint: Any
+) -> None:
+    network = lockstep.load(trained[kind].path, checkpoint=checkpoint)
+    predictions = network(photos)
+    written = predicted(trained[kind], photos, tmp_path / "out.csv", "--checkpoint", checkpoint)
+    assert rows_of(kind, predictions) == written
+    assert [Path(str(one.file)).relative_to(photos).as_posix() for one in predictions] == [
+        path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.png"))
+    ]
+
+
+def test_many_images_are_computed_in_the_batches_of_the_command(
+    trained: dict[str, RunFolder], photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    plain = predict.predictions
+
+    def seen(module: Any, inputs: Any) -> Any:
+        sizes.append(len(inputs))
+        return plain(module, inputs)
+
+    monkeypatch.setattr(predict, "predictions", seen)
+    lockstep.load(trained["colour"].path)(photos)
+    assert sizes == [10, 10, 3]
+
+
+@pytest.mark.parametrize("kind", ["floats", "float64"])
+def test_the_test_images_as_tensors_are_predicted_as_the_command_does(
+    trained: dict[str, RunFolder], tmp_path: Path, kind: str
+) -> None:
+    """Floats reach a network that was trained on floats as they do in training."""
+    if kind == "floats":
+        images = whole(few_digits(is_float=True).test.pixels)
+        assert images.min() < 0
+    else:
+        from lockstep.data import synthetic
+
+        config = lockstep.Run(trained[kind].path).config["data"]
+        names = ("num_classes", "channels", "image_size", "train_size", "val_size", "test_size", "seed")
+        images = whole(synthetic(**{name: config[name] for name in names}).test.pixels)
+    predictions = lockstep.load(trained[kind].path)(images)
+    assert rows_of(kind, predictions) == predicted(trained[kind], "test", tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize("kind", ["colour", "labels", "numbers"])
+def test_every_way_to_give_an_image_gives_the_same(trained: dict[str, RunFolder], photos: Path, kind: str) -> None:
+    network = lockstep.load(trained[kind].path)
+    paths = sorted(photos.rglob("*.png"))[:5]
+    by_path = network(paths)
+    assert isinstance(by_path, lockstep.Predictions)
+    as_images: list[Any] = [Image.open(path) for path in paths]
+    pixels = [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in as_images]
+    ways: dict[str, list[Any]] = {"PIL": as_images, "arrays": [np.asarray(image) for image in as_images]}
+    if kind == "colour":  # tensors are not made grey
+        ways |= {"uint8": pixels, "floats": [image / 255 for image in pixels]}
+        ways |= {"float64": [image.double() / 255 for image in pixels]}
+        ways |= {"mixed": [paths[0], as_images[1], pixels[2], pixels[3] / 255, pixels[4][None]]}
+        assert torch.equal(network(torch.stack([fit(image, (16, 16)) for image in pixels])).values, by_path.values)
+        assert isinstance(network(pixels[0][None]), lockstep.Predictions)
+    for name, given in ways.items():
+        assert torch.equal(network(given).values, by_path.values), name
+        if name != "mixed":
+            alone = network(given[3])
+            assert isinstance(alone, lockstep.Prediction)
+            # float32: another size of the batch is added up in another order
+            assert torch.allclose(alone.values, by_path[3].values, rtol=0, atol=1e-6)
+
+
+def test_what_is_predicted_has_the_names_of_its_task(trained: dict[str, RunFolder], photos: Path) -> None:
+    path = sorted(photos.rglob("*.png"))[0]
+    one = lockstep.load(trained["colour"].path)(str(path))
+    assert one.class_name in one.class_names
+    assert sum(one.probabilities.values()) == pytest.approx(1)
+    assert one.probability == max(one.probabilities.values()) == one.probabilities[one.class_name]
+    labels = lockstep.load(trained["labels"].path)(str(path))
+    assert list(labels.probabilities) == ["even", "above 4"]
+    numbers = lockstep.load(trained["numbers"].path)(str(path))
+    assert list(numbers.numbers) == ["ink"]
+
+
+def test_no_image_is_predicted_by_no_prediction(trained: dict[str, RunFolder]) -> None:
+    for kind, width in (("colour", 10), ("labels", 2)):
+        found = lockstep.load(trained[kind].path)([])
+        assert (len(found), found.values.shape) == (0, (0, width))
+
+
+def test_a_prediction_leaves_the_process_as_it_was(trained: dict[str, RunFolder], photos: Path) -> None:
+    with float32_kept():
+        torch.set_float32_matmul_precision("medium")
+        states = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
+        network = lockstep.load(trained["colour"].path)
+        assert network(photos).values.is_inference() is False
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert (random.getstate(), str(np.random.get_state())) == states[:2]
+        assert torch.equal(torch.get_rng_state(), states[2])
+
+
+def test_a_predictor_says_what_it_is(trained: dict[str, RunFolder]) -> None:
+    network = lockstep.load(trained["bfloat16"].path)
+    assert (network.precision, network.device) == ("bfloat16", torch.device("cpu"))
+    assert (len(network.class_names), network.image_shape[0]) == (10, network.image_shape[0])
+    text = "10 classes of 1x16x16 images, float64 on cpu)"
+    assert repr(lockstep.load(trained["float64"].path, device="cpu")).endswith(text)
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def test_wrong_arguments_are_named_with_what_is_taken(
+    trained: dict[str, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = trained["colour"].path
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere is no run folder"):
+        lockstep.load("nowhere")
+    wrong: Any = "newest"
+    with pytest.raises(ValueError, match=r'checkpoint=.newest.: there is no such checkpoint, choose "best" or "last"'):
+        lockstep.load(path, checkpoint=wrong)
+    with pytest.raises(ValueError, match="device='gpu' is no device"):
+        lockstep.load(path, device="gpu")
+    monkeypatch.setattr("lockstep.system.hardware.num_visible_gpus", lambda: 1)
+    for device in ("cuda:1", "meta"):
+        with pytest.raises(ValueError, match=f'device="{device}" is not there: this machine has 1 GPUs'):
+            lockstep.load(path, device=device)
+
+
+def test_a_checkpoint_that_is_missing_or_damaged_is_named_with_the_cure(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", SMALL)
+    with pytest.raises(FileNotFoundError, match=r"best\.ckpt is not there: has the run finished an epoch"):
+        lockstep.load(folder.path)
+    folder.checkpoints.mkdir()
+    folder.last_checkpoint.write_text("half of it")
+    with pytest.raises(ValueError, match=r'last\.ckpt is damaged.*: put a copy of it back, or try checkpoint="best"'):
+        lockstep.load(folder.path, checkpoint="last")
+
+
+def test_a_module_of_the_users_own_is_refused(tmp_path: Path) -> None:
+    own = write_run(tmp_path / "own", OWN_MODULE)
+    own.checkpoints.mkdir()
+    torch.save({"weight": torch.zeros(3)}, own.best_checkpoint)
+    with pytest.raises(
+        lockstep.ConfigError, match=r"lockstep\.load asks a task for its predictions, and module"
+    ) as error:
+        lockstep.load(own.path)
+    assert "\n" not in str(error.value)
+
+
+NETWORK = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, in_channels, num_classes):
+        super().__init__()
+        self.fc = nn.Linear(in_channels, num_classes)
+
+    def forward(self, images):
+        return FACTOR * self.fc(images.mean((2, 3)))
+"""
+TINY = ["data=synthetic", "data.train_size=40", "trainer.max_epochs=1", "strategy=cpu"]
+OWN = ["model._target_=mine.Net", *(f"~model.{key}" for key in ("width", "stem", "shortcut_norm", "bias", "dropout"))]
+
+
+def test_networks_of_the_users_own_are_found_and_never_mistaken_for_another_of_the_same_name(tmp_path: Path) -> None:
+    for factor in (1, 2):
+        project = tmp_path / f"project {factor}"
+        project.mkdir()
+        (project / "mine.py").write_text(f"FACTOR = {factor}\n{NETWORK}")
+        done = run(command(*TINY, *OWN, "~model.init", "callbacks.pictures=null"), project)
+        assert done.returncode == 0, done.stderr
+    text = f"""
+import json, sys, torch, lockstep
+before = list(sys.path)
+one, other = ({str(tmp_path)!r} + f"/project {{factor}}/outputs/latest" for factor in (1, 2))
+name = lockstep.load(one)(torch.zeros(1, 32, 32)).class_name
+try:
+    lockstep.load(other)
+except lockstep.ConfigError as error:
+    print(json.dumps([name, str(error), sys.path == before]))
+"""
+    done = run([sys.executable, "-c", text], tmp_path)
+    assert done.returncode == 0, done.stderr
+    name, fault, is_as_before = json.loads(done.stdout.splitlines()[-1])
+    assert name.startswith("class")
+    assert fault.startswith("model._target_=mine.Net: the run has mine from ")
+    assert os.path.join("project 2", "mine.py") in fault.partition("and this process")[0]
+    assert os.path.join("project 1", "mine.py") in fault.partition("and this process")[2]
+    assert is_as_before

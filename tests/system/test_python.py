@@ -1,0 +1,424 @@
+"""Scripts train, look at runs and predict from Python, as a notebook does, and go on as if nothing had been."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.runs.folder import RunFolder
+from tests.support import guides
+from tests.support.commands import Command, run
+from tests.support.guides import BLOCK, long_blocks, write_project
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, own_network, state, wait_until
+
+pytestmark = pytest.mark.processes
+VARIABLES = {**environ(), "PYTHONPATH": str(ROOT)}
+HEAD = f"import json, os, signal, sys, threading\nimport lockstep\nSMALL = {[*SMALL, 'silent=true']}\n"
+LONG = "[*SMALL, 'data.train_size=301', 'trainer.max_epochs=500', 'silent=false']"
+# what `print(json.dumps(...))` in the last line of a script says
+Said = Any
+
+
+def write(cwd: Path, text: str) -> list[str]:
+    """The command of a script, which has no `if __name__ == "__main__"`: as in a notebook."""
+    (cwd / "script.py").write_text(HEAD + text)
+    return [sys.executable, str(cwd / "script.py")]
+
+
+def said(cwd: Path, text: str) -> Said:
+    done = run(write(cwd, text), cwd, VARIABLES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def latest(cwd: Path) -> RunFolder:
+    return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+# -- a training is that of the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """What `python train.py` trains."""
+    cwd = tmp_path_factory.mktemp("alone")
+    done = run(command(*SMALL), cwd)
+    assert done.returncode == 0, done.stderr
+    return latest(cwd)
+
+
+TRAINED = """
+found = [lockstep.train([*SMALL, f"trainer.devices={count}"]) for count in (1, 2, 1)]
+listed = lockstep.runs()
+print(json.dumps({
+    "runs": [str(one.path) for one in found],
+    "listed": [str(one.path) for one in listed],
+    "pids": [json.loads((one.path / "status.json").read_text())["pid"] for one in found],
+    "pid": os.getpid(),
+    "states": [one.state for one in found],
+    "overrides": found[1].overrides,
+    "rows": found[0].metrics,
+    "row": {name: str(value) for name, value in found[1].items()},
+    "seed": found[0].config["seed"],
+    "summary": found[0].summary,
+}))
+"""
+
+
+def test_one_worker_two_and_one_again_train_in_a_process_what_the_command_does(
+    alone: RunFolder, tmp_path: Path, figure: Any
+) -> None:
+    facts = said(tmp_path, TRAINED)
+    one, two, again = (RunFolder(Path(path)) for path in facts["runs"])
+    assert difference(alone, one) == difference(alone, again) == 0
+    figure(f"two workers that a script starts against the command's one: {difference(alone, two):.1e}")
+    assert difference(alone, two) <= 1e-12
+    assert [pid == facts["pid"] for pid in facts["pids"]] == [True, False, True]
+    assert facts["states"] == ["finished"] * 3
+    assert sorted(facts["listed"], reverse=True) == facts["listed"] == facts["runs"][::-1]
+    assert facts["overrides"] == [*SMALL, "silent=true", "trainer.devices=2"]
+    assert facts["seed"] == 0
+    assert facts["summary"] == json.loads((one.path / "summary.json").read_text())
+    assert [row["epoch"] for row in facts["rows"]] == [1, 2]
+    assert facts["rows"][1]["val/loss"] == float(alone.read_metrics()[1]["val/loss"])
+    row = facts["row"]
+    assert (row["state"], row["workers"], row["epoch"]) == ("finished", "2", "2")
+    assert float(row["test/accuracy"]) == two.read_summary()["test_accuracy"]
+    assert float(row["val/loss"]) == pytest.approx(float(alone.read_metrics()[1]["val/loss"]), rel=1e-9)
+
+
+def test_a_thread_trains_the_same_in_its_process_and_by_workers(alone: RunFolder, tmp_path: Path) -> None:
+    text = """
+found = []
+before = [signal.getsignal(number) for number in range(1, signal.NSIG)]
+def work():
+    for count in (1, 2):
+        found.append(str(lockstep.train([*SMALL, f"trainer.devices={count}"]).path))
+    found.append([signal.getsignal(number) for number in range(1, signal.NSIG)] == before)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(json.dumps(found))
+"""
+    *paths, has_its_signals = said(tmp_path, text)
+    one, two = (RunFolder(Path(path)) for path in paths)
+    assert difference(alone, one) == 0
+    assert difference(alone, two) <= 1e-12
+    assert has_its_signals
+
+
+def test_fresh_workers_do_not_run_the_script_again(tmp_path: Path) -> None:
+    """Which multiprocessing would do; the thread makes them fresh, and a source that streams has processes, too."""
+    text = """
+print("begun")
+event = threading.Event()
+threading.Thread(target=event.wait).start()
+packed = ["~data.val_fraction", "~data.test_fraction", "~data.split_seed", "~data.memory"]
+packed += ["data._target_=tests.support.sources.packed_digits", "+data.num_workers=1"]
+for count in (1, 2):
+    plain = [text for text in SMALL if not text.startswith("data")]
+    lockstep.train([*plain, "data=digits", *packed, f"trainer.devices={count}"])
+event.set()
+"""
+    done = run(write(tmp_path, text), tmp_path, VARIABLES)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["begun"]
+
+
+def test_a_process_is_after_a_training_what_it_was_before(tmp_path: Path) -> None:
+    text = """
+import logging, random, warnings
+import numpy as np
+import torch
+
+def state():
+    return {
+        "random": [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()],
+        "torch": [torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark,
+                  torch.get_default_dtype(), torch.get_num_threads(), torch.get_float32_matmul_precision(),
+                  torch.backends.cudnn.allow_tf32, torch.is_grad_enabled()],
+        "signals": [signal.getsignal(number) for number in range(1, signal.NSIG)],
+        "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "hook": threading.excepthook,
+        "path": list(sys.path),
+        "folder": os.getcwd(),
+        "variables": dict(os.environ),
+        "warnings": list(warnings.filters),
+        "logging": [logging.getLogger().level, logging.getLogger().handlers[:]],
+        "argv": list(sys.argv),
+        "streams": [sys.stdout, sys.stderr],
+    }
+
+random.seed(3), np.random.seed(3), torch.manual_seed(3)
+before = state()
+found = {}
+for count in (1, 2):
+    lockstep.train([*SMALL, "trainer.deterministic=true", f"trainer.devices={count}"])
+    now = state()
+    found[f"train {count}"] = [name for name in before if now[name] != before[name]]
+lockstep.load("latest")
+now = state()
+found["load"] = [name for name in before if now[name] != before[name]]
+print(json.dumps(found))
+"""
+    assert said(tmp_path, text) == {"train 1": [], "train 2": [], "load": []}
+
+
+# -- what is wrong is told by an exception -----------------------------------------------------------------------------
+
+
+def test_all_faults_of_the_configuration_are_in_one_exception_and_nothing_is_made(tmp_path: Path) -> None:
+    text = """
+def fault(overrides):
+    try:
+        lockstep.train(overrides)
+    except lockstep.ConfigError as error:
+        return str(error)
+print(json.dumps([fault(overrides) for overrides in (
+    ["optimizer.lrr=1", "model.width=a"],
+    ["optimizer.lr=0.1,0.2"],
+    ["-m", "seed=1"],
+    ["cluster=local"],
+    ["hydra.job.chdir=true"],
+    "seed=1",
+    [1],
+    ["name=${hydra:job.name}"],
+    ["trainer.devices=0"],
+    ["resume=nowhere"],
+)]))
+"""
+    many, several, sweep, cluster, hydra, one, number, later, devices, nowhere = said(tmp_path, text)
+    assert many.splitlines() == [
+        "unknown key optimizer.lrr: did you mean optimizer.lr?",
+        "model.width=a must be int >= 1",
+    ]
+    assert several.startswith("optimizer.lr=0.1,0.2 lists several values")
+    assert sweep == "-m: sweeps are started by python train.py -m"
+    assert cluster == "cluster=local: lockstep.train trains here: submit by python train.py"
+    assert hydra == "hydra.job.chdir=true: lockstep.train starts no job of Hydra: leave it out"
+    assert one == "'seed=1' is no list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"
+    assert number.startswith("[1] is no list of overrides")
+    assert later == "name asks Hydra for what it knows of python train.py alone: give it a value"
+    assert devices.startswith("trainer.devices=0 must be")
+    assert nowhere.startswith("resume=nowhere is no run folder")
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_training_that_fails_raises_its_reason(tmp_path: Path, num_workers: int) -> None:
+    text = f"""
+try:
+    lockstep.train([*SMALL, "optimizer.lr=1e30", "trainer.devices={num_workers}", "trainer.gradient_clip_norm=null"])
+except lockstep.TrainingFailed as error:
+    found = [str(error), error.run.state, str(error.run.path)]
+again = lockstep.train([*SMALL, "trainer.max_epochs=1"]).state
+print(json.dumps([*found, again]))
+"""
+    message, how, path, again = said(tmp_path, text)
+    assert "loss" in message.splitlines()[0]
+    assert RunFolder(Path(path)).read_status()["reason"] in message
+    assert message.splitlines()[1].endswith("failure.txt")
+    assert (how, again) == ("failed", "finished")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_a_worker_finds_wrong_with_the_data_is_a_fault_of_the_configuration(
+    tmp_path: Path, num_workers: int
+) -> None:
+    folder = tmp_path / "images"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "broken.png").write_text("no image")
+    text = f"""
+plain = [text for text in SMALL if not text.startswith("data")]
+try:
+    lockstep.train([*plain, "data=image_folder", "data.root=images", "data.cache=null", "data.image_size=8",
+                    "data.memory=host", "data.val_fraction=0.3", "data.test_fraction=0.3",
+                    "trainer.devices={num_workers}"])
+except lockstep.ConfigError as error:
+    print(json.dumps(error.faults))
+"""
+    faults = said(tmp_path, text)
+    assert faults
+    assert all(not fault.startswith("config error") for fault in faults)
+
+
+# -- stopping ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def started(cwd: Path, text: str, step: int = 3) -> Iterator[subprocess.Popen[Any]]:
+    """A script whose run has done some steps."""
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = Command(write(cwd, text), cwd, VARIABLES, **pipes)
+
+    def is_there() -> bool:
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        return latest(cwd).read_status().get("step", 0) >= step
+
+    try:
+        wait_until(is_there, f"step {step}")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_an_interrupt_stops_in_good_order_and_raises_and_the_run_goes_on_exactly(
+    tmp_path: Path, num_workers: int
+) -> None:
+    text = f"""
+how = [*{LONG}, "trainer.devices={num_workers}", "scheduler=constant"]
+try:
+    lockstep.train(how)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+stopped = lockstep.Run("latest")
+facts = [stopped.state, stopped.summary, stopped["step"], signal.getsignal(signal.SIGINT) is signal.default_int_handler]
+epochs = stopped["epoch"] + 1
+went_on = lockstep.train(["resume=outputs/latest", f"trainer.max_epochs={{epochs}}", "silent=true"])
+whole = lockstep.train([*how, f"trainer.max_epochs={{epochs}}", "silent=true"])
+print(json.dumps([*facts, str(went_on.path), str(whole.path), went_on == stopped]))
+"""
+    with started(tmp_path, text) as process:
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate()
+    assert process.returncode == 0, out
+    assert "interrupted" in out.splitlines()
+    assert "Stopped after step" in out
+    how, summary, step, has_its_handler, went_on, whole, is_same = json.loads(out.splitlines()[-1])
+    assert (how, summary, has_its_handler, is_same) == ("stopped", {}, True, True)
+    assert step >= 3
+    # the counts of the epoch that was cut are added up over the workers in another order
+    assert difference(RunFolder(Path(went_on)), RunFolder(Path(whole))) <= (1e-12 if num_workers > 1 else 0)
+
+
+def test_sigterm_does_in_the_end_what_it_did_before(tmp_path: Path) -> None:
+    with started(tmp_path, f"lockstep.train({LONG})\nprint('goes on')") as process:
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate()
+    assert process.returncode == -signal.SIGTERM
+    assert "goes on" not in out
+    assert latest(tmp_path).read_status()["state"] == "stopped"
+    assert state(latest(tmp_path))
+
+
+def test_a_handler_of_the_script_hears_of_the_signal_after_the_run_has_stopped(tmp_path: Path) -> None:
+    text = f"""
+def handle(number, frame):
+    print(json.dumps([number, lockstep.Run("latest").state]))
+signal.signal(signal.SIGUSR1, handle)
+run = lockstep.train({LONG})
+assert run.state == "stopped"
+"""
+    with started(tmp_path, text) as process:
+        process.send_signal(signal.SIGUSR1)
+        out, _ = process.communicate()
+    assert process.returncode == 0, out
+    assert json.loads(out.splitlines()[-1]) == [signal.SIGUSR1, "stopped"]
+
+
+@pytest.mark.parametrize("is_thread", [False, True], ids=["main", "thread"])
+def test_a_run_that_somebody_stops_is_returned(tmp_path: Path, is_thread: bool) -> None:
+    text = f"""
+def work():
+    print(lockstep.train({LONG}).state)
+if {is_thread}:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+else:
+    work()
+"""
+    with started(tmp_path, text) as process:
+        latest(tmp_path).request_stop("a test")
+        out, _ = process.communicate()
+    assert process.returncode == 0, out
+    assert out.splitlines()[-1] == "stopped"
+    assert latest(tmp_path).read_status()["reason"] == "stop flag: a test"
+
+
+# -- a log that is a notebook ------------------------------------------------------------------------------------------
+
+
+def printed(cwd: Path, text: str, **variables: str) -> str:
+    """What a script writes to its standard output, its carriage returns included."""
+    with open(cwd / "printed.txt", "wb") as file:
+        process = Command(write(cwd, text), cwd, {**VARIABLES, **variables}, stdout=file)
+        assert process.wait(PATIENCE_S) == 0
+    return (cwd / "printed.txt").read_bytes().decode()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_progress_is_plain_lines_where_a_notebook_forces_colours(tmp_path: Path, num_workers: int) -> None:
+    text = f"lockstep.train([*SMALL, 'silent=false', 'trainer.devices={num_workers}'])"
+    out = printed(tmp_path, text, FORCE_COLOR="1", CLICOLOR_FORCE="1")
+    assert "\x1b" not in out
+    assert "\r" not in out
+    lines = [line.split()[0] for line in out.splitlines() if line.strip()]
+    assert [line for line in lines if line in ("epoch", "1/2", "2/2", "Finished")] == [
+        "epoch",
+        "1/2",
+        "2/2",
+        "Finished",
+    ]
+
+
+def overwritten(text: str) -> list[str]:
+    """The lines that a notebook shows of a text: what follows a carriage return takes the place of what was before."""
+    lines = []
+    for line in text.split("\n"):
+        letters: list[str] = []
+        for part in line.split("\r"):
+            letters[: len(part)] = part
+        lines.append("".join(letters).rstrip())
+    return lines
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_cell_of_a_notebook_has_a_line_that_is_written_anew_and_leaves_nothing(
+    tmp_path: Path, num_workers: int
+) -> None:
+    text = f"""
+import io
+Stream = type("OutStream", (io.TextIOWrapper,), {{"__module__": "ipykernel.iostream"}})
+sys.stdout = Stream(open(1, "wb", closefd=False), line_buffering=True)
+lockstep.train({own_network("Slow")} + ["data.train_size=1000", "trainer.devices={num_workers}"])
+"""
+    out = printed(tmp_path, text)  # an epoch of 63 steps of 20 ms at least, a line a second
+    assert re.search(r"\r +1/2 .* step \d+/63", out)
+    table = [line for line in overwritten(out) if re.match(r" +(epoch|\d/\d) ", line)]
+    assert [line.split()[0] for line in table] == ["epoch", "1/2", "2/2"]
+    assert all("step" not in line for line in table)
+
+
+def test_a_whole_interpreter_without_torch_needs_no_more_than_the_name(tmp_path: Path) -> None:
+    """As a kernel begins: nothing is imported before."""
+    text = "run = lockstep.train(SMALL)\nprint(json.dumps([run.state, str(lockstep.load(run).device)]))"
+    done = subprocess.run(write(tmp_path, text), cwd=tmp_path, env=VARIABLES, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == ["finished", "cpu"]
+
+
+# -- docs/python.md ----------------------------------------------------------------------------------------------------
+
+
+def test_the_cells_of_the_page_run_in_a_fresh_clone_one_after_the_other(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    cells = [text for kind, text in BLOCK.findall(page) if kind == "python"]
+    assert len(cells) > 6
+    assert long_blocks(ROOT / "docs" / "python.md") == []
+    project = write_project(tmp_path / "project")
+    (project / "cells.py").write_text("\n".join(cells))
+    said_there = guides.run(project, "python", "cells.py")
+    assert said_there.count("Finished") == 4
+    assert len(list((project / "outputs").glob("*/*/summary.json"))) == 3

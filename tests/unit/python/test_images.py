@@ -1,0 +1,123 @@
+"""What a predictor takes for an image reaches the network as a file of it does, and all else is refused in one line."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lockstep.data.images.decode import decode, fit
+from lockstep.models.classifier import ImageFormat
+from lockstep.python.images import inputs_of
+from tests.support.image_files import write_image
+
+COLOUR = ImageFormat(("a", "b"), (3, 6, 8), (0.5,) * 3, (0.25,) * 3)
+GREY = ImageFormat(("a", "b"), (1, 6, 8), (0.5,), (0.25,))
+FLOATS = COLOUR._replace(is_float=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_image(tmp_path / "image.png", height=10, width=12)
+
+
+@pytest.mark.parametrize("wanted", [COLOUR, GREY], ids=["colour", "grey"])
+def test_a_path_a_pil_image_and_an_array_are_the_pixels_that_training_has_of_the_file(
+    path: Path, wanted: ImageFormat
+) -> None:
+    expected = fit(decode(str(path), wanted.image_shape[0]), (6, 8)).unsqueeze(0)
+    for given in (path, str(path), Image.open(path), np.asarray(Image.open(path))):
+        found = inputs_of(given, wanted)
+        assert torch.equal(found.images, expected)
+        assert found.is_one
+        assert list(found.files) == [str(path) if isinstance(given, str | Path) else None]
+
+
+def test_a_pil_image_is_turned_upright_as_a_file_is(tmp_path: Path, path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    turned = tmp_path / "turned.png"
+    Image.open(path).save(turned, exif=exif)
+    assert torch.equal(inputs_of(Image.open(turned), COLOUR).images, inputs_of(turned, COLOUR).images)
+    assert not torch.equal(inputs_of(turned, COLOUR).images, inputs_of(path, COLOUR).images)
+
+
+def test_grey_arrays_may_have_a_channel_or_none() -> None:
+    array = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    for given in (array, array[:, :, None]):
+        assert torch.equal(inputs_of(given, GREY).images[0, 0], torch.from_numpy(array))
+
+
+def test_a_folder_is_many_images_in_sorted_order_even_where_it_holds_one(tmp_path: Path) -> None:
+    for number, name in enumerate(("b.png", "a.png")):
+        write_image(tmp_path / "images" / name, seed=number)
+    found = inputs_of(tmp_path / "images", COLOUR)
+    assert [Path(str(file)).name for file in found.files] == ["a.png", "b.png"]
+    (tmp_path / "images" / "b.png").unlink()
+    one = inputs_of(tmp_path / "images", COLOUR)
+    assert torch.equal(one.images, found.images[:1])
+    assert not one.is_one
+
+
+def test_tensors_of_the_size_of_the_network_stay_as_they_are_and_others_are_fitted() -> None:
+    images = torch.randint(0, 256, (4, 3, 6, 8), dtype=torch.uint8)
+    assert torch.equal(inputs_of(images, COLOUR).images, images)
+    assert torch.equal(inputs_of(images[0], COLOUR).images, images[:1])
+    assert (inputs_of(images, COLOUR).is_one, inputs_of(images[0], COLOUR).is_one) == (False, True)
+    large = torch.randint(0, 256, (3, 12, 20), dtype=torch.uint8)
+    assert torch.equal(inputs_of(large, COLOUR).images[0], fit(large, (6, 8)))
+
+
+def test_floats_of_a_network_that_was_trained_on_floats_stay_as_they_are() -> None:
+    images = 5 * torch.randn(4, 3, 6, 8, dtype=torch.float64)
+    assert torch.equal(inputs_of(images, FLOATS).images, images)
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "text"),
+    [
+        (tensor(6, 8), COLOUR, "A tensor of uint8 of shape (6, 8) is no image: give a path"),
+        (tensor(3, 6, 8, dtype=torch.int64), COLOUR, "A tensor of int64 of shape (3, 6, 8) is no image"),
+        (tensor(6, 8, 3), COLOUR, "of shape (6, 8, 3) does not fit the network, which takes 3 channels: (3, H, W)"),
+        (tensor(3, 0, 8), COLOUR, "of shape (3, 0, 8) does not fit the network"),
+        (
+            tensor(3, 6, 8, dtype=torch.float32) - 0.5,
+            COLOUR,
+            "has values from -0.5 to -0.5: the network was trained on",
+        ),
+        (tensor(3, 6, 8, dtype=torch.float32) + 255, COLOUR, "give uint8 of 0 to 255, or floats of 0 to 1"),
+        (tensor(3, 6, 8, dtype=torch.float32) * float("nan"), COLOUR, "has values from nan to nan"),
+        (tensor(3, 7, 8, dtype=torch.float32), FLOATS, "the network, which takes floats of shape (3, 6, 8) here"),
+        (np.zeros((6, 8), np.float32), COLOUR, "An array of float32 of shape (6, 8) is no image: give a path"),
+        (np.zeros((2, 6, 8, 3), np.uint8), COLOUR, "An array of uint8 of shape (2, 6, 8, 3) is no image"),
+        (np.zeros((0, 8), np.uint8), COLOUR, "An array of uint8 of shape (0, 8) is no image"),
+        (Image.new("F", (8, 6)), COLOUR, "This image has 32-bit pixels (mode F): give one of 8 bits"),
+        (3, COLOUR, "A int is no image: give a path"),
+        ([tensor(3, 6, 8)], COLOUR, "A list is no image: give a path"),
+        (None, COLOUR, "A NoneType is no image"),
+    ],
+    ids=lambda value: "" if not isinstance(value, str) else re.sub(r"\W+", " ", value)[:40],
+)
+def test_what_is_no_image_is_refused(given: Any, wanted: ImageFormat, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)) as error:
+        inputs_of(given, wanted)
+    assert "\n" not in str(error.value)
+
+
+def test_a_path_that_is_not_there_and_a_file_that_is_no_image_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.png is not there \(from .*\): give a path"):
+        inputs_of(tmp_path / "nowhere.png", COLOUR)
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"text\.png cannot be read \(not an image\)"):
+        inputs_of(tmp_path / "text.png", COLOUR)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="empty holds no image"):
+        inputs_of(tmp_path / "empty", COLOUR)
