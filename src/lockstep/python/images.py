@@ -86,5 +86,5 @@ def _checked(given: Tensor, wanted: ImageFormat) -> Tensor:
             "give uint8 of 0 to 255, or floats of 0 to 1, not normalized."
         )
     if images.is_floating_point():
-        images = (255 * images).round().to(torch.uint8)
+        images = (255 * images.float()).round().to(torch.uint8)
     return fit(images, (height, width))

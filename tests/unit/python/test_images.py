@@ -72,6 +72,13 @@ def test_tensors_of_the_size_of_the_network_stay_as_they_are_and_others_are_fitt
     assert torch.equal(inputs_of(large, COLOUR).images[0], fit(large, (6, 8)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_bytes_as_fractions_of_255_are_these_bytes(dtype: torch.dtype) -> None:
+    images = torch.arange(256).to(torch.uint8).repeat(9)[: 16 * 3 * 6 * 8].view(16, 3, 6, 8)
+    assert len(images.unique()) == 256
+    assert torch.equal(inputs_of(images.to(dtype) / 255, COLOUR).images, images)
+
+
 def test_floats_of_a_network_that_was_trained_on_floats_stay_as_they_are() -> None:
     images = 5 * torch.randn(4, 3, 6, 8, dtype=torch.float64)
     assert torch.equal(inputs_of(images, FLOATS).images, images)
