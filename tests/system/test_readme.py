@@ -191,3 +191,11 @@ def test_a_project_is_made(tmp_path: Path) -> None:
     (words,) = commands("lockstep new")
     assert "make train" in run(tmp_path, *words)
     assert (tmp_path / words[2] / "train.py").read_text().count("entry.train(__file__)") == 1
+
+
+def test_its_python_runs(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    images(tmp_path / "photos", 1)
+    (tmp_path / "photos" / "0.jpg").rename(tmp_path / "photos" / "0.png")
+    (tmp_path / "it.py").write_text(block.replace("max_epochs=5", 'max_epochs=1", "model.width=2'))
+    assert "Finished 1 epochs" in run(tmp_path, "python", "it.py")
