@@ -1,18 +1,18 @@
 """Curves as a CSV file that goes on where a run goes on."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lockstep.runs import files
 
 STEP = "step"
-MAX_BYTES = 2**40  # it is our own file, however long
 
 
 class ResumableCSVLogger(CSVLogger):
@@ -50,7 +50,7 @@ class _Writer(ExperimentWriter):
     def __init__(self, log_dir: str, purge_step: int) -> None:
         super().__init__(log_dir)
         path = Path(self.metrics_file_path)
-        rows: list[dict[str, Any]] = [row for row in files.read_rows(path, MAX_BYTES) if _is_kept(row, purge_step)]
+        rows = [row for row in _rows(path) if _is_kept(row, purge_step)]
         if path.exists():
             files.write_rows(path, rows)
         self.metrics_keys = list(rows[0]) if rows else []
@@ -67,14 +67,23 @@ class _Writer(ExperimentWriter):
         if new:
             columns = [STEP, *(name for name in (*known, *new) if name != STEP)]
             empty = dict.fromkeys(columns, "")
-            files.write_rows(path, [{**empty, **row} for row in (*files.read_rows(path, MAX_BYTES), *self.metrics)])
+            files.write_rows(path, [{**empty, **row} for row in (*_rows(path), *self.metrics)])
             self.metrics_keys = columns
         elif self.metrics:
             files.append_rows(path, known, self.metrics)
         self.metrics = []
 
 
-def _is_kept(row: dict[str, str], purge_step: int) -> bool:
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of the file, however many; none where there is no file."""
+    try:
+        with open(path, newline="") as file:
+            return list(csv.DictReader(file))
+    except FileNotFoundError:
+        return []
+
+
+def _is_kept(row: dict[str, Any], purge_step: int) -> bool:
     """Whether a row is of a step that is not done again; not one that a kill has cut."""
     if not str(row.get(STEP, "")).isdigit() or None in row.values():
         return False

@@ -1,4 +1,4 @@
-"""What other projects call a setting: lightning-hydra-template, Lightning's Trainer, torchvision's and Hydra's examples.
+"""What other projects call a setting: lightning-hydra-template, Lightning's Trainer, torchvision's references, Hydra.
 
 Each fault of a key, a value or an option that stands here ends with the line to write in its place.
 """
@@ -38,8 +38,8 @@ def _leave_out(why: str) -> Cure:
     return Cure((), why)
 
 
-# by a key, or by a key with a value as it is typed; in these * stands for any text. In a line {rest} is that text, {value}
-# the value. The first entry that fits counts
+# By a key, or by a key with a value as it is typed, in which * stands for any text. In a line {rest} is that text, and
+# {value} the value. The first entry that fits counts.
 CURES: dict[str, Cure] = {
     # going on, evaluating
     **dict.fromkeys(
@@ -56,13 +56,17 @@ CURES: dict[str, Cure] = {
     "trainer=ddp": _write(f"{ALL_GPUS} trainer.devices=4", why="batch norm is synchronized anyway"),
     **dict.fromkeys(("trainer=ddp_sim", "trainer=ddp_spawn"), _write(f"{CPU} trainer.devices=2")),
     **dict.fromkeys(("trainer=cpu", "trainer=mps"), _write(CPU)),
-    **dict.fromkeys(("trainer.accelerator=cpu", "trainer.accelerator=mps", "accelerator=cpu", "device=cpu"), _write(CPU)),
+    **dict.fromkeys(
+        ("trainer.accelerator=cpu", "trainer.accelerator=mps", "accelerator=cpu", "device=cpu"), _write(CPU)
+    ),
     **dict.fromkeys(
         ("trainer.accelerator=gpu", "trainer.accelerator=cuda", "accelerator=gpu", "device=cuda", "device=gpu"),
         _write(ONE_GPU, ALL_GPUS, why="one GPU, or all of them"),
     ),
     **dict.fromkeys(("trainer.accelerator", "accelerator", "device"), _write("strategy=auto")),
-    **dict.fromkeys(("trainer.strategy=ddp*", "trainer.strategy=dp", "strategy=ddp_*", "strategy=dp"), _write(ALL_GPUS)),
+    **dict.fromkeys(
+        ("trainer.strategy=ddp*", "trainer.strategy=dp", "strategy=ddp_*", "strategy=dp"), _write(ALL_GPUS)
+    ),
     **dict.fromkeys(("trainer.strategy=single_device", "strategy=gpu", "strategy=cuda"), _write(ONE_GPU)),
     **dict.fromkeys(
         ("trainer.strategy=fsdp*", "trainer.strategy=deepspeed*", "strategy=fsdp*", "strategy=deepspeed*"),
@@ -75,14 +79,17 @@ CURES: dict[str, Cure] = {
     ),
     **dict.fromkeys(("trainer.devices=-1", "trainer.devices=0"), _write("trainer.devices=auto")),
     **dict.fromkeys(("trainer.sync_batchnorm", "sync_batchnorm", "sync_bn"), _leave_out("batch norm always is")),
-    **dict.fromkeys(("trainer.use_distributed_sampler", "distributed"), _leave_out("every sample has one owner anyway")),
+    **dict.fromkeys(
+        ("trainer.use_distributed_sampler", "distributed"), _leave_out("every sample has one owner anyway")
+    ),
     # precision
     **dict.fromkeys(
         (f"trainer.precision={name}" for name in ("16*", "bf16*", "fp16", "float16", "half", "'16'")),
         _write("trainer.precision=bfloat16", why="autocast"),
     ),
     **dict.fromkeys(
-        (f"trainer.precision={name}" for name in ("32*", "fp32", "'32'", "highest")), _write("trainer.precision=float32")
+        (f"trainer.precision={name}" for name in ("32*", "fp32", "'32'", "highest")),
+        _write("trainer.precision=float32"),
     ),
     **dict.fromkeys((f"trainer.precision={name}" for name in ("64*", "'64'")), _write("trainer.precision=float64")),
     **dict.fromkeys(("amp=true", "use_amp=true"), _write("trainer.precision=bfloat16")),
@@ -131,12 +138,20 @@ CURES: dict[str, Cure] = {
         f"model={name}": _write(OF_TORCHVISION)
         for name in (
             *("resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "alexnet", "vgg16", "densenet121"),
-            *("mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "vit_b_16"),
+            *(
+                "mobilenet_v2",
+                "mobilenet_v3_small",
+                "mobilenet_v3_large",
+                "efficientnet_b0",
+                "convnext_tiny",
+                "vit_b_16",
+            ),
         )
     },
     "model=mnist": _write("model=resnet18"),
     **dict.fromkeys(
-        ("pretrained", "weights"), _write("model=torchvision model.name=resnet18 model.pretrained=true optimizer.lr=0.01")
+        ("pretrained", "weights"),
+        _write("model=torchvision model.name=resnet18 model.pretrained=true optimizer.lr=0.01"),
     ),
     "optimizer=adam": _write("optimizer=adamw"),
     **dict.fromkeys(("scheduler=none", "scheduler=null"), _write("scheduler=constant")),
@@ -195,7 +210,9 @@ CURES: dict[str, Cure] = {
         f"logger={name}": _write("logger=wandb", "logger=csv", "logger=tensorboard")
         for name in ("mlflow", "comet", "neptune", "aim")
     },
-    **dict.fromkeys(("logger.wandb.id", "logger.wandb.version"), _leave_out("a run keeps its id, also when it goes on")),
+    **dict.fromkeys(
+        ("logger.wandb.id", "logger.wandb.version"), _leave_out("a run keeps its id, also when it goes on")
+    ),
     **{
         f"logger.wandb.{name}": _write(f"logger=wandb logger.wandb.{name}={{value}}") for name in ("project", "offline")
     },

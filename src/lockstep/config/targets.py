@@ -22,9 +22,10 @@ Groups = Mapping[str, Sequence[str]]  # the options of every configuration group
 
 
 def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, value: Any = None) -> str:
-    """The fault of a key nothing reads: what it is called here, the names it may have been meant for, or those there are.
+    """The fault of a key nothing reads: the names it may have been meant for, or those there are.
 
-    `value` is what it was to be set to, where the tree does not have it.
+    One that other projects have is told what it is called here. `value` is what it was to be set to, where the tree
+    does not have it.
     """
     key = ".".join(path)
     parent = at(tree, path[:-1])

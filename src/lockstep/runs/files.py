@@ -156,10 +156,10 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     return content.decode()
 
 
-def read_rows(path: Path, max_bytes: int = MAX_BYTES) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by column; none where there is no file."""
     try:
-        return list(csv.DictReader(io.StringIO(read_text(path, max_bytes), newline="")))
+        return list(csv.DictReader(io.StringIO(read_text(path), newline="")))
     except FileNotFoundError:
         return []
 

@@ -144,10 +144,10 @@ def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelC
 
 
 def _loggers(here: Session, purge_step: int) -> list[Logger]:
-    """The loggers of the configuration, writing into the run folder; none on other ranks' behalf. Every rank must call it.
+    """The loggers of the configuration, writing into the run folder; none on other ranks' behalf.
 
     Those that go on in the files of earlier sessions forget what these wrote from `purge_step` on: these steps are done
-    again. Raises ConfigError on all ranks where one cannot begin.
+    again. Every rank must call it. Raises ConfigError on all ranks where one cannot begin.
     """
     sections = [section for section in here.config.logger.values() if section is not None]
     loggers: list[Logger] = together(lambda beat: [_logger(here, section, purge_step) for section in sections])

@@ -112,7 +112,9 @@ def test_every_line_of_a_cure_can_be_typed_as_it_stands(pattern: str) -> None:
 
 
 def test_the_value_that_was_typed_is_quoted_for_the_shell_and_one_that_is_missing_is_left_open() -> None:
-    assert cure("ckpt_path", "my runs/last.ckpt").startswith(": write resume=outputs/latest or init_from='my runs/last.ckpt' (")
+    assert cure("ckpt_path", "my runs/last.ckpt").startswith(
+        ": write resume=outputs/latest or init_from='my runs/last.ckpt' ("
+    )
     assert "init_from=... (" in cure("ckpt_path")
     assert cure("global_batch_size", 3) == ""
 

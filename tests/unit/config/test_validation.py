@@ -379,6 +379,19 @@ def test_a_network_that_its_library_does_not_have_is_told_with_names_like_it(mon
     assert fault.endswith("needs the package timm, which is not here: install it by: pip install 'lockstep[timm]'")
 
 
+def test_a_logger_whose_package_is_not_installed_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert faults("logger=wandb") == faults("logger=[csv,tensorboard]") == []
+    assert faults("logger=wandb", "logger.wandb.projct=x") == [
+        "unknown key logger.wandb.projct: did you mean logger.wandb.project?"
+    ]
+    monkeypatch.setattr(signatures, "is_there", lambda package: package != "wandb")
+    cure = "needs the package wandb, which is not here: install it by: pip install 'lockstep[wandb]'"
+    assert faults("logger=wandb") == [f"logger.wandb {cure}"]
+    lightnings = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
+    assert faults(lightnings) == [f"logger.mine {cure}"]
+    assert faults("logger=csv") == []
+
+
 @pytest.mark.parametrize("name", ["LBFGS", "Adagrad", "RMSprop"])
 def test_an_optimizer_that_computes_the_loss_again_is_refused(name: str) -> None:
     removed = [f"~optimizer.{key}" for key in ("momentum", "nesterov", "weight_decay", "fused")]
