@@ -111,7 +111,11 @@ def test_a_training_outlives_the_process_that_sends_its_points(tmp_path: Path) -
         started.wait_for_step(3)
         (sender,) = senders(started.process.pid)
         os.kill(sender, signal.SIGTERM)  # as a cluster sends it to all processes of a job
-        wait_until(lambda: "gets no more points" in started.log.read_text(), "the line that tells of it")
+        has_ended = started.process.poll
+        wait_until(
+            lambda: "gets no more points" in started.log.read_text() or has_ended() is not None,
+            "the line that tells of it",
+        )
         started.wait_for_step(int(started.folder.read_status()["step"]) + 8)
         started.process.send_signal(signal.SIGTERM)
         assert started.exit_code() == EXIT_STOPPED, started.log.read_text()

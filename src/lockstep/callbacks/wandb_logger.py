@@ -19,7 +19,7 @@ STEP = "trainer/global_step"  # as Lightning's logger calls it
 class ResumableWandbLogger(WandbLogger):
     """Lightning's logger of Weights & Biases for the run in the folder `save_dir`, where its files lie in `wandb/`.
 
-    The run has the name of its folder and keeps its id, so that a resume goes on with it. Trials of a sweep are a group.
+    The run has the name of its folder and keeps its id, so that a resume goes on with it; a sweep is a group of runs.
     `offline`, or WANDB_MODE=offline in the shell, keeps all of it in the folder. Raises ValueError where points are to
     be sent and nobody has logged in.
     """
