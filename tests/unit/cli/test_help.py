@@ -73,7 +73,8 @@ def test_every_training_of_the_first_lines_is_a_right_one(monkeypatch: pytest.Mo
 def test_tab_completes_by_the_line_of_the_help() -> None:
     (line,) = (line.strip() for line in help.HEAD.splitlines() if "-sc install=bash" in line)
     typed = "python train.py data=di"
-    script = f'{line}\nCOMP_LINE="{typed}" COMP_POINT={len(typed)} COMP_CWORD=2\nhydra_bash_completion\necho "${{COMPREPLY[@]}}"'
+    asked = f'COMP_LINE="{typed}" COMP_POINT={len(typed)} COMP_CWORD=2\nhydra_bash_completion'
+    script = f'{line}\n{asked}\necho "${{COMPREPLY[@]}}"'
     variables = {**environ(), "PATH": f"{Path(sys.executable).parent}:{environ()['PATH']}"}
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=variables, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["data=digits"]
