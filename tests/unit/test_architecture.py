@@ -31,7 +31,10 @@ KNOW_HYDRA = {
 }
 PUBLIC = {
     "tasks": ["Accuracy", "Classification", "Multilabel", "Regression", "SupervisedTask", "Task"],
-    "callbacks": ["AveragedWeights", "Curves", "Pictures", "SplitTensorBoardLogger"],
+    "callbacks": [
+        *("AveragedWeights", "Curves", "Pictures"),
+        *("ResumableCSVLogger", "ResumableWandbLogger", "SplitTensorBoardLogger"),
+    ],
     "data": [
         *("ImageFault", "Images", "Pixels", "Splits", "Statistics"),
         *("cifar10", "dataset", "digits", "fashion_mnist", "image_folder", "image_list", "synthetic"),

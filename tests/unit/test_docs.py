@@ -11,6 +11,7 @@ from tests.support.guides import guides, long_blocks
 from tests.support.harness import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+OF_OTHERS = ("src/train.py", "src/eval.py")  # of lightning-hydra-template
 LINK = re.compile(r"\]\(([^)#:]+)(?:#([\w-]+))?\)")
 
 
@@ -54,7 +55,7 @@ def test_modules_and_tests_that_a_page_names_are_there(page: Path) -> None:
     for name in re.findall(r"[\w/]+\.py\b", page.read_text()):
         name = name.lstrip("/")  # of a link that begins with two dots
         known = any(file == name or file.endswith(f"/{name}") for file in files)
-        assert known or name in ("train.py", "gradient.py", "own.py"), f"{page.name} names {name}"
+        assert known or name in ("train.py", "gradient.py", "own.py", *OF_OTHERS), f"{page.name} names {name}"
 
 
 def test_tests_that_a_page_names_are_there() -> None:

@@ -9,17 +9,28 @@ from lockstep.system.faces import face
 
 if TYPE_CHECKING:
     from lockstep.callbacks.average import AveragedWeights
+    from lockstep.callbacks.csv_logger import ResumableCSVLogger
     from lockstep.callbacks.curves import Curves
     from lockstep.callbacks.events import SplitTensorBoardLogger
     from lockstep.callbacks.pictures import Pictures
+    from lockstep.callbacks.wandb_logger import ResumableWandbLogger
 
-__all__ = ["AveragedWeights", "Curves", "Pictures", "SplitTensorBoardLogger"]
+__all__ = [
+    "AveragedWeights",
+    "Curves",
+    "Pictures",
+    "ResumableCSVLogger",
+    "ResumableWandbLogger",
+    "SplitTensorBoardLogger",
+]
 __getattr__ = face(
     __name__,
     {
         "AveragedWeights": "average",
         "Curves": "curves",
         "Pictures": "pictures",
+        "ResumableCSVLogger": "csv_logger",
+        "ResumableWandbLogger": "wandb_logger",
         "SplitTensorBoardLogger": "events",
     },
 )

@@ -12,26 +12,32 @@ from lockstep.config.compose import DEFAULT, Source, composed
 from lockstep.config.faults import shown
 from lockstep.config.options import groups
 from lockstep.config.schema import NAMED, fields, kind_of, section
+from lockstep.runs.naming import SCRIPTLESS, training_command
 from lockstep.system.trees import at, leaves
 
 WIDTH = 100
 ELSEWHERE = ("benchmark",)  # groups that training does not read
 NO_BREAK = "\xa0"  # a type stays on one line
-HEAD = """\
-Train an image classifier: python train.py [group=option ...] [key=value ...]
-
-  python train.py                                      scikit-learn's digits, on what there is
-  python train.py experiment=cifar10 trainer.devices=4
-  python train.py -m optimizer.lr=0.05,0.1 seed=0,1    every combination, side by side
-  python train.py -m search=tpe 'optimizer.lr=interval(0.01,1)'
-  python train.py resume=outputs/latest                go on with a run
-  python train.py data=image_folder --help             the keys of other options
-
-Groups and their options
+HEAD = "Train an image classifier: {command} [group=option ...] [key=value ...]\n"
+EXAMPLES = (
+    ("{command}", "scikit-learn's digits, on what there is"),
+    ("{command} data=image_folder data.root=flowers", "a folder of images for each class"),
+    ("{command} model=torchvision model.name=resnet50 optimizer.lr=0.01", ""),
+    ("{command} trainer.devices=4", "four workers, the same weights"),
+    ("{command} resume=outputs/latest", "go on with a run that was stopped"),
+    ("{command} -m optimizer.lr=0.05,0.1 seed=0,1", "a sweep: every combination, side by side"),
+    ("{command} -m search=tpe 'optimizer.lr=interval(0.01,1)'", ""),
+    ("lockstep new flowers", "a project of your own"),
+    ("lockstep --help", "watch, stop, compare, evaluate, predict"),
+)
+COMPLETION = """
+Tab completes groups, options and keys after this line; zsh and fish: install=zsh, install=fish
+  eval "$({command} -sc install=bash)"
 """
+FIRST = ("trainer.max_epochs", "global_batch_size", "optimizer.lr", "trainer.devices", "trainer.precision", "seed")
 FOOT = """
 null takes a callback or a logger away: callbacks.timer=null. + sets a parameter that is not listed:
-+callbacks.checkpoint.every_n_epochs=2. Options of Hydra itself: python train.py --hydra-help
++callbacks.checkpoint.every_n_epochs=2. Options of Hydra itself: {command} --hydra-help
 """
 BENCHMARK = """\
 Train the chosen experiment in every environment this machine offers, and say whether more workers pay, and why.
@@ -49,19 +55,29 @@ Exit code: 0, 1 when an environment failed, 2 for a wrong configuration, 130 aft
 def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
     """Print the help for the configuration of a command line."""
     tree: Any = OmegaConf.to_container(composed(overrides, source))
-    print(HEAD, end="")
-    for group, options in groups(*source.folders).items():
-        if group not in ELSEWHERE:
-            print(f"  {group:<12} {', '.join(options)}")
+    command = training_command()
+    print(HEAD.format(command=command))
+    examples = [(line.format(command=command), meaning) for line, meaning in EXAMPLES]
+    wide = max(len(line) for line, meaning in examples if meaning)
+    for line, meaning in examples:
+        print(f"  {line:<{wide}}  {meaning}".rstrip())
+    if command != SCRIPTLESS:  # of which Hydra's completion sees the first word alone
+        print(COMPLETION.format(command=command), end="")
     sections = {name: list(_rows(tree, name)) for name in tree if isinstance(tree[name], dict)}
     top = [(f"{key}={shown(tree[key])}", _meaning(tree, [key])) for key in tree if key not in sections]
     # one column for all but the long names of callbacks and loggers
     wide = max(len(key) for name, rows in sections.items() if name not in NAMED for key, meaning in rows if meaning)
-    _print("Keys", top, wide)
+    every = [*top, *(row for rows in sections.values() for row in rows)]
+    _print("What is set first", [row for name in FIRST for row in every if row[0].partition("=")[0] == name], wide)
+    print("\nGroups and their options")
+    for group, options in groups(*source.folders).items():
+        if group not in ELSEWHERE:
+            print(f"  {group:<12} {', '.join(options)}")
+    _print("All keys", top, wide)
     for name, rows in sections.items():
         section_type = section(tree, [name])
         _print(f"{name}: {section_type.__doc__}" if section_type else name, rows, wide)
-    print(FOOT, end="")
+    print(FOOT.format(command=command), end="")
 
 
 def show_benchmark(source: Source) -> None:

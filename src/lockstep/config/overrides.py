@@ -11,6 +11,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from lockstep.config import foreign_names
 from lockstep.config.compose import DEFAULT, Source, composed, plain
 from lockstep.config.faults import ConfigError, near, one_line, question, shown
 from lockstep.config.inherited import inherited_faults
@@ -163,7 +164,10 @@ def _option_fault(override: Override, options: Groups) -> str | None:
     if key not in options or override.is_delete():
         return None
     wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options[key]]
-    return f"{override.input_line} is no option{_choice(str(wrong[0]), options[key])}" if wrong else None
+    if not wrong:
+        return None
+    cure = foreign_names.cure(key, wrong[0]) or _choice(str(wrong[0]), options[key])
+    return f"{override.input_line} is no option{cure}"
 
 
 def _chosen(choices: Sequence[str], source: Source) -> Choice:
@@ -193,6 +197,8 @@ def _refusal(text: str, error: Exception, source: Source) -> str:
     """Why Hydra refuses a choice, and what to write instead."""
     override = parsed(text)
     key = override.key_or_group
+    if cure := foreign_names.cure(key, override.value()):
+        return f"{text}{cure}"
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         missing = error.missing_cfg_file
         return f"{text}: there is no {missing}" + _choice(missing.rpartition("/")[2], error.options)
@@ -254,7 +260,7 @@ def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> 
         path, tree = key.split("."), plain(cfg)[0]
         names = legal_names(tree, path[:-1], options)
         if override.is_delete() or (names is not None and path[-1] not in names):
-            faults.append(unknown_key(tree, path, options))
+            faults.append(unknown_key(tree, path, options, override.value()))
         else:
             faults.append(f"{key} is not set in conf/: add it with +{key}=...")
             faults += _updated(cfg, override)

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 from pydantic import ValidationError
 
-from lockstep.config import measured
+from lockstep.config import foreign_names, measured
 from lockstep.config.compose import plain, right_part
 from lockstep.config.faults import ConfigError, question, shown
 from lockstep.config.known_targets import FALLBACK
@@ -74,7 +74,7 @@ def schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups) 
             if _is_too_large(item):
                 yield key, f"{key}={shown(value)} is too large: {LARGEST:,} at most"
             is_number_for_text = item["type"] == "string_type" and isinstance(value, int | float)
-            cure = f": write \"{key}='{shown(value)}'\"" if is_number_for_text else ""
+            cure = f": write \"{key}='{shown(value)}'\"" if is_number_for_text else foreign_names.cure(key, value)
             yield key, f"{key}={shown(value)} must be {_wanted(tree, path)}{cure}"
 
 
@@ -97,5 +97,6 @@ def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> s
     if key in groups:
         return f"{key} is missing: choose {key}=... from {', '.join(groups[key])}"
     if path[-1] == "_target_" and path[0] in NAMED:
-        return f"{path[0]}.{path[1]} has no _target_" + question(meant_key(tree, path[:2], groups), "add one")
+        cure = foreign_names.cure(f"{path[0]}.{path[1]}")
+        return f"{path[0]}.{path[1]} has no _target_" + (cure or question(meant_key(tree, path[:2], groups), "add one"))
     return f"{key} is missing: add +{key}=... ({_wanted(tree, path)})"

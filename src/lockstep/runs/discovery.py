@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs import naming
-from lockstep.runs.folder import CODE, ENDED_STATES, LIVE_STATES, SWEEP, RunFolder
+from lockstep.runs.folder import CODE, ENDED_STATES, LIVE_STATES, SWEEP, WANDB, RunFolder
 from lockstep.runs.naming import shown
 
 DEPTH = 6  # folders below the root that are searched
@@ -64,17 +64,15 @@ def scan(root: Path) -> dict[str, DiscoveredRun]:
             run = _discovered(RunFolder(path), os.path.relpath(path, root), sweep)
             runs[run.id] = run
         if depth < DEPTH:
-            folders = (e for e in listed if _may_hold_runs(e.name) and e.is_dir(follow_symlinks=False))
+            of_others = {CODE, WANDB} if "config.yaml" in files else {CODE}  # they hold config.yaml files, too
+            kept = (e for e in listed if not e.name.startswith(".") and e.name not in of_others)
+            folders = (e for e in kept if e.is_dir(follow_symlinks=False))
             waiting += [(Path(entry.path), depth + 1, sweep) for entry in folders]
     return runs
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
     return entry.is_file(follow_symlinks=False)
-
-
-def _may_hold_runs(name: str) -> bool:
-    return not name.startswith(".") and name != CODE
 
 
 def _discovered(folder: RunFolder, name: str, sweep: str | None = None) -> DiscoveredRun:

@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -172,6 +172,14 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(path, text.getvalue())
+
+
+def append_rows(path: Path, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
+    """Add rows to a CSV file that has these columns."""
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    with open(path, "a") as file:
+        file.write(text.getvalue())
 
 
 def no_link(path: str, flags: int) -> int:

@@ -5,6 +5,7 @@ Owns the names and formats of all files in it. Standard library only, so that to
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import time
@@ -32,6 +33,7 @@ SILENT_S = 600.0  # longer than any step: between two steps a status is written 
 BENCHMARK = "results.json"  # beside the run folders of a benchmark
 # where TensorBoard's event files of a split lie in the run folder: it takes every folder with such files for a run
 CURVES = {"train": "", "val": "validation", "test": "test"}
+WANDB = "wandb"  # what Weights & Biases writes, beside the configuration of a run
 CODE = "code"  # what a job runs: its config.yaml files are of no run
 SWEEP = "sweep.json"  # beside the run folders of a sweep
 
@@ -177,6 +179,13 @@ class RunFolder:
     def write_project(self, folders: dict[str, Any]) -> None:
         """Replace project.json."""
         write_json(self.project, folders)
+
+    def wandb_id(self) -> str:
+        """What Weights & Biases calls the run, in all its sessions; made up at the first call. Rank 0 only."""
+        path = self.path / "wandb_id.txt"
+        if not path.is_file():
+            files.write_atomically(path, secrets.token_hex(4) + "\n")
+        return read_text(path).strip()
 
     # -- status and summary ------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from lockstep.runs.files import NO_TEXTS
 from lockstep.runs.folder import CODE, RunFolder
 
+SCRIPTLESS = "lockstep train"  # what trains in any folder
+
 
 def create_path(root: Path, name: str, now: datetime) -> Path:
     """Make `root/<date>/<time>_<name>`; a number is added while somebody else owns the name already."""
@@ -79,7 +81,7 @@ def resuming(path: Path) -> str:
 
 def training_command() -> str:
     """What trains, typed in the current folder: its train.py where there is one."""
-    return "python train.py" if Path("train.py").is_file() else "lockstep train"
+    return "python train.py" if Path("train.py").is_file() else SCRIPTLESS
 
 
 def resume_command(path: Path) -> str:

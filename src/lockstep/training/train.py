@@ -1,8 +1,8 @@
 """One training run, from its saved configuration to its summary. Every rank reads this straight down."""
 
-import functools
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
+from lockstep.callbacks.wandb_logger import ResumableWandbLogger
 from lockstep.config import build, measured, project, storage
 from lockstep.config.schema import Config
+from lockstep.config.target_sections import Open
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.system import internals, provenance
@@ -28,6 +30,7 @@ from lockstep.system.signals import SignalFlag
 from lockstep.training import assembly, session
 from lockstep.training.preparation import prepared
 from lockstep.training.session import Session
+from lockstep.training.staging import together
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
 
 
@@ -146,18 +149,29 @@ def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelC
 def _loggers(here: Session, purge_step: int) -> list[Logger]:
     """The loggers of the configuration, writing into the run folder; none on other ranks' behalf.
 
-    TensorBoard forgets what earlier sessions wrote from `purge_step` on: these steps are done again.
+    Those that go on in the files of earlier sessions forget what these wrote from `purge_step` on: these steps are done
+    again. Every rank must call it. Raises ConfigError on all ranks where one cannot begin.
     """
     sections = [section for section in here.config.logger.values() if section is not None]
-    supplied: dict[str, Any] = {"save_dir": str(here.folder.path)}
-    loggers: list[Logger] = []
-    for section in sections:
-        extra = dict(supplied)
-        if section.target.endswith("TensorBoardLogger"):
-            # also of a new run: TensorBoard takes the first session mark it meets for no restart, and purges nothing
-            extra["purge_step"] = purge_step
-        loggers.append(build.build(section, **extra))
+    loggers: list[Logger] = together(lambda beat: [_logger(here, section, purge_step) for section in sections])
+    for logger in loggers:
+        if isinstance(logger, ResumableWandbLogger) and here.rank == 0:
+            here.held.push(partial(_end, logger))
     return loggers
+
+
+def _logger(here: Session, section: Open, purge_step: int) -> Logger:
+    supplied: dict[str, Any] = {"save_dir": str(here.folder.path)}
+    if section.target.endswith(("TensorBoardLogger", ".ResumableCSVLogger")):
+        # also of a new run: TensorBoard takes the first session mark it meets for no restart, and purges nothing
+        supplied["purge_step"] = purge_step
+    elif section.target.endswith(".ResumableWandbLogger"):
+        supplied["rank"] = here.rank
+    return build.build(section, **supplied)
+
+
+def _end(logger: ResumableWandbLogger, kind: type[BaseException] | None, error: object, trace: object) -> None:
+    logger.end(is_well=kind is None)
 
 
 def _next_step(checkpoint: Path | None, *, is_own: bool) -> int:
@@ -171,10 +185,10 @@ def _next_step(checkpoint: Path | None, *, is_own: bool) -> int:
 
 
 def _profiler(here: Session) -> Profiler | None:
-    kinds: dict[str, functools.partial[Profiler]] = {
-        "simple": functools.partial(SimpleProfiler),
-        "advanced": functools.partial(AdvancedProfiler),
-        "pytorch": functools.partial(PyTorchProfiler),
+    kinds: dict[str, partial[Profiler]] = {
+        "simple": partial(SimpleProfiler),
+        "advanced": partial(AdvancedProfiler),
+        "pytorch": partial(PyTorchProfiler),
     }
     name = here.config.trainer.profiler
     return kinds[name](dirpath=here.folder.path, filename="profile") if name else None

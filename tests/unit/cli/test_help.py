@@ -1,15 +1,20 @@
 """What `python train.py --help` says."""
 
 import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from lockstep.cli import help
-from lockstep.config import compose, faults, storage, validation
+from lockstep.config import compose, faults, overrides, storage, validation
 from lockstep.config.known_targets import KNOWN
 from lockstep.config.options import groups
 from lockstep.config.schema import Config, fields, kind_of
-from lockstep.system import trees
+from lockstep.system import hardware, trees
+from tests.support.harness import ROOT, environ
 
 SECTIONS = {
     "augment",
@@ -34,6 +39,58 @@ SECTIONS = {
 def text_of(capsys: pytest.CaptureFixture[str], *texts: str) -> str:
     help.show(texts)
     return capsys.readouterr().out
+
+
+def test_what_a_first_user_needs_comes_before_the_groups_and_these_before_all_keys(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, groups_, keys = re.split(r"^Groups and their options$|^All keys$", text_of(capsys), flags=re.MULTILINE)
+    for name in ("trainer.max_epochs", "global_batch_size", "optimizer.lr", "trainer.devices", "trainer.precision"):
+        assert re.search(rf"^  {name}=\S+ +\w", first, re.MULTILINE), name
+    for words in (
+        "data=image_folder",
+        "model=torchvision",
+        "resume=",
+        "-m ",
+        "search=tpe",
+        "lockstep --help",
+        "-sc install",
+    ):
+        assert words in first, words
+    assert "strategy     auto" in groups_
+    assert "augment.cutout" in keys
+
+
+def test_every_training_of_the_first_lines_is_a_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 4)
+    lines = [line.removeprefix("{command}") for line, _ in help.EXAMPLES if line.startswith("{command}")]
+    assert len(lines) > 5
+    for line in lines:
+        words = shlex.split(line)
+        assert overrides.check([word for word in words if word != "-m"], is_multirun="-m" in words).num_jobs > 0
+
+
+def test_tab_completes_by_the_line_of_the_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (line,) = (line.strip() for line in text_of(capsys).splitlines() if "-sc install=bash" in line)
+    typed = "python train.py data=di"
+    asked = f'COMP_LINE="{typed}" COMP_POINT={len(typed)} COMP_CWORD=2\nhydra_bash_completion'
+    script = f'{line}\n{asked}\necho "${{COMPREPLY[@]}}"'
+    variables = {**environ(), "PATH": f"{Path(sys.executable).parent}:{environ()['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["data=digits"]
+
+
+def test_where_there_is_no_train_py_the_help_names_what_trains_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = text_of(capsys)
+    assert "  lockstep train trainer.devices=4 " in text
+    assert "train.py" not in text
+    assert "-sc install" not in text, "Hydra completes what follows one word, or python and a script"
 
 
 def test_every_group_stands_with_all_its_options(capsys: pytest.CaptureFixture[str]) -> None:

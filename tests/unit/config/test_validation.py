@@ -241,7 +241,8 @@ FAULTS = {
     "optimizer.lrr=1": ["unknown key optimizer.lrr", "did you mean optimizer.lr?"],
     "optimzer.lr=1": ["unknown key optimzer.lr", "did you mean optimizer.lr?"],
     "lr=1": ["unknown key lr", "did you mean optimizer.lr?"],
-    "batch_size=8": ["unknown key batch_size", "eval_batch_size or global_batch_size?"],
+    "batch_size=8": ["unknown key batch_size", "write global_batch_size=8"],
+    "batch_siz=8": ["unknown key batch_siz", "eval_batch_size or global_batch_size?"],
     "experment=cifar10": ["unknown key experment", "did you mean experiment?"],
     "model.foo=1": ["unknown key model.foo", "ResNet18 has width, stem, shortcut_norm"],
     "foo/bar=1": ["unknown key foo/bar", "remove it"],
@@ -376,6 +377,19 @@ def test_a_network_that_its_library_does_not_have_is_told_with_names_like_it(mon
     monkeypatch.setattr(signatures, "is_there", lambda package: package != "timm")
     (fault,) = faults("model=timm", "model.name=resnet18")
     assert fault.endswith("needs the package timm, which is not here: install it by: pip install 'lockstep[timm]'")
+
+
+def test_a_logger_whose_package_is_not_installed_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert faults("logger=wandb") == faults("logger=[csv,tensorboard]") == []
+    assert faults("logger=wandb", "logger.wandb.projct=x") == [
+        "unknown key logger.wandb.projct: did you mean logger.wandb.project?"
+    ]
+    monkeypatch.setattr(signatures, "is_there", lambda package: package != "wandb")
+    cure = "needs the package wandb, which is not here: install it by: pip install 'lockstep[wandb]'"
+    assert faults("logger=wandb") == [f"logger.wandb {cure}"]
+    lightnings = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
+    assert faults(lightnings) == [f"logger.mine {cure}"]
+    assert faults("logger=csv") == []
 
 
 @pytest.mark.parametrize("name", ["LBFGS", "Adagrad", "RMSprop"])

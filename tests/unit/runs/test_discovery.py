@@ -381,3 +381,11 @@ def test_the_test_of_a_finished_run_is_read_from_its_summary(tmp_path: Path) -> 
     assert read_tests(folder) == {}
     folder.write_summary({"test_accuracy": 0.5, "test_loss": float("nan"), "test_flip_accuracy": None, "epochs": 3})
     assert read_tests(folder) == {"test_accuracy": 0.5}
+
+
+def test_what_weights_and_biases_keeps_of_a_run_is_no_run_and_a_folder_of_that_name_is_searched(tmp_path: Path) -> None:
+    run(tmp_path / "wandb" / "one")
+    files = tmp_path / "wandb" / "one" / "wandb" / "run-1" / "files"
+    files.mkdir(parents=True)
+    (files / "config.yaml").write_text("seed: {value: 0}\n")
+    assert [discovered.name for discovered in scan(tmp_path).values()] == ["wandb/one"]

@@ -1,0 +1,157 @@
+"""Curves as a CSV file and at Weights & Biases: whole after a stop, a kill and a resume on other workers."""
+
+import math
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from lockstep.callbacks.stop import StopTogether
+from lockstep.runs.files import read_rows
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
+from tests.support import commands, sweeps
+from tests.support.exact import train
+from tests.support.harness import SMALL, command, environ, wait_until, write_run
+from tests.support.trainings import is_alive, training
+from tests.support.wandb_files import Session, sessions
+
+pytestmark = pytest.mark.processes
+RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
+NUM_STEPS = 8  # 4 an epoch
+LONG = (*RECIPE, "trainer.max_epochs=2000")
+OFFLINE = ("logger=wandb", "logger.wandb.offline=true")
+STEP = "trainer/global_step"
+
+
+def table(folder: RunFolder) -> list[dict[str, str]]:
+    """The rows of the CSV file, without what a machine makes of them."""
+    rows = read_rows(folder.path / "csv" / "metrics.csv")
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    return [{name: value for name, value in row.items() if not name.startswith("machine/")} for row in rows]
+
+
+def curve(points: list[dict[str, float]]) -> dict[str, list[tuple[float, float]]]:
+    """Points (step, value) by name."""
+    names = dict.fromkeys(name for point in points for name in point if name != STEP)
+    return {name: [(point[STEP], point[name]) for point in points if name in point] for name in names}
+
+
+def senders(pid: int) -> list[int]:
+    """The processes of Weights & Biases below a process."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    below = [int(child) for path in children for child in path.read_text().split()]
+    found = [child for child in below if Path(f"/proc/{child}/comm").read_text().strip() == "wandb-core"]
+    return found + [sender for child in below if child not in found for sender in senders(child)]
+
+
+def test_a_cut_after_any_step_changes_no_row_of_the_csv_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = [*RECIPE, "logger=csv"]
+    alone = write_run(tmp_path / "alone", recipe)
+    assert train(alone) == 0
+    assert {row["step"] for row in table(alone)} == {str(step + 1) for step in range(NUM_STEPS)}
+    assert any(row["test/loss"] for row in table(alone))
+    for step in range(NUM_STEPS):
+        cut = write_run(tmp_path / f"cut{step}", recipe)
+        with monkeypatch.context() as patch:
+            patch.setattr(StopTogether, "_request", lambda self, trainer, at=step: 15 * (trainer.global_step == at))
+            code = train(cut)
+        if code == EXIT_STOPPED:
+            assert train(cut) == 0
+        assert table(cut) == table(alone), step
+
+
+def test_a_run_that_was_killed_goes_on_in_its_csv_file_on_other_workers(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, "logger=[csv,tensorboard]", "trainer.devices=2") as started:
+        started.wait_for_step(14)
+        for worker in started.workers():
+            os.kill(worker, signal.SIGKILL)
+        assert started.exit_code() == EXIT_FAILED
+    folder = started.folder
+    (last,) = [int(row["epoch"]) for row in folder.read_metrics()][-1:]
+    with training(tmp_path, f"resume={folder.path}", "trainer.devices=1", f"trainer.max_epochs={last + 2}") as resumed:
+        assert resumed.exit_code() == 0, resumed.log.read_text()
+    for name in ("train_step/loss", "train/loss", "val/loss", "test/loss"):
+        steps = [int(row["step"]) for row in table(folder) if row[name]]
+        every = {"train_step/loss": 1, "test/loss": 4 * (last + 2)}.get(name, 4)
+        assert steps == list(range(every, 4 * (last + 2) + 1, every)), name
+    assert list(folder.path.glob("events.*"))
+
+
+@pytest.mark.parametrize(("num_workers", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
+def test_a_stopped_run_goes_on_in_the_same_run_of_weights_and_biases(
+    tmp_path: Path, num_workers: int, number: signal.Signals
+) -> None:
+    with training(tmp_path, *LONG, *OFFLINE, f"trainer.devices={num_workers}") as started:
+        started.wait_for_step(6)
+        (sender,) = senders(started.process.pid)
+        started.process.send_signal(number)
+        assert started.exit_code() == EXIT_STOPPED, started.log.read_text()
+    wait_until(lambda: not is_alive(sender), "end of the process that sends")
+    folder = started.folder
+    epochs = int(folder.read_status()["epoch"]) + 1
+    with training(tmp_path, f"resume={folder.path}", "trainer.devices=1", f"trainer.max_epochs={epochs}") as resumed:
+        assert resumed.exit_code() == 0, resumed.log.read_text()
+    first, second = sessions(folder.path)
+    assert first.id == second.id
+    assert first.name == second.name == folder.path.name
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert first.config["seed"] == 0
+    assert "notify" not in first.config
+    points = curve(first.points + second.points)
+    assert [step for step, _ in points["train_step/loss"]] == list(range(1, 4 * epochs + 1))
+    assert [step for step, _ in points["val/loss"]] == list(range(4, 4 * epochs + 1, 4))
+    rows = folder.read_metrics()
+    assert [f"{value:.6g}" for _, value in points["val/loss"]] == [f"{float(row['val/loss']):.6g}" for row in rows]
+    assert len(points["test/loss"]) == 1
+
+
+def test_a_training_outlives_the_process_that_sends_its_points(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, *OFFLINE) as started:
+        started.wait_for_step(3)
+        (sender,) = senders(started.process.pid)
+        os.kill(sender, signal.SIGTERM)  # as a cluster sends it to all processes of a job
+        has_ended = started.process.poll
+        wait_until(
+            lambda: "gets no more points" in started.log.read_text() or has_ended() is not None,
+            "the line that tells of it",
+        )
+        started.wait_for_step(int(started.folder.read_status()["step"]) + 8)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.exit_code() == EXIT_STOPPED, started.log.read_text()
+    text = started.log.read_text()
+    assert text.count("gets no more points") == 1
+    assert "Traceback" not in text
+
+
+def test_a_training_that_fails_says_so_at_weights_and_biases(tmp_path: Path) -> None:
+    done = commands.run(command(*RECIPE, *OFFLINE, "optimizer.lr=1e30"), tmp_path)
+    assert done.returncode == EXIT_FAILED, done.stderr
+    (session,) = sessions((tmp_path / "outputs" / "latest").resolve())
+    assert session.exit_code == 1
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_run_that_nobody_logged_in_for_ends_before_its_first_step(tmp_path: Path, num_workers: int) -> None:
+    home = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_MODE": "online"}
+    kept = {name: value for name, value in environ().items() if name != "WANDB_API_KEY"}
+    words = command(*RECIPE, "logger=wandb", f"trainer.devices={num_workers}")
+    done = commands.run(words, tmp_path, {**kept, **home})
+    assert done.returncode == EXIT_CONFIG, done.stderr
+    told = [line for line in done.stderr.splitlines() if "config error" in line]
+    assert told == [
+        "config error: logger=wandb finds no key for Weights & Biases: run `wandb login` once, or write "
+        "logger.wandb.offline=true"
+    ]
+
+
+def test_trials_of_a_sweep_are_a_group_of_weights_and_biases(tmp_path: Path) -> None:
+    done = sweeps.run(tmp_path, *sweeps.TINY, *OFFLINE, "seed=0,1", "sweep.name=two")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sweep,) = tmp_path.glob("outputs/*/*_two")
+    found: list[Session] = [session for trial in ("0", "1") for session in sessions(sweep / trial)]
+    assert {session.group for session in found} == {sweep.name}
+    assert len({session.id for session in found}) == 2
+    best = [session for session in found if any("test/loss" in point for point in session.points)]
+    assert len(best) == 1  # the test of the best trial, in a session of its own
+    assert not any(math.isnan(value) for value in best[0].points[0].values())
