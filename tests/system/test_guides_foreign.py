@@ -157,6 +157,17 @@ def test_the_losses_of_the_matlab_page_train_the_same_on_two_workers(tmp_path: P
         assert difference(*runs) <= 1e-12
 
 
+def test_the_python_of_the_matlab_page_runs(tmp_path: Path) -> None:
+    images(tmp_path / "photos", 2)
+    blocks = [text for kind, text in BLOCK.findall(page("from-matlab").read_text()) if kind == "python"]
+    (block,) = [text for text in blocks if "lockstep.train(" in text]
+    narrow = block.replace('"trainer.devices=1"', '"trainer.devices=1", "model.width=2"')
+    expected = "assert scores.shape == (2, 10) and len(labels) == 2 and trials == [run]\n"
+    (tmp_path / "it.py").write_text(f"{narrow}\n{expected}")
+    result = commands.run([command()[0], "it.py"], tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_a_lightning_module_of_the_template_trains_and_is_exact(tmp_path: Path) -> None:
     project = project_of(page("from-lightning-hydra-template"), tmp_path / "project")
     (guide,) = [guide for guide in guides(page("from-lightning-hydra-template")).values() if guide.files]
