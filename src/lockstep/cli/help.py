@@ -20,7 +20,7 @@ ELSEWHERE = ("benchmark",)  # groups that training does not read
 NO_BREAK = "\xa0"  # a type stays on one line
 HEAD = "Train an image classifier: {command} [group=option ...] [key=value ...]\n"
 EXAMPLES = (
-    ("{command}", "with the settings below, on all GPUs or the CPU"),
+    ("{command}", "these settings, on all GPUs or the CPU"),
     ("{command} data=image_folder data.root=flowers", "a folder of images for each class"),
     ("{command} model=torchvision model.name=resnet50 optimizer.lr=0.01", ""),
     ("{command} trainer.devices=4", "four workers, the same weights"),
