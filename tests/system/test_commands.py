@@ -143,6 +143,15 @@ def test_a_finished_run_is_not_resumed_but_can_train_longer(trained: RunFolder) 
     assert "is finished: train longer with trainer.max_epochs above 2" in done.stderr
 
 
+def test_a_stopped_run_is_not_resumed_for_fewer_epochs_than_it_has_begun(trained: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    (run.path / "summary.json").unlink()
+    run.update_status(state="stopped", epoch=2)
+    done = commands.run(command("resume=run", "trainer.max_epochs=1"), tmp_path)
+    assert done.returncode == 2
+    assert "trainer.max_epochs=1: run is in epoch 2 already: take that, or more\n" in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [("status", "nowhere"), ("eval", "nowhere"), ("stop", "nowhere")])
 def test_an_unknown_run_is_named_with_those_there_are(trained: RunFolder, arguments: tuple[str, ...]) -> None:
     done = lockstep(cwd_of(trained), *arguments)

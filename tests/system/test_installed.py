@@ -149,7 +149,8 @@ def test_a_job_of_a_project_has_a_copy_of_its_files(project: Path, tmp_path: Pat
     other = shutil.copytree(project, tmp_path / "other", symlinks=True, ignore=shutil.ignore_patterns("outputs"))
     command = other / ".venv" / "bin" / "lockstep"
     run(other, command, "train", *BRIEF, "cluster=local")
-    (other / "src" / "flowers" / "network.py").write_text("an edit that comes too late")
+    with open(other / "src" / "flowers" / "network.py", "a") as network:
+        network.write("raise RuntimeError('an edit')\n")  # too late for the job
     folder = latest(other)
     run(other, command, "jobs", "wait", json.loads((folder.path / "job.json").read_text())["id"])
     assert folder.read_summary()["epochs"] == 1
@@ -158,6 +159,9 @@ def test_a_job_of_a_project_has_a_copy_of_its_files(project: Path, tmp_path: Pat
         *("src/flowers/__init__.py", "src/flowers/data.py", "src/flowers/network.py", "src/flowers/task.py"),
         *("tests/test_exact.py", "train.py"),
     ]
+    python = other / ".venv" / "bin" / "python"
+    said = run(other, python, "train.py", "resume=outputs/latest", "trainer.max_epochs=2", "cluster=none", code=1)
+    assert "an edit" in said, "who goes on here has the files that are here"
 
 
 # -- another version ---------------------------------------------------------------------------------------------------

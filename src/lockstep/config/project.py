@@ -87,12 +87,12 @@ def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
 
 
 def use(folder: RunFolder, config: Config, *, is_own_first: bool = False) -> None:
-    """Have this process find the modules of a run. `is_own_first`: after those beside the train.py of this command.
+    """Have this process find the modules of a run. `is_own_first`: after those of the project of this command.
 
     Raises ConfigError, which names the folders, where one of the configuration's packages is in none of them.
     """
     recorded = _recorded(folder)
-    _search(recorded, after=int(is_own_first))
+    _search(recorded, after=len(_modules(root())) if is_own_first else 0)
     if not recorded.folders:
         return  # an earlier version made the run
     faults = []

@@ -140,6 +140,10 @@ def resumed(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, Config]:
         raise ConfigError(
             [f"resume={cfg.resume} is finished: train longer with trainer.max_epochs above {config.trainer.max_epochs}"]
         )
+    epoch = folder.read_status().get("epoch", 0)
+    if config.trainer.max_epochs < epoch:
+        max_epochs = f"trainer.max_epochs={config.trainer.max_epochs}"
+        raise ConfigError([f"{max_epochs}: {shown(folder.path)} is in epoch {epoch} already: take that, or more"])
     return folder, config
 
 
