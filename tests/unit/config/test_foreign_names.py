@@ -1,21 +1,19 @@
 """Settings as other projects have them: each is one fault, whose cure can be typed as it stands."""
 
-import functools
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from lockstep.cli import main
 from lockstep.config import overrides
-from lockstep.config.compose import CONF, DEFAULT, Source, composed
+from lockstep.config.compose import CONF, Source
 from lockstep.config.faults import ConfigError
 from lockstep.config.foreign_names import CURES, cure
 from lockstep.system import hardware
+from tests.support.composed import composed_once
 
 # values that a cure takes over, by the start of what it writes them behind; elsewhere 3
 VALUES = {
@@ -47,21 +45,9 @@ RESTS = {
 NEEDED = {"optimizer._target_=torch.optim.RAdam": ["~optimizer.nesterov", "~optimizer.momentum", "~optimizer.fused"]}
 
 
-@functools.cache
-def _composed_once(texts: tuple[str, ...], with_hydra: bool) -> DictConfig:
-    return composed(texts, with_hydra=with_hydra)
-
-
-def _composed(texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
-    """What Hydra composes, which takes it 60 ms, once for all tests where conf/ is as it is."""
-    if source != DEFAULT:
-        return composed(texts, source, with_hydra=with_hydra)
-    return _composed_once(tuple(texts), with_hydra)
-
-
 @pytest.fixture(autouse=True)
 def _a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "composed", _composed)
+    monkeypatch.setattr(overrides, "composed", composed_once)
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 4)
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_PROCID"):

@@ -1,21 +1,18 @@
 """The check of a configuration: what passes, what every fault is told as, and what a saved one keeps."""
 
-import functools
 import importlib
 import inspect
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from omegaconf import DictConfig
 
 from lockstep.config import build, compose, overrides, resume, rules, signatures, storage
-from lockstep.config.compose import DEFAULT, Source, composed
+from lockstep.config.compose import Source, composed
 from lockstep.config.faults import ConfigError
 from lockstep.config.known_targets import CLASSIFIER, KNOWN
 from lockstep.config.options import groups
@@ -24,27 +21,16 @@ from lockstep.config.sections import Strategy, Trainer
 from lockstep.config.target_sections import OpenPartial
 from lockstep.config.validation import check_tree, checked
 from lockstep.system import hardware, trees
+from tests.support.composed import composed_once
 from tests.support.harness import ROOT, command, environ
 
 GROUPS = groups(compose.CONF)
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_PROCID")
 
 
-@functools.cache
-def _composed_once(texts: tuple[str, ...], with_hydra: bool) -> DictConfig:
-    return composed(texts, with_hydra=with_hydra)
-
-
-def _composed(texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
-    """What Hydra composes, which takes it 60 ms, once for all tests where conf/ is as it is."""
-    if source != DEFAULT:
-        return composed(texts, source, with_hydra=with_hydra)
-    return _composed_once(tuple(texts), with_hydra)
-
-
 @pytest.fixture(autouse=True)
 def _a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "composed", _composed)
+    monkeypatch.setattr(overrides, "composed", composed_once)
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
