@@ -499,7 +499,7 @@ def test_a_run_that_can_go_on_says_how(tmp_path: Path, state: str | None, is_sav
         save_checkpoint(folder)
     client = board(tmp_path)
     found = told(client.get(f"{BASE}/run?id={id_of(client, 'run')}"))["resume"]
-    assert found == (f"lockstep train resume={folder.path}" if is_told else None)
+    assert found == (f"python train.py resume={folder.path}" if is_told else None)
 
 
 @pytest.mark.parametrize("name", ["plain", "a b", "it's", 'a"b', "a\\", 'a\\"b', "lr=0.1,0.2", "$(reboot)", "é", "[x"])
@@ -510,8 +510,8 @@ def test_the_command_names_its_run_whatever_its_name(
     monkeypatch.chdir(tmp_path)
     client = board(Path("outputs"))
     text = told(client.get(f"{BASE}/run?id={id_of(client, name)}"))["resume"]
-    python, script, override = shlex.split(text)
-    assert (python, script) == ("python", "train.py")
+    program, verb, override = shlex.split(text)
+    assert (program, verb) == ("lockstep", "train")
     assert OverridesParser.create().parse_override(override).value() == f"outputs/{name}"
 
 

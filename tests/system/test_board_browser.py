@@ -111,7 +111,7 @@ def test_a_live_run_is_watched_stopped_and_goes_on_exactly(tmp_path: Path, page:
         expect(tab.locator("dl")).to_contain_text("Training tab of TensorBoard")
         expect(tab.get_by_role("heading", name="Loss of a step")).to_be_visible()
         shown = tab.locator(".resume code").inner_text()
-    assert shlex.split(shown)[:2] == ["python", "train.py"]
+    assert shlex.split(shown)[:2] == ["lockstep", "train"]
     shorter = f"trainer.max_epochs={status['epoch'] + 1}"
     alone = write_training(tmp_path / "alone", [*recipe, shorter])
     with training(tmp_path, *shlex.split(shown)[2:], shorter) as resumed:
@@ -180,8 +180,8 @@ def test_every_end_of_a_run_is_shown_as_such(root: Path, site: str, page: Any) -
     cells = row(page, "live").locator("td[class*=col-]").all_text_contents()
     assert cells[2:-1] == ["", "5 / 10", "–", "1:15", "1,235", "–", "2", "cpu", "0.9871"]
     for name, reason, command in [
-        ("failed", "ValueError: no numbers", f"lockstep train resume={failed.path}"),
-        ("stopped", "signal SIGTERM", f"lockstep train resume={root / 'stopped'}"),
+        ("failed", "ValueError: no numbers", f"python train.py resume={failed.path}"),
+        ("stopped", "signal SIGTERM", f"python train.py resume={root / 'stopped'}"),
         ("broken", "status.json cannot be read", None),
     ]:
         row(page, name).click()
@@ -531,7 +531,7 @@ def test_the_command_is_copied(root: Path, site: str, page: Any) -> None:
     save_checkpoint(write_run(root / "a run", "stopped"))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(site)
-    page.get_by_role("button", name=re.compile("^Copy lockstep train")).locator("visible=true").click()
+    page.get_by_role("button", name=re.compile("^Copy python train.py")).locator("visible=true").click()
     expect(page.locator(".message")).to_have_text("The command is copied.")
     text = page.evaluate("navigator.clipboard.readText()")
     assert shlex.split(text)[2] == f'resume="{root}/a run"'
