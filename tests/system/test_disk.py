@@ -21,6 +21,10 @@ from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ
 from tests.support.image_files import write_folder
 
 TOOL = [str(Path(sys.executable).parent / "lockstep")]
+WITHOUT_FOLDER = (
+    *(command("--help"), command()),
+    *([*TOOL, *words] for words in (["benchmark", "--help"], ["train"], ["verify"], ["new", "roses"])),
+)
 LIMIT_BYTES = 48 * 2**10  # of a file: every other file of a run is smaller, a checkpoint is not
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=1")
 # a file system of this size, for this command alone, in the place of its first argument
@@ -232,7 +236,7 @@ def test_a_chosen_folder_is_looked_at_as_hydra_will_read_it(tmp_path: Path, more
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("words", [command("--help"), command(), [*TOOL, "benchmark", "--help"], [*TOOL, "train"]])
+@pytest.mark.parametrize("words", WITHOUT_FOLDER)
 def test_a_current_folder_that_is_gone_is_told_in_one_line(tmp_path: Path, words: list[str]) -> None:
     there = tmp_path / "there"
     there.mkdir()

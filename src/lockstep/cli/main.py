@@ -45,7 +45,7 @@ def _command() -> int:
         from lockstep.cli.train import run
 
         sys.argv = [f"{sys.argv[0]} train", *sys.argv[2:]]
-        return run(Path.cwd())
+        return run(_current())
     try:
         if sys.argv[1:2] == ["jobs"]:
             signals.as_usual()
@@ -116,10 +116,11 @@ def _parser() -> argparse.ArgumentParser:
 def _new(arguments: argparse.Namespace) -> int:
     from lockstep.starter.project import create
 
-    requirement = create(arguments.path)
+    path = _current() / arguments.path
+    requirement = create(path)
     print(
-        f"{quoted(arguments.path.absolute())} is a project, with images, a network and a task of its own:\n"
-        f"  cd {quoted(arguments.path.absolute())}\n"
+        f"{quoted(path)} is a project, with images, a network and a task of its own:\n"
+        f"  cd {quoted(path)}\n"
         "  make train    # here, without installing it: lockstep train\n"
         "  make test\n"
         f"Its pyproject.toml asks for {requirement}"
@@ -155,12 +156,23 @@ def _verify(arguments: argparse.Namespace) -> int:
     return run(arguments.overrides, source)
 
 
+def _current() -> Path:
+    """The current folder, which is the project of a command. Ends this one where it is gone."""
+    from lockstep.config import faults, project
+
+    try:
+        return project.current()
+    except faults.ConfigError as error:
+        faults.exit_with(error)
+
+
 def _entered() -> "Source":
     """Have this process find the modules of the project in the current folder. Returns where its `conf` is."""
     from lockstep.config import compose, project
 
-    project.enter(Path.cwd())
-    return compose.source_of(Path.cwd())
+    folder = _current()
+    project.enter(folder)
+    return compose.source_of(folder)
 
 
 def _add_watching_commands(commands: Any) -> None:
@@ -326,7 +338,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     folder = naming.find(arguments.run)
     checkpoint = checkpoints.asked(folder, arguments.checkpoint, option="--checkpoint {}")
     saved = storage.load(folder.config)
-    project.enter(Path.cwd())
+    project.enter(_current())
     project.use(folder, saved)
     try:
         config = validation.check_tree(trained.tree_here(saved, devices=arguments.devices, strategy=arguments.strategy))

@@ -37,12 +37,17 @@ def enter(folder: Path) -> None:
     Not where Python itself was told to look in neither (PYTHONSAFEPATH). Raises ConfigError where there is no current
     folder.
     """
+    started_in = current()
+    if not sys.flags.safe_path:
+        _search(Project(_modules(folder), (str(started_in),)), after=0)
+
+
+def current() -> Path:
+    """The current folder, which is the project of what is no train.py. Raises ConfigError where it is gone."""
     try:
-        started_in = os.getcwd()
+        return Path.cwd()
     except OSError as error:
         raise ConfigError([f"the current folder is gone ({error.strerror}): start this in another one"]) from error
-    if not sys.flags.safe_path:
-        _search(Project(_modules(folder), (started_in,)), after=0)
 
 
 def root() -> Path:

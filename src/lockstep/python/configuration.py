@@ -35,7 +35,7 @@ def asked(typed: Sequence[str]) -> Asked:
     """What `typed` asks for, each as on the command line. Raises ConfigError with every fault."""
     _refuse_unfit(typed)
     enter()
-    source = compose.source_of(Path.cwd())
+    source = compose.source_of(project.current())
     (config,) = overrides.check(typed, source, is_multirun=False).configs
     composed = compose.composed(typed, source)
     faults = []
@@ -76,7 +76,7 @@ def enter() -> None:
     """Find the modules of the project, which is the current folder, from now on, as they are on the disk by now."""
     importlib.invalidate_caches()
     signatures.forget()
-    project.enter(Path.cwd())
+    project.enter(project.current())
 
 
 def saved(folder: RunFolder) -> Config:

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import lockstep
+from lockstep.runs.naming import shown
 
 FILES = Path(__file__).parent / "files"
 NAME = "flowers"  # of the project in FILES, wherever the name of the new one has to stand
@@ -17,20 +18,20 @@ REQUIREMENT = '"lockstep"'  # in its pyproject.toml
 
 
 def create(path: Path) -> str:
-    """Make a project at `path`, whose last part is its name. Returns where its pyproject.toml has Lockstep from.
+    """Make a project at an absolute `path`, whose last part is its name. Returns what its pyproject.toml asks for.
 
     The folder is there whole or not at all. Raises ValueError where it cannot be made.
     """
-    name = path.absolute().name
+    name = path.name
     package = name.replace("-", "_")
     if not package.isidentifier() or keyword.iskeyword(package) or package != package.lower():
         raise ValueError(f"{name!r} is no name of a package: take lower-case letters, digits and _, as in flowers.")
     if importlib.util.find_spec(package) is not None:
         raise ValueError(f"there is a module {package} already, which the project would hide: take another name.")
     if path.exists():
-        raise ValueError(f"{path} is there already: take another name, or another folder.")
+        raise ValueError(f"{shown(path)} is there already: take another name, or another folder.")
     requirement = _requirement()
-    new = path.absolute().with_name(f".{name}.{secrets.token_hex(4)}")
+    new = path.with_name(f".{name}.{secrets.token_hex(4)}")
     try:
         for source in sorted(FILES.rglob("*")):
             if source.is_file() and "__pycache__" not in source.parts:
@@ -40,7 +41,7 @@ def create(path: Path) -> str:
                 target.write_text(text.replace(REQUIREMENT, json.dumps(requirement)), "utf-8")
         os.rename(new, path)
     except OSError as error:
-        raise ValueError(f"{path} cannot be made: {error.strerror or error}.") from error
+        raise ValueError(f"{shown(path)} cannot be made: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return requirement
