@@ -124,7 +124,7 @@ def test_two_workers_train_a_project_as_one_does_and_it_is_evaluated_from_anywhe
     python = project / ".venv" / "bin" / "python"
     folders = []
     for num_workers in (1, 2):
-        run(project, python, "train.py", *EXACT, f"trainer.devices={num_workers}")
+        run(project, python, "train.py", "experiment=wide", *EXACT, f"trainer.devices={num_workers}")
         folders.append(latest(project))
     assert difference(*folders) <= 1e-12
     said = run(tmp_path, project / ".venv" / "bin" / "lockstep", "eval", folders[0].path)
