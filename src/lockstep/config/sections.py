@@ -141,7 +141,7 @@ class Trainer(Section):
         description="bfloat16 = autocast; auto picks it where the hardware has it; tf32 = float32 multiplied in short"
     )
     memory_format: Annotated[Literal["auto", "channels_last", "contiguous"], Scope.PLACE] = Field(
-        description="auto: channels_last, or contiguous where a CPU without AVX512 cannot train the network in it"
+        description="auto: channels_last, or contiguous where the CPU cannot train the network in it"
     )
     deterministic: Annotated[bool, Scope.PLACE] = Field(
         description="only deterministic kernels: same bits on the same hardware"

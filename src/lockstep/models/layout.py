@@ -1,8 +1,8 @@
 """How images and weights lie in memory: channels_last (NHWC), or contiguous (NCHW) where oneDNN fails in the former.
 
-oneDNN without AVX512 writes past a buffer when it computes the float32 weight gradient of a strided 1x1 convolution of
-fewer than 8 channels in channels_last: the process dies, or with several threads the gradient is wrong without a word.
-docs/hardware.md has the reproduction and what was tried.
+oneDNN writes past a buffer when it computes the weight gradient of a strided 1x1 convolution in channels_last that has
+fewer input channels than a vector register has float32 numbers: the process dies, or with several threads the gradient
+is wrong without a word. docs/hardware.md has the reproduction and what was tried.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-VECTOR = 8  # float32 numbers in a register of AVX2: so many channels the faulty kernel writes, whatever there are
+# float32 numbers in a vector register: so many channels the faulty kernel writes, whatever there are
+AVX2_NUMBERS, AVX512_NUMBERS = 8, 16
 # what oneDNN's kernels for AVX512 need, in the words of torch.cpu.get_capabilities
 AVX512 = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq")
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # variables that oneDNN reads
@@ -38,33 +39,36 @@ def chosen(memory_format: str, faulty: str | None) -> Layout:
     return Layout(torch.channels_last, "faster convolutions")
 
 
-def faulty_convolution(net: nn.Module, precision: str) -> str | None:
-    """The name of the first convolution whose gradient a faulty oneDNN gets wrong in channels_last, None without one.
+def faulty_convolution(net: nn.Module, precision: str, num_written: int) -> str | None:
+    """The name of the first convolution whose gradient oneDNN gets wrong in channels_last, None without one.
 
-    Only modules are seen, not calls of functions, and only float32 that `precision` means, not parts of a bfloat16
-    network that switch autocast off.
+    `num_written` is what `num_channels_written` says of this CPU. Only modules are seen, not calls of functions, and
+    only the `precision` of the training, not parts of a bfloat16 network that switch autocast off.
     """
-    return next((name for name, layer in net.named_modules() if precision == "float32" and _is_faulty(layer)), None)
+    concerned = ("float32", "bfloat16") if num_written == AVX512_NUMBERS else ("float32",)
+    layers = net.named_modules() if precision in concerned else ()
+    return next((name for name, layer in layers if _is_faulty(layer, num_written)), None)
 
 
-def _is_faulty(layer: nn.Module) -> bool:
+def _is_faulty(layer: nn.Module, num_written: int) -> bool:
     if not isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
         return False
     # the gradient of a transposed convolution is computed as that of the convolution from its output to its input
     num_channels = layer.in_channels if isinstance(layer, nn.Conv2d) else layer.out_channels
     # one channel is safe in most networks, but not where a view gives it the strides of channels_last
-    is_narrow_projection = layer.kernel_size == (1, 1) and max(layer.stride) > 1 and num_channels < VECTOR
+    is_narrow_projection = layer.kernel_size == (1, 1) and max(layer.stride) > 1 and num_channels < num_written
     return is_narrow_projection and layer.groups == 1  # with groups oneDNN chooses another kernel
 
 
-def has_faulty_onednn(capabilities: Mapping[str, Any], variables: Mapping[str, str]) -> bool:
-    """Whether oneDNN may compute without AVX512 on a CPU with these `capabilities`, under these environment variables.
+def num_channels_written(capabilities: Mapping[str, Any], variables: Mapping[str, str]) -> int:
+    """How many channels the faulty kernel writes on a CPU with these `capabilities`, under these environment variables.
 
-    Every other CPU counts as faulty: those with AVX2 are known to be, and for the rest nobody has looked.
+    A CPU on which oneDNN may not use AVX512 counts as one with AVX2: for the rest nobody has looked.
     """
     limits = [variables[name].lower() for name in LIMITS if name in variables]
     is_limited = any(limit != "default" and not limit.startswith("avx512") for limit in limits)
-    return is_limited or not all(capabilities.get(name) for name in AVX512)
+    has_avx512 = not is_limited and all(capabilities.get(name) for name in AVX512)
+    return AVX512_NUMBERS if has_avx512 else AVX2_NUMBERS
 
 
 def compile_network(net: nn.Module, dropouts: Sequence[nn.Module], layout: Layout, mode: str) -> None:

@@ -217,16 +217,14 @@ def refuse_single_values(config: Config, data: ImageData, module: Classifier) ->
 
 def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
     """The layout of the network, the same on every rank: DDP adds up gradients as they lie in memory."""
-    is_faulty = (
-        session.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and layout.has_faulty_onednn(torch.cpu.get_capabilities(), os.environ)
-    )
-    convolutions = gather_objects(layout.faulty_convolution(net, session.precision) if is_faulty else None)
+    uses_onednn = session.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    num_written = layout.num_channels_written(torch.cpu.get_capabilities(), os.environ)
+    faulty_here = layout.faulty_convolution(net, session.precision, num_written) if uses_onednn else None
+    convolutions = gather_objects(faulty_here)
     faulty = next((name for name in convolutions if name is not None), None)
     memory_format = session.config.trainer.memory_format
     if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
-        fault = f"trainer.memory_format=channels_last: without AVX512 oneDNN crashes in the gradient of {faulty}, or "
+        fault = f"trainer.memory_format=channels_last: there oneDNN crashes in the gradient of {faulty}, or "
         raise faults.ConfigError([f"{fault}computes a wrong one: use trainer.memory_format=auto"])
     return layout.chosen(memory_format, faulty)
 
