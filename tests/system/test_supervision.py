@@ -202,12 +202,13 @@ def test_a_part_that_calls_sys_exit_is_a_failure_and_no_ctrl_c(tmp_path: Path, m
 )
 def test_a_signal_in_the_moment_before_somebody_takes_it_over_is_not_lost(taken: str, code: int, said: str) -> None:
     done = ends(
-        "import signal, sys, time\n"
+        "import signal, sys, threading, time\n"
         "from lockstep.system.signals import SignalFlag, as_usual, end_at_once\n"
         "end_at_once()\n"
         "time.sleep(1)\n"  # the thread that listens has begun to
         "sys.setswitchinterval(1000)\n"  # and does not come to it
-        f"signal.raise_signal(signal.SIGTERM); {taken}\n"
+        # unlike raise_signal, this lets no other thread run meanwhile
+        f"signal.pthread_kill(threading.get_ident(), signal.SIGTERM); {taken}\n"
     )
     assert (done.returncode, done.stdout) == (code, said), done.stderr
 
