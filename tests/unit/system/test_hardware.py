@@ -13,7 +13,11 @@ import lockstep
 from lockstep.system import hardware
 from tests.support.harness import ROOT, environ
 
-DESCRIBE = "import json, pathlib; from lockstep.system import provenance; print(json.dumps(provenance.describe(pathlib.Path())))"
+DESCRIBE = """
+import json, pathlib
+from lockstep.system import provenance
+print(json.dumps(provenance.describe(pathlib.Path())))
+"""
 
 
 @pytest.mark.processes
