@@ -18,11 +18,16 @@ def train(folder: RunFolder) -> int:
     return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
-def cut_after(folder: RunFolder, step: int) -> None:
-    """Train a run in this process, and have it asked to stop after a step, in good order."""
+def train_until(folder: RunFolder, step: int) -> int:
+    """Train a run in this process, and have it asked to stop after a step. Returns the exit code: it may be through."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == step))
-        assert train(folder) == EXIT_STOPPED
+        return train(folder)
+
+
+def cut_after(folder: RunFolder, step: int) -> None:
+    """Train a run in this process until it stops in good order after a step."""
+    assert train_until(folder, step) == EXIT_STOPPED
 
 
 def train_splits(root: Path, recipes: Mapping[str, Sequence[str]]) -> dict[tuple[int, str], RunFolder]:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.callbacks.stop import StopTogether
 from lockstep.runs.files import read_rows
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from tests.support import commands, sweeps
-from tests.support.exact import train
+from tests.support.exact import train, train_until
 from tests.support.harness import SMALL, command, environ, wait_until, write_run
 from tests.support.trainings import is_alive, training
 from tests.support.wandb_files import Session, sessions
@@ -45,7 +44,7 @@ def senders(pid: int) -> list[int]:
     return found + [sender for child in below if child not in found for sender in senders(child)]
 
 
-def test_a_cut_after_any_step_changes_no_row_of_the_csv_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_after_any_step_changes_no_row_of_the_csv_file(tmp_path: Path) -> None:
     recipe = [*RECIPE, "logger=csv"]
     alone = write_run(tmp_path / "alone", recipe)
     assert train(alone) == 0
@@ -53,10 +52,7 @@ def test_a_cut_after_any_step_changes_no_row_of_the_csv_file(tmp_path: Path, mon
     assert any(row["test/loss"] for row in table(alone))
     for step in range(NUM_STEPS):
         cut = write_run(tmp_path / f"cut{step}", recipe)
-        with monkeypatch.context() as patch:
-            patch.setattr(StopTogether, "_request", lambda self, trainer, at=step: 15 * (trainer.global_step == at))
-            code = train(cut)
-        if code == EXIT_STOPPED:
+        if train_until(cut, step) == EXIT_STOPPED:
             assert train(cut) == 0
         assert table(cut) == table(alone), step
 
