@@ -1,7 +1,6 @@
 """A new run that starts with the weights of another one: after a loss that was not a number, or to train further."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,13 @@ from lockstep.config.faults import ConfigError
 from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.training import checkpoints
+from tests.support import commands
 from tests.support.exact import train
 from tests.support.harness import (
-    PATIENCE_S,
     ROOT,
     SMALL,
     command,
     difference,
-    environ,
     own_network,
     train_all,
     write_run,
@@ -96,14 +94,12 @@ def test_after_a_loss_that_was_no_number_a_lower_rate_goes_on_from_the_last_good
     """What the message of the failure advises, as it is typed."""
     recipe = [*own_network("HasADomain"), "trainer.max_epochs=3", "scheduler=constant"]
     typed = [*recipe, "optimizer.lr=0.05", f"hydra.run.dir={tmp_path}/bad"]
-    done = subprocess.run(
-        command(*typed), cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    done = commands.run(command(*typed), ROOT)
     assert done.returncode == EXIT_FAILED
     assert "init_from=... lets it start with the weights of this one's last checkpoint" in done.stderr
     assert "epoch 1" not in done.stderr, "there must be a checkpoint to start from"
     cured = [*recipe, "optimizer.lr=1e-5", f"init_from={tmp_path}/bad", f"hydra.run.dir={tmp_path}/good"]
-    subprocess.run(command(*cured), cwd=ROOT, env=environ(), check=True, timeout=PATIENCE_S)
+    assert commands.run(command(*cured), ROOT).returncode == 0
     assert RunFolder(tmp_path / "good").read_summary()["epochs"] == 3
 
 
@@ -141,9 +137,7 @@ def test_what_holds_no_weights_is_refused_before_there_is_a_folder(source: RunFo
             checkpoints.named(name)
         for many in ([], ["-m", "seed=0,1"]):
             typed = [*many, *RECIPE, f"init_from={name}"]
-            done = subprocess.run(
-                command(*typed), cwd=tmp_path, env=environ(), capture_output=True, text=True, check=False
-            )
+            done = commands.run(command(*typed), tmp_path)
             assert done.returncode == EXIT_CONFIG, done.stderr
             assert f"init_from={name}" in done.stderr
             assert not (tmp_path / "outputs").exists()
@@ -151,7 +145,7 @@ def test_what_holds_no_weights_is_refused_before_there_is_a_folder(source: RunFo
 
 def test_the_trials_of_a_sweep_start_with_them(source: RunFolder, tmp_path: Path) -> None:
     typed = ["-m", *RECIPE, *STILL, f"init_from={source.path}", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"]
-    subprocess.run(command(*typed), cwd=tmp_path, env=environ(), check=True, timeout=PATIENCE_S)
+    assert commands.run(command(*typed), tmp_path).returncode == 0
     before = weights(source.last_checkpoint)["net.conv1.weight"]
     for number in range(2):
         assert torch.equal(weights(RunFolder(tmp_path / f"sweep/{number}").last_checkpoint)["net.conv1.weight"], before)
@@ -159,7 +153,7 @@ def test_the_trials_of_a_sweep_start_with_them(source: RunFolder, tmp_path: Path
 
 def test_the_latest_run_is_the_one_before_this_one(tmp_path: Path) -> None:
     for more in ([], [*STILL, "seed=5", "init_from=outputs/latest"]):
-        subprocess.run(command(*RECIPE, *more), cwd=tmp_path, env=environ(), check=True, timeout=PATIENCE_S)
+        assert commands.run(command(*RECIPE, *more), tmp_path).returncode == 0
     first, second = sorted((tmp_path / "outputs").glob("20*/*"))
     assert (tmp_path / "outputs/latest").resolve() == second
     states = [weights(RunFolder(path).last_checkpoint)["net.conv1.weight"] for path in (first, second)]

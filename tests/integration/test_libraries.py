@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from lockstep.models import timm as of_timm
 from lockstep.models import torchvision as of_torchvision
 from lockstep.models.libraries import adapted
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support import commands
 from tests.support.exact import assert_same_end, train, train_splits
-from tests.support.harness import SMALL, command, environ, train_all, write_run
+from tests.support.harness import SMALL, command, train_all, write_run
 
 PLAIN: dict[str, Any] = {"pretrained": False, "head_only": False, "dropout": None, "drop_path": None}
 TINY = (
@@ -189,13 +189,7 @@ def test_a_file_of_another_network_is_refused_with_what_does_not_fit(files: dict
 
 
 def test_a_file_that_is_not_there_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
-    done = subprocess.run(
-        command(*overrides("torchvision resnet18", "model.pretrained=nothing.pth")),
-        cwd=tmp_path,
-        env=environ(),
-        capture_output=True,
-        text=True,
-    )
+    done = commands.run(command(*overrides("torchvision resnet18", "model.pretrained=nothing.pth")), tmp_path)
     assert done.returncode == EXIT_CONFIG
     assert "config error: model.pretrained=nothing.pth is no file: correct the path" in done.stderr
     assert os.listdir(tmp_path) == []

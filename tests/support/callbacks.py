@@ -63,16 +63,20 @@ def _begin_of_process() -> float:
 
 
 class NotesImports(L.Callback):
-    """Writes the names of all modules that rank 0 has imported when its first step is done."""
+    """Writes which modules rank 0 has imported, when its first step is done and when its last is."""
 
     def __init__(self, *, path: str) -> None:
         self._path = Path(path)
+        self._modules: dict[str, list[str]] = {}
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.is_global_zero and not self._path.exists():
-            self._path.write_text(json.dumps(list(sys.modules)))
+        self._modules.setdefault("first step", list(sys.modules))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._path.write_text(json.dumps({**self._modules, "end": list(sys.modules)}))
 
 
 class NotesProcess(L.Callback):

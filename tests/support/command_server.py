@@ -100,8 +100,15 @@ if __name__ == "__main__":
     with no_garbage_collection(), lazy():
         import hydra  # noqa: F401
 
+        import lockstep.cli.dashes
         import lockstep.cli.train
+        import lockstep.launch.runner
+        import lockstep.system.plots
         import lockstep.training.train  # noqa: F401
+        from lockstep.callbacks import Curves, Pictures, SplitTensorBoardLogger  # noqa: F401
+        from lockstep.data import digits  # noqa: F401
+        from lockstep.models import ResNet18  # noqa: F401
+        from lockstep.tasks import Classification  # noqa: F401
     gc.freeze()
     asked = serve(socket.socket(fileno=int(sys.argv[1])))
     leave(lambda: execute(asked["words"], asked["cwd"], asked["environ"], installed))

@@ -22,7 +22,7 @@ from typing import Any
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
 PR_SET_CHILD_SUBREAPER = 36
-SCRIPTS = Path(sys.executable).parent
+SCRIPTS = Path(sys.executable).parent.resolve()
 FIXED = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")  # read while a process starts
 PIPES = ["p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"]
 # elsewhere, and where another Python has other private parts, commands are new processes
@@ -32,7 +32,9 @@ CAN_FORK = sys.platform == "linux" and (
 
 
 class Command(subprocess.Popen[Any]):
-    """`subprocess.Popen` of `python ...` or of a script beside it, without the imports."""
+    """`subprocess.Popen` of `python ...` or of a script beside it, without the imports; also those of an environment
+    of its own, in which the installed packages do not change any more.
+    """
 
     def __init__(
         self, words: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None, **more: Any
@@ -41,9 +43,11 @@ class Command(subprocess.Popen[Any]):
         variables = dict(environ() if env is None else env)
         for name in FIXED:
             assert variables.get(name) == environ().get(name), f"{name} is read by the process that forks"
-        assert first == sys.executable or Path(first).parent == SCRIPTS, f"{first} is no command of this Python"
+        folder = Path(first).parent.resolve()
+        self._python = sys.executable if folder == SCRIPTS else str(folder / "python")
+        assert Path(self._python).exists(), f"{first} is no command of a Python"
         self._request = {
-            "words": rest if first == sys.executable else [first, *rest],
+            "words": rest if first in (sys.executable, self._python) else [first, *rest],
             "cwd": str(cwd or Path.cwd()),
             "environ": variables,
         }
@@ -57,7 +61,7 @@ class Command(subprocess.Popen[Any]):
         # "-1" where the child is to have what this process has
         files = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
         try:
-            self.pid = _ask(self._request, files)
+            self.pid = _ask(self._python, self._request, files)
         finally:
             self._close_pipe_fds(  # pyright: ignore[reportAttributeAccessIssue]
                 p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
@@ -79,8 +83,8 @@ def run(
     return subprocess.CompletedProcess(list(map(str, words)), process.returncode, out, err)
 
 
-def _ask(request: dict[str, Any], files: Sequence[int]) -> int:
-    server = _server(os.getpid())
+def _ask(python: str, request: dict[str, Any], files: Sequence[int]) -> int:
+    server = _server(os.getpid(), python)
     # the command is orphaned by the process between, and adopted by this one
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -93,11 +97,11 @@ def _ask(request: dict[str, Any], files: Sequence[int]) -> int:
 
 
 @functools.cache
-def _server(pid: int) -> socket.socket:
+def _server(pid: int, python: str) -> socket.socket:
     """Where to ask, from the process `pid`: the server ends as soon as that closes its socket, or ends itself."""
     own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     variables = {name: value for name, value in environ().items() if name != "PYTHONPATH"}
-    words = [sys.executable, str(ROOT / "tests" / "support" / "command_server.py"), str(its.fileno())]
+    words = [python, str(ROOT / "tests" / "support" / "command_server.py"), str(its.fileno())]
     words.append(" " * 1000)  # room for the titles of its forks
     process = subprocess.Popen(
         words,

@@ -8,13 +8,13 @@ stands under one heading of the second level belongs together, and with it what 
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.runs.folder import RunFolder
-from tests.support.harness import PATIENCE_S, ROOT, difference, environ
+from tests.support import commands
+from tests.support.harness import ROOT, difference, environ
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"(?:# @package \w+\n)?# ([\w./-]+\.\w+)\b")
@@ -80,14 +80,8 @@ def project_of(page: Path, folder: Path) -> Path:
 def run(project: Path, *words: str, code: int = 0) -> str:
     """What a command of a guide says, `python ...` or `lockstep ...`, typed in the project, that leaves with `code`."""
     start = {"python": [], "lockstep": ["-m", "lockstep"]}[words[0]]
-    done = subprocess.run(
-        [sys.executable, *start, *words[1:]],
-        cwd=project,
-        env={**environ(), "PYTHONPATH": str(project / "src")},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    variables = {**environ(), "PYTHONPATH": str(project / "src")}
+    done = commands.run([sys.executable, *start, *words[1:]], project, variables)
     assert done.returncode == code, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 

@@ -5,7 +5,9 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
+from tests.support import commands
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
 
@@ -42,9 +44,11 @@ def lend(environment: Path, project: Path) -> None:
 def run(cwd: Path, *words: str | Path, code: int = 0) -> str:
     """What a command says that leaves with `code`; no variable says where modules are."""
     variables = {name: value for name, value in environ().items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(
-        list(map(str, words)), cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    if Path(words[0]).parent.name == "bin":  # of an environment
+        done = commands.run(words, cwd, variables)
+    else:
+        pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+        done = subprocess.run(list(map(str, words)), cwd=cwd, env=variables, **pipes)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

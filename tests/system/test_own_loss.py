@@ -12,7 +12,10 @@ from tests.support.harness import PATIENCE_S, ROOT, environ
 pytestmark = pytest.mark.processes
 PAGE = ROOT / "docs" / "own-loss.md"
 GUIDES = guides(PAGE)
-SMALL = ("trainer.max_epochs=2", "strategy=cpu", "trainer.devices=2", "trainer.loads=[2,1]", "callbacks.curves=null")
+SMALL = (
+    *("trainer.max_epochs=2", "trainer.limit_train_batches=4", "strategy=cpu", "trainer.devices=2"),
+    *("trainer.loads=[2,1]", "callbacks.curves=null"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,10 @@ from tests.support.harness import ROOT
 pytestmark = pytest.mark.processes
 PAGE = ROOT / "docs" / "own-module.md"
 GUIDES = guides(PAGE)
-SMALL = ("trainer.max_epochs=2", "strategy=cpu", "trainer.devices=2", "trainer.loads=[2,1]", "model.width=2")
+SMALL = (
+    *("trainer.max_epochs=2", "trainer.limit_train_batches=4", "strategy=cpu", "trainer.devices=2"),
+    *("trainer.loads=[2,1]", "model.width=2"),
+)
 
 
 @pytest.fixture(scope="module")

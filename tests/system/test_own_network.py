@@ -11,7 +11,7 @@ pytestmark = pytest.mark.processes
 PAGE = ROOT / "docs" / "own-network.md"
 GUIDES = guides(PAGE)
 SMALL = (
-    *("trainer.max_epochs=2", "trainer.limit_train_batches=4", "trainer.precision=float64", "strategy=cpu"),
+    *("trainer.max_epochs=2", "trainer.limit_train_batches=2", "trainer.precision=float64", "strategy=cpu"),
     *("callbacks.pictures=null", "callbacks.curves=null"),
 )
 

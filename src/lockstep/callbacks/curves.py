@@ -158,9 +158,12 @@ def _add_graph(writer: Any, module: Classifier) -> None:
         # the writer knows no other way than torch.jit.trace, which is deprecated (torch 2.15, 2026-11-21)
         warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # pyright: ignore[reportPrivateImportUsage]
+        warnings.filterwarnings("ignore", message="The input to trace is already a ScriptModule")
         try:
             example = torch.zeros(1, *module.image_format.image_shape, dtype=next(module.net.parameters()).dtype)
-            writer.add_graph(_Forward(module), example)
+            # the writer would trace it twice to compare, which brings sympy and torch.distributed.tensor, too
+            traced = torch.jit.trace(_Forward(module), example, check_trace=False)
+            writer.add_graph(traced, example)
         except Exception as error:
             fault = type(error).__name__
     if fault:

@@ -1,6 +1,5 @@
 """What the network gets right and wrong, as pictures in the run folder and in TensorBoard."""
 
-import io
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,7 +101,9 @@ class Pictures(L.Callback):
                 warnings.warn(f"The pictures of the {split} split are not complete: {error!r}", stacklevel=1)
 
     def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: Findings) -> None:
-        from lockstep.system.plots import style
+        from PIL import Image
+
+        from lockstep.system.plots import rendered, style
 
         folder = RunFolder(Path(trainer.default_root_dir)).pictures
         folder.mkdir(exist_ok=True)
@@ -112,12 +113,11 @@ class Pictures(L.Callback):
         _write_confusion(RunFolder(Path(trainer.default_root_dir)), module, split, findings)
         with style():
             for name, figure in _figures(trainer, module, split, findings, self._num_images):
-                content = io.BytesIO()
-                figure.savefig(content, format="png", dpi=DPI)
+                pixels = rendered(figure, DPI)
                 with atomic_file(folder / f"{split}_{name}.png") as file:
-                    file.write(content.getvalue())
+                    Image.fromarray(pixels).save(file, "png", dpi=(DPI, DPI))
                 for writer in writers:
-                    writer.add_image(f"{split}/{name}", _pixels(content), module.global_step, dataformats="HWC")
+                    writer.add_image(f"{split}/{name}", pixels, module.global_step, dataformats="HWC")
         for writer in writers:
             _add_curves(writer, split, findings, module)
 
@@ -199,9 +199,3 @@ def _add_curves(writer: Any, split: str, findings: Findings, module: Classifier)
             global_step=module.global_step,
             num_thresholds=len(positives),
         )
-
-
-def _pixels(png: io.BytesIO) -> np.ndarray[Any, Any]:
-    from PIL import Image
-
-    return np.asarray(Image.open(png).convert("RGB"))

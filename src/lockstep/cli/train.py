@@ -27,8 +27,13 @@ def run(project: Path) -> int:
     """
     global _serial
     with no_garbage_collection():
-        arguments, source = _asked(project)
-        num_jobs = _num_jobs(arguments, source, project)
+        from lockstep.config import faults
+
+        try:
+            arguments, source = _asked(project)
+            num_jobs = _num_jobs(arguments, source)
+        except faults.ConfigError as error:
+            faults.exit_with(error)
         if num_jobs is None:
             return 0
     import hydra
@@ -51,16 +56,20 @@ def run(project: Path) -> int:
     return EXIT_FAILED if _serial.failed else 0
 
 
-def _asked(project: Path) -> "tuple[Namespace, Source]":
-    """The options of Hydra on the command line, and where the configuration comes from."""
+def _asked(folder: Path) -> "tuple[Namespace, Source]":
+    """The options of Hydra on the command line, and where the configuration comes from. Raises ConfigError."""
     from hydra._internal.utils import get_args_parser
 
-    from lockstep.config import compose
+    from lockstep.cli import dashes
+    from lockstep.config import compose, project
 
-    arguments = get_args_parser().parse_args()
-    source = compose.source_of(project)
+    project.enter(folder)
+    parser = get_args_parser()
+    source = compose.source_of(folder)
+    dashes.refuse(sys.argv[1:], parser, source)
+    arguments = parser.parse_args()
     if arguments.config_path:
-        source = source._replace(conf=project / arguments.config_path)
+        source = source._replace(conf=folder / arguments.config_path)
         sys.argv.append(f"--config-path={source.conf}")  # the last one counts; to Hydra, this file would be the script
     if arguments.config_name:
         source = source._replace(name=arguments.config_name)
@@ -69,38 +78,34 @@ def _asked(project: Path) -> "tuple[Namespace, Source]":
     return arguments, source
 
 
-def _num_jobs(arguments: "Namespace", source: "Source", folder: Path) -> int | None:
-    """How many jobs Hydra is to start: --help is answered here (None), a command line with faults ends here."""
+def _num_jobs(arguments: "Namespace", source: "Source") -> int | None:
+    """How many jobs Hydra is to start: --help is answered here, and starts None. Raises ConfigError."""
     from omegaconf import OmegaConf
 
-    from lockstep.config import compose, faults, options, overrides, project
+    from lockstep.config import compose, options, overrides
 
     compose.search_defaults()
     sweep_folder = "outputs"
     OmegaConf.register_new_resolver("sweep_folder", lambda: sweep_folder, replace=True)
-    try:
-        project.enter(folder)
-        if arguments.help:
-            from lockstep.cli.help import show
+    if arguments.help:
+        from lockstep.cli.help import show
 
-            try:
-                show(arguments.overrides, source)
-            except options.REFUSALS:
-                show(source=source)  # help is for those whose overrides are wrong, too
-            return None
-        if not (arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help):
-            plan = overrides.check(arguments.overrides, source, is_multirun=arguments.multirun)
-            first = plan.configs[0]
-            if arguments.multirun:
-                _check_inputs(plan.configs)
-                sweep_folder = str(_sweep_folder(first.sweep.name, arguments.overrides))
-            if first.resume is None:
-                key = "hydra.sweep.dir" if arguments.multirun else "hydra.run.dir"
-                _check_folder(key, sweep_folder, arguments.overrides, source)
-            return plan.num_jobs
-    except faults.ConfigError as error:
-        faults.exit_with(error)
-    return 1
+        try:
+            show(arguments.overrides, source)
+        except options.REFUSALS:
+            show(source=source)  # help is for those whose overrides are wrong, too
+        return None
+    if arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help:
+        return 1
+    plan = overrides.check(arguments.overrides, source, is_multirun=arguments.multirun)
+    first = plan.configs[0]
+    if arguments.multirun:
+        _check_inputs(plan.configs)
+        sweep_folder = str(_sweep_folder(first.sweep.name, arguments.overrides))
+    if first.resume is None:
+        key = "hydra.sweep.dir" if arguments.multirun else "hydra.run.dir"
+        _check_folder(key, sweep_folder, arguments.overrides, source)
+    return plan.num_jobs
 
 
 def _check_inputs(configs: Sequence["Config"]) -> None:

@@ -114,6 +114,7 @@ def run_workers(job: Job, num_workers: int, flag: SignalList | None = None, *, u
                 if is_forked:
                     with no_garbage_collection(), lazy():
                         task_function(job.task)
+                        _import_targets(folder)
                 start = _fork_worker if is_forked and can_fork(uses_gpus=uses_gpus) else _start_worker
                 for rank in range(num_workers):
                     # blocked until the worker has its handlers: a stop in its first moments is neither lost nor deadly
@@ -153,6 +154,16 @@ def remove_copy(job: Job) -> None:
         from lockstep.training.staging import remove_unused
 
         remove_unused(config.data)
+
+
+def _import_targets(folder: RunFolder) -> None:
+    """Import what Lockstep itself has for a run, once for all forks; what is the user's own is for the workers."""
+    from lockstep.config import build, storage, targets
+
+    if folder.config.exists():
+        for _, name in targets.called(storage.to_tree(storage.load(folder.config))):
+            if name.startswith("lockstep."):
+                build.imported(name)
 
 
 def _environ(rank: int, num_workers: int, port: int) -> dict[str, str]:

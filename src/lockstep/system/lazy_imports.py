@@ -1,8 +1,9 @@
-"""Imports that a training has no use for wait until somebody has: of torchmetrics, of torch's compiler, of matplotlib.
+"""Imports that a training has no use for wait until somebody has: parts of torchmetrics and torch, and matplotlib.
 
 `import torchmetrics`, which Lightning does, imports every metric, and for some of them scipy.signal, torchvision and
-matplotlib (torchmetrics issue 3457); Lightning and every optimizer import torch's compiler, also where nothing is
-compiled. That is more than half of the time that a training takes to its first step (docs/benchmarks.md).
+matplotlib (torchmetrics issue 3457); torch imports its exporter, Lightning and every optimizer its compiler, also where
+nothing is exported or compiled. That is more than half of the time that a training takes to its first step
+(docs/benchmarks.md).
 
 Packages imported inside of `lazy` that stand in `PACKAGES` do not run their `__init__` before a name of theirs is asked
 for that is not known here, or, after the block, a part of theirs that nobody has imported yet. From then on all is as
@@ -308,4 +309,5 @@ PACKAGES = {
         has_parts=False,
         after=_tell_compiler,
     ),
+    "torch.export": Waits({}, has_parts=False),
 }

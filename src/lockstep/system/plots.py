@@ -32,6 +32,7 @@ STYLE: dict[Any, Any] = {
 MOST_CLASSES = 40  # with names; of more, the worst are shown
 MOST_NUMBERS = 20  # classes of a matrix with numbers in it
 NUM_COLUMNS = 6
+GRID_TOP, CELL_HEIGHT, PICTURE = 0.42, 1.48, 1.1  # inches of a grid: its title, an image with its caption, the image
 
 
 @contextmanager
@@ -47,6 +48,14 @@ def new_figure(height: float, *, width: float = WIDTH) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def rendered(figure: Figure, dpi: int) -> NDArray[np.uint8]:
+    """The pixels (H, W, 3) of a new figure, drawn once: `savefig` draws it twice, first for its layout."""
+    figure.set_dpi(dpi)
+    assert isinstance(figure.canvas, FigureCanvasAgg)
+    figure.canvas.draw()
+    return np.ascontiguousarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
 
 
 def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
@@ -105,19 +114,28 @@ def class_accuracy(counts: NDArray[np.int64], names: Sequence[str], title: str) 
 
 
 def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Sequence[bool], title: str) -> Figure:
-    """Images (N, C, H, W) with a caption of two lines below each, red where it was wrong."""
-    count = len(captions)
-    num_rows = -(-count // NUM_COLUMNS)
-    fig = new_figure(0.45 + 1.5 * num_rows)
-    axes = fig.subplots(num_rows, NUM_COLUMNS, squeeze=False)
-    for ax in axes.flat:
-        ax.set(xticks=[], yticks=[])
-        ax.spines[:].set_visible(False)
-    for ax, image, caption, right in zip(axes.flat, pixels, captions, is_right, strict=False):
+    """Images (N, C, H, W) with a caption of two lines below each, red where it was wrong.
+
+    All in one `Axes` whose units are inches: 36 of them take three times as long to draw.
+    """
+    num_rows = -(-len(captions) // NUM_COLUMNS)
+    height = GRID_TOP + CELL_HEIGHT * num_rows
+    fig = new_figure(height)
+    fig.set_layout_engine("none")
+    ax = fig.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
+    ax.set_axis_off()
+    ax.text(0.07, 0.08, title, va="top", fontsize=11, fontweight="bold")
+    wide = WIDTH / NUM_COLUMNS
+    for number, (image, caption, right) in enumerate(zip(pixels, captions, is_right, strict=False)):
+        row, column = divmod(number, NUM_COLUMNS)
+        x, y = (column + 0.5) * wide, GRID_TOP + row * CELL_HEIGHT
+        half_width, tall = (PICTURE * side / max(image.shape[1:]) for side in (image.shape[2] / 2, image.shape[1]))
         shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-        ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        ax.set_xlabel(caption, fontsize=7.5, labelpad=2, color=DARK if right else RED)
-    fig.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
+        ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
+        ax.text(
+            x, y + PICTURE + 0.04, caption, ha="center", va="top", fontsize=7.5, color=DARK if right else RED
+        )  # fmt: skip
     return fig
 
 

@@ -97,6 +97,7 @@ def _checked(texts: Sequence[str], source: compose.Source) -> Config:
     }
     tree["strategy"] |= {"name": "cpu", "interface": None}
     tree |= {"silent": True, "compile": False, "logger": {}, "scale_with_workers": False}
+    tree["eval_batch_size"] = min(tree["eval_batch_size"], tree["global_batch_size"])
     return validation.check_tree(tree)
 
 

@@ -25,6 +25,14 @@ def drawn(figure: Figure) -> NDArray[np.uint8]:
         return np.asarray(Image.open(file).convert("RGB"))
 
 
+def test_a_figure_is_drawn_as_matplotlib_saves_it() -> None:
+    counts = np.array([[9, 1, 0], [0, 2, 0], [5, 0, 5]])
+    figures = [plots.confusion_matrix(counts, ["cat", "a dog of two words", "owl"], "title") for _ in range(2)]
+    saved, pixels = drawn(figures[0]), plots.rendered(figures[1], 60)
+    assert pixels.shape == saved.shape
+    assert np.abs(pixels.astype(int) - saved).mean() < 1, "but for a layout that moves by less than a pixel"
+
+
 def words(figure: Figure) -> list[str]:
     """All texts inside the axes of a figure."""
     return [text.get_text() for ax in figure.axes for text in ax.texts]
@@ -76,10 +84,25 @@ def test_a_curve_is_drawn_for_every_class_that_occurs() -> None:
 def test_a_grid_shows_the_pixels_with_mistakes_in_red(channels: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, channels, 8, 8)).astype(np.uint8)
     figure = plots.image_grid(pixels, [f"no. {n}" for n in range(7)], [n != 6 for n in range(7)], "title")
-    last = figure.axes[6]
-    shown = last.images[0].get_array()
+    (ax,) = figure.axes
+    shown = ax.images[6].get_array()
     assert shown is not None
     assert (np.asarray(shown) == (pixels[6, 0] if channels == 1 else pixels[6].transpose(1, 2, 0))).all()
-    assert last.xaxis.label.get_text() == "no. 6"
-    assert [ax.xaxis.label.get_color() for ax in figure.axes[5:7]] == [plots.DARK, plots.RED]
+    assert [text.get_text() for text in ax.texts] == ["title", *(f"no. {n}" for n in range(7))]
+    assert [text.get_color() for text in ax.texts[6:]] == [plots.DARK, plots.RED]
     assert drawn(figure).std() > 1
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (4, 8), (8, 4)])
+def test_an_image_of_a_grid_keeps_its_shape_above_its_caption(height: int, width: int) -> None:
+    figure = plots.image_grid(np.zeros((9, 3, height, width), np.uint8), ["caption"] * 9, [True] * 9, "title")
+    (ax,) = figure.axes
+    assert (ax.get_xlim(), ax.get_ylim()) == ((0, figure.get_figwidth()), (figure.get_figheight(), 0)), "in inches"
+    boxes = [image.get_extent() for image in ax.images]
+    for (left, right, bottom, top), caption in zip(boxes, ax.texts[1:], strict=True):
+        assert (bottom - top) / (right - left) == pytest.approx(height / width)
+        assert max(bottom - top, right - left) == pytest.approx(plots.PICTURE)
+        assert caption.get_position()[0] == pytest.approx((left + right) / 2)
+        assert bottom < caption.get_position()[1] < bottom + 0.1
+    assert boxes[0][1] < boxes[1][0], "side by side"
+    assert boxes[6][3] > ax.texts[1].get_position()[1] + 0.25, "two lines of a caption fit between two rows"

@@ -1,0 +1,56 @@
+"""Settings that were typed as options are told apart from Hydra's, and each fault says what to write."""
+
+import pytest
+from hydra._internal.utils import get_args_parser
+
+from lockstep.cli import dashes
+from lockstep.config.compose import DEFAULT
+from lockstep.config.faults import ConfigError
+
+
+def faults(*words: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        dashes.refuse(words, get_args_parser(), DEFAULT)
+    return caught.value.faults
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--batch-size", "32"], "--batch-size 32: unknown key batch_size: write global_batch_size=32 (of all workers"),
+        (["--batch_size=32"], "--batch_size=32: unknown key batch_size: write global_batch_size=32 (of all workers"),
+        (["--gpus", "2", "seed=1"], "--gpus 2: unknown key gpus: write trainer.devices=2"),
+        (["--test-only"], "--test-only: unknown key test_only: write lockstep eval latest"),
+        (["--test-only", "seed=1"], "--test-only: unknown key test_only: write lockstep eval latest"),
+        (["--lr", "0.1"], "--lr 0.1: unknown key lr: did you mean optimizer.lr?"),
+        (["-j4"], "-j4: unknown key j4: remove it; --help lists the keys"),
+        (["--seed", "1"], "--seed 1: settings have no dashes: write seed=1"),
+        (["--trainer.devices=2"], "--trainer.devices=2: settings have no dashes: write trainer.devices=2"),
+        (["-m", "--seed", "1,2"], "--seed 1,2: settings have no dashes: write seed=1,2"),
+    ],
+    ids=" ".join,
+)
+def test_a_setting_with_dashes_is_one_fault_with_what_to_write(words: list[str], fault: str) -> None:
+    told = faults(*words)
+    assert len(told) == 1
+    assert told[0].startswith(fault)
+
+
+def test_all_of_them_are_told_at_once() -> None:
+    assert [fault.partition(":")[0] for fault in faults("--epochs", "3", "model.width=4", "--lr=1")] == [
+        "--epochs 3",
+        "--lr=1",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--help"], ["-h"], ["-m", "seed=0,1"], ["--multirun"], ["--multi"], ["--cfg", "job"], ["-cjob"]),
+        *(["--config-name=other"], ["-cn", "other"], ["model.width=4", "optimizer.lr=-1"], ["~callbacks.timer"]),
+        *(["-"], ["--"], []),
+    ],
+    ids=" ".join,
+)
+def test_options_of_hydra_and_settings_pass(words: list[str]) -> None:
+    dashes.refuse(words, get_args_parser(), DEFAULT)
