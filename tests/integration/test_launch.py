@@ -18,7 +18,7 @@ from lockstep.launch import forking, spawn
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import FailedElsewhere, RunFolder
 from lockstep.system.launcher import World
-from lockstep.system.signals import STOP_SIGNALS
+from lockstep.system.signals import STOP_SIGNALS, SignalFlag
 from tests.support import commands
 from tests.support.commands import Command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, write_run
@@ -223,6 +223,27 @@ def test_a_rank_that_fails_because_of_another_lets_that_one_record_the_cause(
     assert spawn.run_here(spawn.Job("train", str(tmp_path), {}), place) == 1
     assert RunFolder(tmp_path).failure.read_text() == "rank 1 failed: the cause\n"
     assert "something is wrong on rank 1" in RunFolder(tmp_path).rank_log(0).read_text()
+
+
+@pytest.mark.parametrize(("state", "code"), [("stopped", 75), ("finished", 0), ("training", 130)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_second_ctrl_c_changes_no_end_that_is_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, code: int, rank: int
+) -> None:
+    def train(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
+        folder.update_status(state=state, reason="signal SIGINT")
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("it was to leave")
+
+    monkeypatch.setattr(spawn, "task_function", lambda task: train)
+    world = World("torchrun", rank=rank, local_rank=rank, node_rank=0, world_size=2)
+    assert spawn.run_here(spawn.Job("train", str(tmp_path), {}), world) == code
+    status = RunFolder(tmp_path).read_status()
+    told = (
+        ("failed", "left at once, by a second Ctrl-C") if (state, rank) == ("training", 0) else (state, "signal SIGINT")
+    )
+    assert (status["state"], status["reason"]) == told
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

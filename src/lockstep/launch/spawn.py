@@ -38,6 +38,7 @@ from lockstep.training.memory import OutOfMemory
 GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
 POLL_S = 0.05
 LEFT = "left at once, by {}"
+ENDS = {"finished": 0, "stopped": EXIT_STOPPED}  # of a training, by its state: nothing that comes later changes them
 UNSAVED = ("evaluate", "predict", "verify")  # tasks that end by the first signal: there is nothing to go on with
 
 
@@ -306,9 +307,7 @@ def _guarded(job: Job, world: World | None, flag: SignalFlag) -> int:
         return EXIT_CONFIG
     except BaseException as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
         if flag.left_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
-            if job.task == "train" and rank == 0:
-                folder.update_status(state="failed", reason=LEFT.format(flag.left_by))
-            return EXIT_INTERRUPTED
+            return left(job, flag.left_by, has_record=rank == 0)
         text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
         if isinstance(error, FailedElsewhere):
             folder.await_failure(GRACE_S)
@@ -334,6 +333,19 @@ def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
     if not ranks and is_missing_rank(error) and not folder.failure.exists():
         return vitals.told_absent(vitals.absent(folder, world_size), world_size)
     return vitals.told(ranks, world_size)
+
+
+def left(job: Job, by: str, *, has_record: bool) -> int:
+    """The exit code of a task that was left at once; where this process `has_record` of it, a training says so."""
+    if job.task != "train":
+        return EXIT_INTERRUPTED
+    folder = RunFolder(Path(job.folder))
+    state = folder.read_status().get("state")
+    if state in ENDS:
+        return ENDS[state]
+    if has_record:
+        folder.update_status(state="failed", reason=LEFT.format(by))
+    return EXIT_INTERRUPTED
 
 
 def die_with(parent: int) -> None:

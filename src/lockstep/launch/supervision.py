@@ -122,11 +122,10 @@ def _wait(child: int, memory: mmap.mmap) -> NoReturn:
 
 def _tell(known: Known | None, code: int, left_by: str) -> int:
     """Tell of a process that a signal ended, where people look for it. Returns the exit code."""
-    if left_by and (known is not None or left_by != LEAVE.name):
-        if known is not None:
-            vitals.forget(RunFolder(Path(known.folder)), known.rank)
-        if known is not None and known.task == "train":
-            RunFolder(Path(known.folder)).update_status(state="failed", reason=spawn.LEFT.format(left_by))
+    if left_by and known is not None:
+        vitals.forget(RunFolder(Path(known.folder)), known.rank)
+        return spawn.left(Job(known.task, known.folder, {}), left_by, has_record=True)
+    if left_by and left_by != LEAVE.name:
         return EXIT_INTERRUPTED
     if known is None:
         signals.say_ended(-code)
