@@ -55,7 +55,7 @@ def worker_settings(num_workers: int, module: str = "lockstep.data.loader") -> d
     hang, and Python warns of it. Each of them would import torchvision anew for the transforms of somebody's Dataset.
     """
     context = DecodingContext()
-    context.set_forkserver_preload(["lockstep.data.loader", module])
+    context.set_forkserver_preload(["lockstep.data.preloaded", module])
     with held_back():  # of the decoding processes, too, before `_start_worker` holds them back
         forkserver.ensure_running()  # it imports torch while this process builds its network
     return {

@@ -307,7 +307,7 @@ def _guarded(job: Job, world: World | None, flag: SignalFlag) -> int:
         return EXIT_CONFIG
     except BaseException as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
         if flag.left_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
-            return left(job, flag.left_by, has_record=rank == 0)
+            return left_at_once(job, flag.left_by, has_record=rank == 0)
         text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
         if isinstance(error, FailedElsewhere):
             folder.await_failure(GRACE_S)
@@ -335,7 +335,7 @@ def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
     return vitals.told(ranks, world_size)
 
 
-def left(job: Job, by: str, *, has_record: bool) -> int:
+def left_at_once(job: Job, by: str, *, has_record: bool) -> int:
     """The exit code of a task that was left at once; where this process `has_record` of it, a training says so."""
     if job.task != "train":
         return EXIT_INTERRUPTED

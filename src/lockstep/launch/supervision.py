@@ -124,7 +124,7 @@ def _tell(known: Known | None, code: int, left_by: str) -> int:
     """Tell of a process that a signal ended, where people look for it. Returns the exit code."""
     if left_by and known is not None:
         vitals.forget(RunFolder(Path(known.folder)), known.rank)
-        return spawn.left(Job(known.task, known.folder, {}), left_by, has_record=True)
+        return spawn.left_at_once(Job(known.task, known.folder, {}), left_by, has_record=True)
     if left_by and left_by != LEAVE.name:
         return EXIT_INTERRUPTED
     if known is None:
