@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lockstep.callbacks import console
+from lockstep.runs.files import write_atomically
 
 
 class Sees(L.Callback):
@@ -54,7 +55,9 @@ class Sees(L.Callback):
 
     def _write(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero:
-            Path(trainer.default_root_dir, "seen.json").write_text(json.dumps(self._facts))
+            write_atomically(
+                Path(trainer.default_root_dir, "seen.json"), json.dumps(self._facts)
+            )  # tests look any time
 
 
 def _begin_of_process() -> float:

@@ -47,7 +47,7 @@ class Command(subprocess.Popen[Any]):
         self._python = sys.executable if folder == SCRIPTS else str(folder / "python")
         assert Path(self._python).exists(), f"{first} is no command of a Python"
         self._request = {
-            "words": rest if first in (sys.executable, self._python) else [first, *rest],
+            "words": rest if Path(first).name in ("python", Path(sys.executable).name) else [first, *rest],
             "cwd": str(cwd or Path.cwd()),
             "environ": variables,
         }
@@ -109,9 +109,14 @@ def _server(pid: int, python: str) -> socket.socket:
         env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        # as in a terminal, also where the tests run under nohup
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL) and None,
+        preexec_fn=_as_in_a_terminal,
     )
     process.returncode = 0  # it ends with this process, and nobody waits for it
     its.close()
     return own
+
+
+def _as_in_a_terminal() -> None:
+    """Signals that are ignored under nohup, and in the background, are not."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)

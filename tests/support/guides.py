@@ -8,13 +8,15 @@ stands under one heading of the second level belongs together, and with it what 
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
-from tests.support.harness import ROOT, difference, environ
+from tests.support.harness import PATIENCE_S, ROOT, difference, environ
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"(?:# @package \w+\n)?# ([\w./-]+\.\w+)\b")
@@ -77,11 +79,19 @@ def project_of(page: Path, folder: Path) -> Path:
     return project
 
 
-def run(project: Path, *words: str, code: int = 0) -> str:
-    """What a command of a guide says, `python ...` or `lockstep ...`, typed in the project, that leaves with `code`."""
+def run(project: Path, *words: str, code: int = 0, has_own_lockstep: bool = False) -> str:
+    """What a command of a guide says, `python ...` or `lockstep ...`, typed in the project, that leaves with `code`.
+
+    It uses the Lockstep of this tree, from which the project was copied, or that of the project, in a new process.
+    """
     start = {"python": [], "lockstep": ["-m", "lockstep"]}[words[0]]
+    line = [sys.executable, *start, *words[1:]]
     variables = {**environ(), "PYTHONPATH": str(project / "src")}
-    done = commands.run([sys.executable, *start, *words[1:]], project, variables)
+    if has_own_lockstep:
+        pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+        done = subprocess.run(line, cwd=project, env=variables, **pipes)
+    else:
+        done = commands.run(line, project, variables)
     assert done.returncode == code, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 

@@ -30,7 +30,7 @@ from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, SMALL, command, wait_until
 
 TOKEN = "s3cret"
-TELL = "#!/bin/sh\ncat > told.json\nenv | grep ^LOCKSTEP_ | sort > told.txt\n"
+TELL = "#!/bin/sh\ncat > told.json\nenv | grep ^LOCKSTEP_ | grep -v ^LOCKSTEP_TEST_ | sort > told.txt\n"
 
 
 class Ear(http.server.BaseHTTPRequestHandler):

@@ -396,7 +396,7 @@ time.sleep(600)
 def traces() -> tuple[set[str], set[str]]:
     """Files in /dev/shm, and who on this machine has our memory mapped.
 
-    Those of joblib and of torch's queues are of tests beside this one: no rank here uses either.
+    Those of joblib and of the queues of Python and torch are of tests beside this one: no rank here uses any.
     """
     holders = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
@@ -405,7 +405,7 @@ def traces() -> tuple[set[str], set[str]]:
         except OSError:
             continue
         holders |= {maps.parent.name} if "/memfd:lockstep" in text else set()
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.loky-", "torch_"))}, holders
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.loky-", "sem.mp-", "torch_"))}, holders
 
 
 @pytest.mark.processes
