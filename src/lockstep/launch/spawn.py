@@ -7,6 +7,7 @@ agent kills the other workers the moment one leaves with a code that is not 0, s
 would lose ranks that still write; that is why it is not used here.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -164,7 +165,8 @@ def _import_targets(folder: RunFolder) -> None:
     if folder.config.exists():
         for _, name in targets.called(storage.to_tree(storage.load(folder.config))):
             if name.startswith("lockstep."):
-                build.imported(name)
+                with contextlib.suppress(ImportError):  # which a worker tells of
+                    build.imported(name)
 
 
 def _environ(rank: int, num_workers: int, port: int) -> dict[str, str]:
