@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from lockstep.config import build
 from lockstep.launch import forking, spawn
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import FailedElsewhere, RunFolder
@@ -21,7 +22,7 @@ from lockstep.system.launcher import World
 from lockstep.system.signals import STOP_SIGNALS, SignalFlag
 from tests.support import commands
 from tests.support.commands import Command
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, write_run
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, own_network, write_run
 
 pytestmark = pytest.mark.processes
 
@@ -117,6 +118,24 @@ def test_workers_on_a_cpu_are_forks_of_the_process_that_supervises_them_and_like
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_what_is_imported_for_all_forks_is_lockstep_s_own_and_what_fails_is_left_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def imported(name: str) -> None:
+        asked.append(name)
+        raise ImportError(name)
+
+    monkeypatch.setattr(build, "imported", imported)
+    spawn._import_targets(write_run(tmp_path / "own", own_network("HasADomain")))
+    assert {"lockstep.data.synthetic", "lockstep.tasks.Classification"} <= set(asked)
+    assert all(name.startswith("lockstep.") for name in asked), "the user's modules are for the workers"
+    asked.clear()
+    spawn._import_targets(RunFolder(tmp_path / "nothing"))
+    assert asked == []
+
+
 def test_forked_workers_share_the_cores_where_nobody_says_how_many_threads(tmp_path: Path) -> None:
     notes = [
         f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}",

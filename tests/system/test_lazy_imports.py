@@ -53,6 +53,12 @@ def test_a_training_imports_nothing_that_it_has_no_use_for(tmp_path: Path, num_w
         assert [name for name in UNUSED if name in imported] == [], when
 
 
+def test_the_process_that_forks_decoding_processes_imports_nothing_that_they_have_no_use_for() -> None:
+    imported = json.loads(python("import lockstep.data.preloaded, json, sys; print(json.dumps(list(sys.modules)))"))
+    assert "lockstep.data.loader" in imported
+    assert [name for name in UNUSED if name in imported] == []
+
+
 @pytest.mark.parametrize(
     ("code", "imported"),
     [

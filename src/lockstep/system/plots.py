@@ -116,7 +116,7 @@ def class_accuracy(counts: NDArray[np.int64], names: Sequence[str], title: str) 
 def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Sequence[bool], title: str) -> Figure:
     """Images (N, C, H, W) with a caption of two lines below each, red where it was wrong.
 
-    All in one `Axes` whose units are inches: one for each image takes about twice as long to draw.
+    All in one `Axes` whose units are inches: one for each image would take longer to draw.
     """
     num_rows = -(-len(captions) // NUM_COLUMNS)
     height = GRID_TOP + CELL_HEIGHT * num_rows
