@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 UNUSED = (
     *("scipy.signal", "scipy", "sklearn", "torchvision", "matplotlib", "pandas", "sympy"),
     *("torch._dynamo.eval_frame", "torch._inductor", "torch.distributed.tensor", "torch.export.exported_program"),
-    *("torchmetrics.image", "torchmetrics.functional.audio"),
+    *("torchmetrics.image", "torchmetrics.functional.audio", "triton.runtime.jit"),
 )
 IMPORTED = """
 import sys
@@ -67,8 +67,10 @@ def test_the_process_that_forks_decoding_processes_imports_nothing_that_they_hav
         ("import torch", ["torch.export.exported_program"]),
         ("import torch; torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])", ["torch._dynamo.eval_frame"]),
         ("import torch; torch.use_deterministic_algorithms(False)", ["torch._inductor"]),
+        ("import torchvision", ["torch._dynamo.eval_frame"]),
+        ("import lightning.pytorch.utilities.model_summary", ["torch.utils.flop_counter"]),
     ],
-    ids=["torchmetrics", "Lightning", "torch", "optimizers", "deterministic algorithms"],
+    ids=["torchmetrics", "Lightning", "torch", "optimizers", "deterministic algorithms", "torchvision", "summary"],
 )
 def test_what_is_made_to_wait_is_still_imported_at_once_by_upstream(code: str, imported: list[str]) -> None:
     found = json.loads(python(f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))").splitlines()[-1])
@@ -102,6 +104,33 @@ assert len(torchmetrics._logger.handlers) == 1
 import torchvision
 assert torchvision.models.resnet18(num_classes=3).eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
 assert torchvision.ops.nms(torch.tensor([[0.0, 0, 1, 1], [0, 0, 1, 1]]), torch.tensor([1.0, 0.5]), 0.5).tolist() == [0]
+""",
+    "the compiler, where torchvision asks whether it is there": """
+import torchvision
+assert "torch._dynamo.eval_frame" not in sys.modules
+from torchvision.ops import roi_align
+from torchvision.ops.roi_align import is_compile_supported
+boxes = [torch.tensor([[0.0, 0.0, 3.0, 3.0]])]
+assert roi_align(torch.ones(1, 1, 4, 4), boxes, (2, 2)).tolist() == [[[[1.0, 1.0], [1.0, 1.0]]]]
+assert "torch._dynamo.eval_frame" not in sys.modules
+assert is_compile_supported("cpu") and "torch._dynamo.eval_frame" in sys.modules
+assert sys.modules["torch._dynamo.utils"].is_compile_supported is not is_compile_supported
+""",
+    "a part of the compiler by its name": """
+from torch._dynamo.utils import counters, is_compile_supported
+import torch._dynamo.utils
+assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"] and torch._dynamo.utils.counters is counters
+assert is_compile_supported is torch._dynamo.utils.is_compile_supported
+assert type(torch._dynamo.utils) is type(torch._dynamo) is type(sys)
+assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer"
+""",
+    "a part of the compiler as an attribute": """
+assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer"
+assert "torch._dynamo.eval_frame" not in sys.modules
+assert torch._dynamo.utils.counters is not None and "torch._dynamo.eval_frame" in sys.modules
+with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+    assert torch._dynamo.utils.get_optimize_ddp_mode() == "python_reducer"
+assert "is_compile_supported" in dir(torch._dynamo.utils)
 """,
     "scipy": """
 import scipy.signal
@@ -169,6 +198,27 @@ from torch.export import Dim, export
 assert torch.export.export is export
 exported = export(torch.nn.Linear(2, 2), (torch.ones(3, 2),), dynamic_shapes=({0: Dim("size")},))
 assert exported.module()(torch.ones(1, 2)).shape == (1, 2)
+""",
+    "a count of operations": """
+from lightning.pytorch.utilities.model_summary import ModelSummary
+from lightning.pytorch.utilities.model_summary import model_summary
+waiting = model_summary.FlopCounterMode
+assert not isinstance(3, waiting) and "triton.runtime.jit" not in sys.modules
+class Net(lockstep.training.train.L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 5)
+        self.example_input_array = torch.ones(2, 3)
+    def forward(self, x):
+        return self.layer(x)
+assert ModelSummary(Net()).total_flops == 60
+from torch.utils.flop_counter import FlopCounterMode
+assert FlopCounterMode is not waiting and isinstance(FlopCounterMode(display=False), waiting)
+class Mine(FlopCounterMode):
+    pass
+with Mine(display=False) as mine:
+    torch.ones(2, 3) @ torch.ones(3, 5)
+assert mine.get_total_flops() == 60
 """,
     "many threads at once": """
 from concurrent.futures import ThreadPoolExecutor

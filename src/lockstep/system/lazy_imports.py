@@ -59,7 +59,7 @@ class _Finder(MetaPathFinder):
         is_known = fullname in PACKAGES or (fullname == DRAWING and "matplotlib" not in sys.modules)
         if not is_known or fullname.partition(".")[0] in _moved:
             return None
-        spec = PathFinder.find_spec(fullname, path, target)
+        spec = PathFinder.find_spec(fullname, path.plain if isinstance(path, _Path) else path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Drawing(spec.loader) if fullname == DRAWING else _Waiting(spec.loader)
         return spec
@@ -85,8 +85,9 @@ class _Before(Loader):
 class _Waiting(_Before):
     @override
     def exec_module(self, module: ModuleType) -> None:
-        name, path = module.__name__, module.__path__
-        module.__path__ = _Path(module)
+        name, is_package = module.__name__, hasattr(module, "__path__")
+        if is_package:
+            module.__path__ = _Path(module)
         module.__class__ = _Package
         _tried.add(name)
         try:
@@ -96,7 +97,7 @@ class _Waiting(_Before):
             _moved.add(name.partition(".")[0])
             for part in [part for part in sys.modules if part.startswith(f"{name}.")]:
                 del sys.modules[part]
-            _as_usual(module, path)
+            _as_usual(module)
             module.__loader__ = self.loader
             self.loader.exec_module(module)
         finally:
@@ -108,6 +109,7 @@ class _Path(list[str]):
 
     def __init__(self, package: ModuleType) -> None:
         super().__init__(package.__path__)
+        self.plain = list(package.__path__)
         self._package = package
 
     @override
@@ -119,13 +121,13 @@ class _Path(list[str]):
 
 
 class _Package(ModuleType):
-    """A package whose `__init__` has not run."""
+    """A package whose `__init__` has not run, or a part of one that has not."""
 
     def __getattr__(self, name: str) -> Any:
-        known = PACKAGES[self.__name__].known.get(name) if self.__name__ not in _completed else None
+        known = self._known(name)
         if known is not None:
-            return known()
-        if self.__name__ in _tried:
+            return known
+        if self.__name__ in _tried or name == "__path__":  # which a module that is no package does not have
             raise AttributeError(name)
         with _lock:  # not while another thread completes it
             if self.__name__ in _completed:
@@ -133,15 +135,27 @@ class _Package(ModuleType):
             _complete(self)
         return getattr(self, name)
 
+    def _known(self, name: str) -> Any:
+        bring = PACKAGES[self.__name__].known.get(name)
+        is_there = _completed.isdisjoint((self.__name__, _whole(self.__name__)))
+        return bring() if bring is not None and is_there else None
+
     @override
     def __dir__(self) -> list[str]:
         _complete(self)
         return list(ModuleType.__dir__(self))
 
 
+def _whole(name: str) -> str:
+    """The name of the package that a module is a part of."""
+    return name.rpartition(".")[0]
+
+
 def _complete(package: ModuleType) -> None:
     """Run the `__init__` of a package, once. Other threads wait; to this one it is as any module while it runs."""
     with _lock:
+        if _whole(package.__name__) in PACKAGES and not PACKAGES[_whole(package.__name__)].has_parts:
+            _complete(sys.modules[_whole(package.__name__)])  # it comes first, and may bring this one
         spec = package.__spec__
         if type(package) is not _Package or package.__name__ in _completed or spec is None:
             return
@@ -156,12 +170,14 @@ def _complete(package: ModuleType) -> None:
             spec.loader = package.__loader__ = waiting
             _completed.discard(package.__name__)
             raise
-        _as_usual(package, spec.submodule_search_locations or [])
+        _as_usual(package)
         PACKAGES[package.__name__].after()
 
 
-def _as_usual(package: Any, path: Sequence[str]) -> None:
-    package.__class__, package.__path__ = ModuleType, path
+def _as_usual(module: Any) -> None:
+    module.__class__ = ModuleType
+    if hasattr(module, "__path__"):
+        module.__path__ = module.__path__.plain
 
 
 # -- torch's compiler, while nothing is compiled -----------------------------------------------------------------------
@@ -189,13 +205,20 @@ def _disable(function: Any = None, recursive: bool = True, **settings: Any) -> A
     return disabled
 
 
+def _is_compile_supported(device_type: str) -> bool:
+    """As torch._dynamo.utils.is_compile_supported, which brings the compiler."""
+    utils = importlib.import_module("torch._dynamo.utils")
+    _complete(utils)
+    return utils.is_compile_supported(device_type)
+
+
 def _tell_compiler() -> None:
     while _undone:
         _undone.pop()()
 
 
 class _Later(type):
-    """A class that nothing is an instance of before its module is imported; for annotations and isinstance."""
+    """A class that nothing is an instance of before its module runs; for annotations and isinstance, and calls."""
 
     def __new__(cls, module: str, name: str) -> "_Later":
         return super().__new__(cls, name, (), {"__module__": module})
@@ -203,16 +226,26 @@ class _Later(type):
     def __init__(cls, module: str, name: str) -> None:
         super().__init__(name, (), {})
 
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        module = importlib.import_module(cls.__module__)
+        _complete(module)
+        return getattr(module, cls.__name__)(*args, **kwargs)
+
     def __instancecheck__(cls, instance: Any) -> bool:
-        real = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
+        real = cls._real()
         return real is not None and isinstance(instance, real)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        real = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
+        real = cls._real()
         return real is not None and issubclass(subclass, real)
+
+    def _real(cls) -> Any:
+        module = sys.modules.get(cls.__module__)
+        return None if type(module) is _Package else getattr(module, cls.__name__, None)
 
 
 _OPTIMIZED_MODULE = _Later("torch._dynamo.eval_frame", "OptimizedModule")
+_FLOP_COUNTER = _Later("torch.utils.flop_counter", "FlopCounterMode")
 
 
 # -- matplotlib, until something is drawn ------------------------------------------------------------------------------
@@ -303,11 +336,19 @@ PACKAGES = {
             "disable": lambda: _disable,
             "graph_break": lambda: lambda *_: None,
             "trace_rules": lambda: SimpleNamespace(clear_lru_cache=lambda: None),
-            # the mode where nobody has set another, for which the compiler would be there
-            "utils": lambda: SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+            "utils": lambda: importlib.import_module("torch._dynamo.utils"),
         },
         has_parts=False,
         after=_tell_compiler,
     ),
+    "torch._dynamo.utils": Waits(
+        {
+            # the mode where nobody has set another, for which the compiler would be there
+            "get_optimize_ddp_mode": lambda: lambda: "ddp_optimizer",
+            "is_compile_supported": lambda: _is_compile_supported,  # torchvision imports it by its name
+        }
+    ),
     "torch.export": Waits({}, has_parts=False),
+    # Lightning imports the class for its summary of a network; for whoever asks later the module is as ever
+    "torch.utils.flop_counter": Waits({"FlopCounterMode": lambda: _FLOP_COUNTER if _num_blocks else None}),
 }
