@@ -1,5 +1,6 @@
 """One composed configuration, any number of workers, however they are started; and what is seen when one fails."""
 
+import contextlib
 import json
 import os
 import signal
@@ -21,8 +22,20 @@ from lockstep.runs.folder import FailedElsewhere, RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import STOP_SIGNALS, SignalFlag
 from tests.support import commands
+from tests.support.callbacks import title
 from tests.support.commands import Command
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, own_network, write_run
+from tests.support.harness import (
+    PATIENCE_S,
+    ROOT,
+    SMALL,
+    command,
+    difference,
+    environ,
+    own_network,
+    wait_until,
+    write_run,
+)
+from tests.support.image_files import write_folder
 
 pytestmark = pytest.mark.processes
 
@@ -147,6 +160,56 @@ def test_forked_workers_share_the_cores_where_nobody_says_how_many_threads(tmp_p
     assert done.returncode == 0
     facts = [json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(2)]
     assert [each["threads"] for each in facts] == [len(os.sched_getaffinity(0)) // 2] * 2
+
+
+def of_decoding(run: str) -> list[str]:
+    """The names of all processes that decode for a run."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                found.append(title(int(process.name)))
+    return [name for name in found if name.startswith("lockstep: decoding for ") and name.endswith(f", {run}")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
+def test_what_decodes_for_forked_workers_are_forks_of_them(tmp_path: Path) -> None:
+    write_folder(tmp_path / "images", count=20)
+    kept = [override for override in SMALL if not override.startswith("data")]
+    streamed = [
+        "data=image_folder",
+        "data.root=images",
+        "data.memory=stream",
+        "data.num_workers=2",
+        "data.image_size=16",
+    ]
+    notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}"
+    words = [*kept, *streamed, "trainer.max_epochs=1", "trainer.devices=2", "silent=true", notes]
+    done = run(tmp_path, *words, PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    name = str(latest(tmp_path).path.relative_to(tmp_path.resolve()))
+    for rank in range(2):
+        children = json.loads((tmp_path / f"process-{rank}.json").read_text())["children"]
+        servers = [child for child in children if "resource_tracker" not in child]
+        assert servers == [f"lockstep: decoding for rank {rank} of 2, {name}"]
+    wait_until(lambda: of_decoding(name) == [], "end of the processes that decode")
+
+
+def test_a_fork_has_one_thread_at_first_however_many_torch_is_to_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    note = tmp_path / "threads"
+    environment = {**environ(), "OMP_NUM_THREADS": "3", "KEPT": "yes"}
+
+    def first() -> None:
+        note.write_text(f"{len(os.listdir('/proc/self/task'))} {os.environ['KEPT']}")
+
+    forked = forking.fork(
+        lambda: 0 if torch.get_num_threads() == 3 else 1, environment, log=tmp_path / "log", title="fork", first=first
+    )
+    assert forked.wait() == 0
+    assert note.read_text() == "1 yes"
 
 
 def test_a_process_with_threads_or_a_debugger_or_for_gpus_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:

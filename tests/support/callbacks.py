@@ -20,6 +20,11 @@ from lockstep.callbacks import console
 from lockstep.runs.files import write_atomically
 
 
+def title(pid: int) -> str:
+    """What `ps` shows of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").rstrip()
+
+
 class Sees(L.Callback):
     """Writes seen.json into the run folder: what is visible to the process, and from when to when it held it.
 
@@ -38,7 +43,7 @@ class Sees(L.Callback):
             "is_forked": "lockstep.sweeps.preloaded" in sys.modules,
             "has_group": os.getpgrp() == os.getpid(),
             "begin": _begin_of_process(),
-            "title": Path("/proc/self/cmdline").read_text().rstrip("\0"),
+            "title": title(os.getpid()),
             "name": Path("/proc/self/comm").read_text().strip(),
         }
         self._write(trainer)
@@ -97,7 +102,7 @@ class NotesProcess(L.Callback):
             "arguments": sys.argv[1:],
             "parent": os.getppid(),
             "has_group": os.getpgrp() == os.getpid(),
-            "title": Path("/proc/self/cmdline").read_text().rstrip("\0"),
+            "title": title(os.getpid()),
             "threads": torch.get_num_threads(),
             "input": sys.stdin.read() + os.read(0, 1).decode(),
             "cwd": os.getcwd(),
@@ -105,6 +110,9 @@ class NotesProcess(L.Callback):
             "random": [random.random(), float(numpy.random.rand())],
             "log": os.readlink("/proc/self/fd/1"),
             "dies_with_parent": signal_of_death.value == signal.SIGKILL,
+            "children": [
+                title(int(child)) for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            ],
         }
         Path(self._folder, f"process-{trainer.global_rank}.json").write_text(json.dumps(facts))
 

@@ -17,6 +17,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep.config import compose, storage, validation
+from lockstep.launch import decoding
 from lockstep.launch.spawn import Job
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.fork_server import PRELOADED
@@ -149,6 +150,8 @@ def _work_forked(text: str, environment: dict[str, str], log: Path) -> None:
     os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(environment)
+    for job, _ in json.loads(text):
+        decoding.begin(RunFolder(Path(Job(*job).folder)), "lockstep: decoding")
     _work(text)
 
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 from lockstep.system.signals import STOP_SIGNALS, held_back
 
 PREFETCH_FACTOR = 2  # batches each process is ahead
+PRELOADED = ["lockstep.data.preloaded"]
 
 
 class Fault(NamedTuple):
@@ -51,13 +52,13 @@ class DecodingContext(ForkServerContext):
 def worker_settings(num_workers: int, module: str = "lockstep.data.loader") -> dict[str, Any]:
     """What a DataLoader is told about its worker processes, which decode by what is in `module`.
 
-    They are forked from a fresh process that has imported what decodes: a fork of this one, with its threads, could
-    hang, and Python warns of it. Each of them would import torchvision anew for the transforms of somebody's Dataset.
+    They are forked from a process that has imported what decodes: a fork of this one, with its threads, could hang, and
+    Python warns of it. Where `lockstep.launch.decoding` has not started it, it is a fresh one.
     """
     context = DecodingContext()
-    context.set_forkserver_preload(["lockstep.data.preloaded", module])
+    context.set_forkserver_preload([*PRELOADED, module])
     with held_back():  # of the decoding processes, too, before `_start_worker` holds them back
-        forkserver.ensure_running()  # it imports torch while this process builds its network
+        forkserver.ensure_running()  # a fresh one imports torch while this process builds its network
     return {
         "num_workers": num_workers,
         "multiprocessing_context": context,

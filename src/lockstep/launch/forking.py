@@ -125,31 +125,45 @@ def start(words: Sequence[str], environ: Mapping[str, str], *, log: Path | None)
         )
 
 
-def fork(work: Callable[[], int], environ: Mapping[str, str], *, log: Path | None, title: str) -> Forked:
+def _nothing() -> None:
+    """For a fork that has nothing to do at first."""
+
+
+def fork(
+    work: Callable[[], int],
+    environ: Mapping[str, str],
+    *,
+    log: Path | None,
+    title: str,
+    first: Callable[[], None] = _nothing,
+) -> Forked:
     """Do `work` in a fork, which leaves with what that returns. The fork is like a new process of these variables.
 
     It is in a process group of its own, has no standard input, and writes to `log` where there is one. Stop signals
     that are held back stay so. A new process would get its threads from OMP_NUM_THREADS, which torch has read here.
+    `first` is called while it has one thread: torch starts others where it is told how many to use.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     gc.freeze()  # what is shared with the fork is not touched, and so not copied, by its garbage collection
     pid = os.fork()
     if pid == 0:
-        _begin(work, environ, log, title)
+        _begin(work, environ, log, title, first)
     with contextlib.suppress(OSError):  # the fork does it, too: whoever is first
         os.setpgid(pid, pid)
     return Forked(pid)
 
 
-def _begin(work: Callable[[], int], environ: Mapping[str, str], log: Path | None, title: str) -> NoReturn:
+def _begin(
+    work: Callable[[], int], environ: Mapping[str, str], log: Path | None, title: str, first: Callable[[], None]
+) -> NoReturn:
     code = EXIT_FAILED
     try:
         os.setpgid(0, 0)
         _redirect(log)
         signals.as_new()
-        set_variables(environ)
         set_title(title)
+        set_variables(environ, first)
         code = work()
     except BaseException:
         traceback.print_exc()
@@ -171,11 +185,15 @@ def _redirect(log: Path | None) -> None:
         os.close(file)
 
 
-def set_variables(environ: Mapping[str, str]) -> None:
-    """Give a fork its variables, those that torch has read before included, and random numbers of its own."""
+def set_variables(environ: Mapping[str, str], first: Callable[[], None] = _nothing) -> None:
+    """Give a fork its variables, those that torch has read before included, and random numbers of its own.
+
+    `first` is called when it has them, and before torch starts threads by them.
+    """
     is_read = "OMP_NUM_THREADS" in os.environ  # by torch, while it was imported
     os.environ.clear()
     os.environ.update(environ)
+    first()
     if "torch" in sys.modules:
         import numpy as np
         import torch

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.config.faults import ConfigError
-from lockstep.launch import forking
+from lockstep.launch import decoding, forking
 from lockstep.launch.forking import Process, can_fork, fork
 from lockstep.runs import vitals
 from lockstep.runs.files import write_atomically
@@ -191,14 +191,18 @@ def _environ(rank: int, num_workers: int, port: int) -> dict[str, str]:
 def _fork_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, listener: socket.socket) -> Process:
     parent = os.getpid()
     environ = _environ(rank, num_workers, listener.getsockname()[1])
+    place = f"rank {rank} of {num_workers}, {shown(folder.path)}"
 
     def work() -> int:
-        die_with(parent)
-        listener.close()
         return _guarded(job, outer_world(os.environ), flag_of(job.task))
 
+    def first() -> None:
+        die_with(parent)
+        listener.close()
+        decoding.begin(folder, f"lockstep: decoding for {place}")
+
     log = folder.rank_log(rank) if rank else None
-    return fork(work, environ, log=log, title=f"lockstep: rank {rank} of {num_workers}, {shown(folder.path)}")
+    return fork(work, environ, log=log, title=f"lockstep: {place}", first=first)
 
 
 def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, listener: socket.socket) -> Process:
