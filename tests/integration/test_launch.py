@@ -130,7 +130,6 @@ def test_workers_on_a_cpu_are_forks_of_the_process_that_supervises_them_and_like
     assert other["log"] == str(folder.rank_log(1))
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_what_is_imported_for_all_forks_is_lockstep_s_own_and_what_fails_is_left_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +148,7 @@ def test_what_is_imported_for_all_forks_is_lockstep_s_own_and_what_fails_is_left
     assert asked == []
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_forked_workers_share_the_cores_where_nobody_says_how_many_threads(tmp_path: Path) -> None:
     notes = [
         f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}",
