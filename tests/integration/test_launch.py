@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from threading import Timer
 
@@ -170,6 +171,51 @@ def of_decoding(run: str) -> list[str]:
             with contextlib.suppress(OSError):  # it has just ended
                 found.append(title(int(process.name)))
     return [name for name in found if name.startswith("lockstep: decoding for ") and name.endswith(f", {run}")]
+
+
+@pytest.mark.parametrize("are_forks", [True, False])
+def test_workers_that_stream_leave_no_folder_of_sockets(tmp_path: Path, are_forks: bool) -> None:
+    write_folder(tmp_path / "images", count=20)
+    kept = [override for override in SMALL if not override.startswith("data")]
+    streamed = ["data=image_folder", f"data.root={tmp_path}/images", "data.memory=stream", "data.num_workers=1"]
+    words = [*kept, *streamed, "data.image_size=16", "trainer.max_epochs=1", "trainer.devices=2"]
+    folder = write_run(tmp_path / "run", words)
+    job = spawn.Job("train", str(folder.path), {"command": "", "has_test": True})
+    call = f"spawn.run_workers(spawn.Job(*{list(job)}), 2, uses_gpus={not are_forks})"
+    code = f"from lockstep.launch import spawn; exit({call})"
+    with tempfile.TemporaryDirectory(prefix="t") as temporary:  # short: the name of a socket has little room
+        done = commands.run([sys.executable, "-c", code], tmp_path, {**environ(), "TMPDIR": temporary})
+        assert done.returncode == 0, done.stdout + done.stderr
+        wait_until(lambda: os.listdir(temporary) == [], "folder without what workers left")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
+def test_a_fork_holds_nothing_of_the_server_that_decodes_for_the_process_above(tmp_path: Path) -> None:
+    code = """
+import os
+from multiprocessing import forkserver, util
+from pathlib import Path
+from lockstep.launch import forking
+
+forkserver.set_forkserver_preload([])
+forkserver.ensure_running()
+
+def work():
+    above = util.process.current_process()._config.get("tempdir")
+    forkserver.ensure_running()
+    return 0 if above is None and forkserver._forkserver._forkserver_pid != pid else 1
+
+pid, folder = forkserver._forkserver._forkserver_pid, util.get_temp_dir()
+assert forking.fork(work, os.environ, log=Path("log"), title="fork").wait() == 0, Path("log").read_text()
+assert os.listdir(folder) != []
+assert os.listdir(os.environ["TMPDIR"]) == [os.path.basename(folder)]
+"""
+    with tempfile.TemporaryDirectory(prefix="t") as temporary:
+        words = [sys.executable, "-c", code]
+        done = subprocess.run(
+            words, cwd=tmp_path, env={**environ(), "TMPDIR": temporary}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")

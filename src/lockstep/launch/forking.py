@@ -8,14 +8,16 @@ fork. On macOS, libraries of the system may crash after a fork. `can_fork` decid
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import process
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system import signals
@@ -163,14 +165,41 @@ def _begin(
         _redirect(log)
         signals.as_new()
         set_title(title)
+        _forget_server()
         set_variables(environ, first)
         code = work()
     except BaseException:
         traceback.print_exc()
     finally:
+        remove_temporary()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # nothing of the process that forks is cleaned up here
+
+
+def _forget_server() -> None:
+    """What multiprocessing holds of the process that forks: its folder for sockets, and its server to fork from.
+
+    A fork can neither wait for that server nor remove that folder. It gets its own of both when it asks for them.
+    """
+    _settings().pop("tempdir", None)
+    forkserver = sys.modules.get("multiprocessing.forkserver")
+    if forkserver is not None:
+        server = forkserver._forkserver
+        if server._forkserver_alive_fd is not None:
+            os.close(server._forkserver_alive_fd)  # the server lives as long as somebody has this file
+        server.__init__()
+
+
+def remove_temporary() -> None:
+    """Remove the folder of multiprocessing's sockets: this process leaves without what is registered for its exit."""
+    folder = _settings().pop("tempdir", None)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _settings() -> dict[str, Any]:
+    return process.current_process()._config  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _redirect(log: Path | None) -> None:

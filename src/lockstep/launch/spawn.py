@@ -370,6 +370,7 @@ def _work(text: str) -> None:
     sys.path[:], sys.argv[:] = message["sys_path"], message["argv"]
     job = Job(*message["job"])
     code = _guarded(job, outer_world(os.environ), flag_of(job.task))
+    forking.remove_temporary()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of a broken process group must not keep a failed worker alive
