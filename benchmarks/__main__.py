@@ -21,6 +21,7 @@ SECTIONS = (
     ("Batch norm", talk.norms),
     ("Workers", processes.workers),
     ("Small workers", processes.small_workers),
+    ("Small workers that do not talk", processes.small_apart),
     ("Start", processes.start_up),
     ("Parts of a start", parts.parts),
     ("Sweeps", sweep.sweeps),

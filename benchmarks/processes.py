@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.table import Row, alternate, ratios, row
+from lockstep.system.hardware import num_cores
 
 ROOT = Path(__file__).parents[1]
 TRAIN = [sys.executable, str(ROOT / "train.py")]
@@ -97,15 +98,21 @@ RESNET = (
 SMALL = ("data=digits", "model.width=16", "global_batch_size=64", "trainer.max_epochs=6")
 
 
-def _images_per_s(num_workers: int, overrides: Sequence[str]) -> float:
-    """Images per second of the last epoch of a training on all cores of the machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        where = ["strategy=cpu", f"trainer.devices={num_workers}", f"hydra.run.dir={folder}/run"]
-        environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        done = subprocess.run([*TRAIN, *overrides, *where], cwd=ROOT, env=environ, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        rows = list(csv.DictReader((Path(folder) / "run" / "metrics.csv").open()))
-    return float(rows[-1]["images_per_s"])
+def _images_per_s(num_workers: int, overrides: Sequence[str], num_trainings: int = 1) -> float:
+    """Images per second of the last epoch of a training on all cores of the machine; of several at once, their sum."""
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    if num_trainings > 1:
+        environ["OMP_NUM_THREADS"] = str(max(1, num_cores() // num_trainings))
+    with tempfile.TemporaryDirectory() as root:
+        folders = [Path(root, str(number)) for number in range(num_trainings)]
+        words = [*TRAIN, *overrides, "strategy=cpu", f"trainer.devices={num_workers}"]
+        started = [
+            subprocess.Popen([*words, f"hydra.run.dir={folder}"], cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
+            for folder in folders
+        ]
+        assert [process.wait() for process in started] == [0] * num_trainings
+        rows = [list(csv.DictReader((folder / "metrics.csv").open())) for folder in folders]
+    return sum(float(of_one[-1]["images_per_s"]) for of_one in rows)
 
 
 def _side_by_side(num_rounds: int, overrides: Sequence[str], aims: dict[int, str]) -> list[Row]:
@@ -128,6 +135,22 @@ def workers(num_rounds: int = 7) -> list[Row]:
 def small_workers(num_rounds: int = 7) -> list[Row]:
     """One process on all cores against two and four, a ResNet-18 of width 16 on digits, batch 64."""
     return _side_by_side(num_rounds, SMALL, {2: ">= 0.8 on 2 cores", 4: ">= 0.6 on 2 cores"})
+
+
+def small_apart(num_rounds: int = 7) -> list[Row]:
+    """What small workers could do at best: as many trainings at once, each with a worker's share, that do not talk."""
+
+    def together(count: int) -> float:
+        return _images_per_s(1, [*SMALL, f"global_batch_size={64 // count}", "trainer.max_epochs=16"], count)
+
+    rates = alternate(num_rounds, one=lambda: together(1), two=lambda: together(2), four=lambda: together(4))
+    return [
+        row("1 training", rates["one"], "{:.0f} images/s"),
+        row("2 trainings at once, of half the batch", rates["two"], "{:.0f} images/s"),
+        row("4 trainings at once, of a quarter", rates["four"], "{:.0f} images/s"),
+        row("2 trainings : 1", ratios(rates["two"], rates["one"]), "{:.3f}"),
+        row("4 trainings : 1", ratios(rates["four"], rates["one"]), "{:.3f}"),
+    ]
 
 
 if __name__ == "__main__":
