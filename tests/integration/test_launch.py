@@ -117,7 +117,8 @@ def test_workers_on_a_cpu_are_forks_of_the_process_that_supervises_them_and_like
     folder = latest(tmp_path)
     for rank, facts in enumerate((one, other)):
         assert facts["main"] == str(ROOT / "train.py")  # what a fork has of the process that forks it
-        assert facts["parent"] == started.pid
+        assert facts["parent"] == one["parent"]
+        assert facts["parent_of_parent"] == started.pid  # the process that checked, and now waits
         assert facts["has_group"]
         assert facts["title"] == f"lockstep: rank {rank} of 2, {folder.path.relative_to(tmp_path.resolve())}"
         assert facts["input"] == ""

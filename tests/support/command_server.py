@@ -18,9 +18,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lockstep.launch.forking import set_variables
-from lockstep.launch.spawn import die_with
 from lockstep.system.lazy_imports import lazy
-from lockstep.system.process import no_garbage_collection
+from lockstep.system.process import die_with, no_garbage_collection
 
 MAX_BYTES = 1 << 18  # of a request: a command line and its variables
 MAX_FILES = 4096

@@ -39,9 +39,9 @@ class Training:
         wait_until(is_there, f"step {step}")
 
     def workers(self) -> list[int]:
-        """Process ids of rank 0, 1, ..."""
-        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in text.split()]
+        """Process ids of rank 0, 1, ..., which the process that the command waits for has started, or is."""
+        computing = children_of(self.process.pid)
+        return [pid for computes in computing for pid in children_of(computes)] or computing
 
     def exit_code(self) -> int:
         return self.process.wait(PATIENCE_S)
@@ -64,6 +64,11 @@ def _ignoring_hangups(words: list[str], cwd: Path, pipes: dict[str, Any]) -> sub
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     return subprocess.Popen(words, cwd=cwd, env=environ(), preexec_fn=ignore, **pipes)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that the main thread of a process has started, the oldest first."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def is_alive(pid: int) -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.launch import spawn
-from lockstep.runs.folder import RunFolder
-from tests.support.harness import PATIENCE_S, SMALL, command, environ, write_run
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until, write_run
+from tests.support.trainings import children_of, is_alive
 
 pytestmark = pytest.mark.processes
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
@@ -23,6 +24,17 @@ class Signals:
             number, os.environ["SIGNAL"] = int(os.environ["SIGNAL"]), ""
             os.kill(os.getpid(), number)
 sys.meta_path.insert(0, Signals())
+"""
+# says which process stands by, when the check begins
+FAULT = """
+import runpy
+from lockstep.launch import supervision
+stand_by = supervision.stand_by
+def told():
+    stand_by()
+    print(supervision._standby.pid, flush=True)
+supervision.stand_by = told
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -62,6 +74,34 @@ def test_a_signal_before_there_is_a_run_ends_the_command_with_one_line(
     assert lines == [f"lockstep: ended by {number.name}, no run is under way"]
     assert done.returncode == 128 + number
     assert not list(tmp_path.glob("outputs/*/*"))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_torch_is_imported_beside_the_check_by_the_process_that_computes(tmp_path: Path, num_workers: int) -> None:
+    words = command(*SMALL, "trainer.max_epochs=100000", "silent=true", f"trainer.devices={num_workers}")
+    with subprocess.Popen(words, cwd=tmp_path, env=environ(), process_group=0) as process:
+        try:
+            wait_until(lambda: children_of(process.pid), "the process that computes")
+            (computes,) = children_of(process.pid)
+            folder = RunFolder(tmp_path / "outputs" / "latest")
+            wait_until(lambda: folder.read_status().get("state") == "training", "a step")
+            assert children_of(process.pid) == [computes]
+            maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (process.pid, computes)]
+            assert ["libtorch" in of_process for of_process in maps] == [False, True]
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            assert process.wait(PATIENCE_S) == EXIT_STOPPED
+        finally:
+            process.kill()
+    assert folder.read_status()["reason"] == "signal SIGINT"
+    assert not is_alive(computes)
+
+
+def test_nothing_is_left_of_a_command_with_a_fault(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", f"import sys\nsys.argv = {command('optimizer.lrr=1')[1:]}\n{FAULT}"]
+    done = subprocess.run(words, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == EXIT_CONFIG
+    assert "unknown key optimizer.lrr" in done.stderr
+    wait_until(lambda: not is_alive(int(done.stdout)), "the other process gone")
 
 
 @pytest.mark.parametrize(

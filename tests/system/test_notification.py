@@ -28,6 +28,7 @@ from lockstep.system.provenance import without_secrets
 from tests.support.commands import Command
 from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, SMALL, command, wait_until
+from tests.support.trainings import children_of
 
 TOKEN = "s3cret"
 TELL = "#!/bin/sh\ncat > told.json\nenv | grep ^LOCKSTEP_ | grep -v ^LOCKSTEP_TEST_ | sort > told.txt\n"
@@ -389,8 +390,8 @@ def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path,
     try:
         wait_until(lambda: latest.read_status().get("step", 0) >= 2 or first.poll() is not None, "second step")
         assert first.poll() is None, Path("log").read_text()
-        children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGKILL)
+        (computes,) = children_of(first.pid)
+        os.kill(children_of(computes)[0], signal.SIGKILL)
         assert first.wait(PATIENCE_S) == EXIT_FAILED
     finally:
         first.kill()

@@ -1,4 +1,4 @@
-"""A process that goes on in a fork, and the one that waits for it: as one process to whoever started it."""
+"""A process that goes on in a fork, or stands by for work, and the one that waits: as one to whoever started it."""
 
 import os
 import signal
@@ -15,27 +15,36 @@ from tests.support.trainings import is_alive
 
 pytestmark = pytest.mark.processes
 # works until a stop signal other than Ctrl-C; says what it hears
-WORKS = """
+WORK = """
 import os, signal, sys, time
-from lockstep.launch import supervision
-supervision.begin()
-flag = supervision.flag()
-flag.install()
-print(os.getpid(), flush=True)
-said = 0
-try:
-    while signal.SIGTERM not in flag.numbers:
-        if flag.received and not said:
-            said = print(signal.Signals(flag.received).name, flush=True) or 1
-        time.sleep(0.01)
-except KeyboardInterrupt:
-    os._exit(130)
-os._exit(75)
+from lockstep.launch import preload, supervision
+preload.import_training = lambda: None
+
+def work():
+    flag = supervision.flag()
+    flag.install()
+    print(os.getpid(), flush=True)
+    said = 0
+    try:
+        while signal.SIGTERM not in flag.numbers:
+            if flag.received and not said:
+                said = print(signal.Signals(flag.received).name, flush=True) or 1
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        os._exit(130)
+    return 75
+
 """
+# the work goes on in a fork, or is handed over to one that stands by
+WORKS = {
+    "begin": WORK + "supervision.begin(); os._exit(work())",
+    "stand_by": WORK + "supervision.stand_by(); os._exit(supervision.hand_over(work))",
+}
+both_ways = pytest.mark.parametrize("works", WORKS.values(), ids=WORKS)
 
 
 class Watched:
-    """A program that has called `supervision.begin`, in a process group of its own."""
+    """A program whose work is done by another process, in a process group of its own."""
 
     def __init__(self, program: str) -> None:
         self.process = subprocess.Popen(
@@ -55,8 +64,9 @@ class Watched:
             self.process.stdout.close()
 
 
-def test_a_ctrl_c_that_reaches_both_processes_counts_once_and_a_second_leaves() -> None:
-    watched = Watched(WORKS)
+@both_ways
+def test_a_ctrl_c_that_reaches_both_processes_counts_once_and_a_second_leaves(works: str) -> None:
+    watched = Watched(works)
     assert int(watched.line()) != watched.process.pid
     os.killpg(watched.process.pid, signal.SIGINT)  # as a terminal does
     assert watched.line() == "SIGINT"
@@ -66,16 +76,18 @@ def test_a_ctrl_c_that_reaches_both_processes_counts_once_and_a_second_leaves() 
     assert watched.code() == 130
 
 
-def test_a_signal_to_the_waiting_process_is_passed_on_and_so_is_the_exit_code() -> None:
-    watched = Watched(WORKS)
+@both_ways
+def test_a_signal_to_the_waiting_process_is_passed_on_and_so_is_the_exit_code(works: str) -> None:
+    watched = Watched(works)
     watched.line()
     watched.process.send_signal(signal.SIGTERM)
     assert watched.code() == 75
 
 
-def test_a_second_ctrl_c_ends_also_a_process_that_does_not_hear_it() -> None:
+@both_ways
+def test_a_second_ctrl_c_ends_also_a_process_that_does_not_hear_it(works: str) -> None:
     deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGQUIT])"
-    watched = Watched(WORKS.replace("print(os.getpid()", f"{deaf}; print(os.getpid()"))
+    watched = Watched(works.replace("print(os.getpid()", f"{deaf}; print(os.getpid()"))
     watched.line()
     watched.process.send_signal(signal.SIGINT)
     wait_until(lambda: _is_waiting(watched.process.pid), "the first one is passed on")
@@ -90,17 +102,19 @@ def _is_waiting(pid: int) -> bool:
     return all(int(mask, 16) == 0 for mask in pending.values())
 
 
-def test_nothing_is_left_when_the_waiting_process_is_killed() -> None:
-    watched = Watched(WORKS)
+@both_ways
+def test_nothing_is_left_when_the_waiting_process_is_killed(works: str) -> None:
+    watched = Watched(works)
     pid = int(watched.line())
     watched.process.kill()
     assert watched.code() == -signal.SIGKILL
     wait_until(lambda: not is_alive(pid), "the other one gone")
 
 
+@both_ways
 @pytest.mark.parametrize("is_to_both", [True, False])
-def test_sigquit_leaves_at_once_and_is_not_silent(is_to_both: bool) -> None:
-    watched = Watched(WORKS)
+def test_sigquit_leaves_at_once_and_is_not_silent(works: str, is_to_both: bool) -> None:
+    watched = Watched(works)
     pid = int(watched.line())
     if is_to_both:
         os.killpg(watched.process.pid, signal.SIGQUIT)  # as a terminal does by Ctrl-\\
@@ -117,13 +131,14 @@ from lockstep.launch import supervision
 wait = supervision._wait
 def late(*args):
     time.sleep(1)
-    wait(*args)
+    return wait(*args)
 supervision._wait = late
 """
 
 
-def test_a_sigquit_before_the_waiting_process_has_its_handlers_is_not_silent() -> None:
-    watched = Watched(LATE + WORKS)
+@both_ways
+def test_a_sigquit_before_the_waiting_process_has_its_handlers_is_not_silent(works: str) -> None:
+    watched = Watched(LATE + works)
     pid = int(watched.line())
     watched.process.send_signal(signal.SIGQUIT)
     assert watched.code() == 130
@@ -172,7 +187,8 @@ def test_the_folder_of_a_training_that_died_is_kept_also_without_its_configurati
 
 
 def test_a_process_that_a_debugger_follows_stays_one() -> None:
-    watched = Watched("import sys; sys.settrace(lambda *_: None)\n" + WORKS)
+    alone = "supervision.stand_by(); assert not supervision.has_standby(); supervision.begin(); os._exit(work())"
+    watched = Watched("import sys; sys.settrace(lambda *_: None)\n" + WORK + alone)
     assert int(watched.line()) == watched.process.pid
     watched.process.send_signal(signal.SIGTERM)
     assert watched.code() == 75
@@ -188,6 +204,116 @@ def test_a_part_that_calls_sys_exit_is_a_failure_and_no_ctrl_c(tmp_path: Path, m
     assert text.startswith("rank 0 of 1 failed:\nTraceback")
     assert text.endswith("SystemExit: 3\n")
     assert RunFolder(tmp_path).read_status()["reason"] == "SystemExit: 3"
+
+
+# -- a process that stands by ------------------------------------------------------------------------------------------
+
+STANDS_BY = "import os, signal, sys\nfrom lockstep.launch import preload, supervision\n"
+IDLE = STANDS_BY + "preload.import_training = lambda: None\nsupervision.stand_by()\n"
+
+
+def test_work_that_is_handed_over_knows_where_it_is_and_returns_what_it_found(tmp_path: Path) -> None:
+    done = ends(
+        "def work():\n"
+        "    return os.getpid(), os.getcwd(), sys.path[-1], sys.argv[-1], supervision.is_watched()\n"
+        f"{IDLE}"
+        f"os.chdir({str(tmp_path)!r}); sys.path.append('later'); sys.argv.append('word')\n"
+        "pid, *found = supervision.hand_over(work)\n"
+        "assert pid != os.getpid()\n"
+        "print(found)\n"
+    )
+    assert done.stdout == f"{[str(tmp_path), 'later', 'word', True]}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("sys.exit(2)", 2, ""),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 128 + signal.SIGSEGV, "lockstep: ended by SIGSEGV\n"),
+    ],
+)
+def test_work_without_a_result_ends_both_processes_as_it_ends(end: str, code: int, said: str) -> None:
+    done = ends(f"def work(): {end}\n{IDLE}supervision.hand_over(work)\nprint('goes on')\n")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.endswith(said)
+
+
+def test_a_process_that_died_while_it_stood_by_is_told_and_not_waited_for() -> None:
+    kill = "os.kill(supervision._standby.pid, signal.SIGKILL); os.waitid(os.P_PID, supervision._standby.pid, {})\n"
+    seen = kill.format("os.WEXITED | os.WNOWAIT")
+    done = ends(f"def work(): return 0\n{IDLE}{seen}supervision.hand_over(work)\nprint('goes on')\n")
+    assert (done.returncode, done.stdout) == (128 + signal.SIGKILL, "")
+    assert done.stderr == "lockstep: ended by SIGKILL\n"
+
+
+def test_what_cannot_be_imported_ahead_is_left_to_the_work() -> None:
+    fails = f"{STANDS_BY}def fails(): raise ImportError('broken')\npreload.import_training = fails\n"
+    done = ends(f"def work(): return 7\n{fails}supervision.stand_by()\nprint(supervision.hand_over(work))\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
+
+
+def test_a_process_that_is_not_needed_or_has_other_variables_is_gone() -> None:
+    done = ends(
+        f"{IDLE}"
+        "pids = [supervision._standby.pid]\n"
+        "supervision.dismiss()\n"
+        "supervision.dismiss()\n"  # there is none
+        "supervision.stand_by()\n"
+        "pids.append(supervision._standby.pid)\n"
+        "assert supervision.has_standby()\n"
+        "os.environ['OMP_NUM_THREADS'] = '17'\n"  # as torch reads it when it is imported
+        "assert not supervision.has_standby() and not supervision.is_watched()\n"
+        "print(*[os.path.exists(f'/proc/{pid}') for pid in pids])\n"
+    )
+    assert done.stdout == "False False\n", done.stderr
+
+
+def test_a_signal_before_there_is_work_ends_both_processes_and_only_one_speaks() -> None:
+    begins = "import time\nfrom lockstep.system import signals\nsignals.end_at_once()\n"
+    waits = "print(supervision._standby.pid, flush=True)\ntime.sleep(600)\n"
+    line = [sys.executable, "-c", f"{begins}{IDLE}{waits}"]
+    with subprocess.Popen(
+        line, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (130, "")
+    assert err == "lockstep: ended by SIGINT, no run is under way\n"
+    wait_until(lambda: not is_alive(pid), "the other one gone")
+
+
+def test_a_process_that_work_leaves_behind_is_not_waited_for() -> None:
+    done = ends(
+        "import time\n"
+        "def work():\n"
+        "    left = os.fork()\n"
+        "    if left == 0:\n"
+        "        os.closerange(0, 3)\n"
+        "        time.sleep(600)\n"
+        "    print(left, flush=True)\n"
+        "    sys.exit(2)\n"
+        f"{IDLE}supervision.hand_over(work)\n"
+    )
+    assert done.returncode == 2
+    assert is_alive(int(done.stdout))  # and has the pipes
+    os.kill(int(done.stdout), signal.SIGKILL)
+
+
+def test_a_process_that_passes_signals_on_passes_on_once_what_reaches_it_twice() -> None:
+    done = ends(
+        "import signal\n"
+        "from lockstep.system.signals import LEAVE, SignalList\n"
+        "for is_watched in (False, True):\n"
+        "    listed = SignalList(is_watched=is_watched)\n"
+        "    listed.install()\n"
+        "    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, LEAVE):\n"
+        "        signal.raise_signal(number)\n"
+        "    print(*(signal.Signals(number).name for number in listed.numbers))\n"
+    )
+    assert done.stdout == "SIGINT SIGINT SIGTERM SIGQUIT\nSIGINT SIGTERM SIGQUIT\n", done.stderr
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------

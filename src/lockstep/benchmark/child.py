@@ -12,6 +12,7 @@ from pathlib import Path
 from lockstep.benchmark.environments import Environment
 from lockstep.launch import forking, spawn
 from lockstep.runs.folder import RunFolder
+from lockstep.system.process import die_with
 
 LOG = "terminal.log"
 
@@ -35,7 +36,7 @@ def start(job: spawn.Job, environment: Environment) -> subprocess.Popen[bytes]:
 
 def _work(text: str) -> int:
     message = json.loads(text)
-    spawn.die_with(message["parent"])
+    die_with(message["parent"])
     sys.path[:] = message["sys_path"]
     job = spawn.Job(*message["job"])
     with RunFolder(Path(job.folder)).lock():

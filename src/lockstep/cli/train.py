@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from lockstep.config.compose import Source
     from lockstep.config.schema import Config
+    from lockstep.runs.folder import RunFolder
+
+Ended = tuple["RunFolder", int]  # a run that has ended, and its exit code
 
 
 def run(project: Path) -> int:
@@ -27,16 +31,21 @@ def run(project: Path) -> int:
     """
     global _serial
     with no_garbage_collection():
-        from lockstep.config import faults
+        import hydra
 
-        try:
+        from lockstep.config import faults
+        from lockstep.launch import supervision
+    try:
+        with no_garbage_collection():
             arguments, source = _asked(project)
+        if _trains_here(arguments):
+            supervision.stand_by()
+        with no_garbage_collection():
             num_jobs = _num_jobs(arguments, source)
-        except faults.ConfigError as error:
-            faults.exit_with(error)
-        if num_jobs is None:
-            return 0
-    import hydra
+    except faults.ConfigError as error:
+        faults.exit_with(error)
+    if num_jobs is None:
+        return 0
 
     _serial = Serial(num_jobs)
     try:
@@ -76,6 +85,13 @@ def _asked(folder: Path) -> "tuple[Namespace, Source]":
     if arguments.config_dir:
         source = source._replace(added=Path(arguments.config_dir))
     return arguments, source
+
+
+def _trains_here(arguments: "Namespace") -> bool:
+    """Whether this is a single training on this machine, as far as the words tell: neither help, a sweep nor a job."""
+    asks = (arguments.help, arguments.hydra_help, arguments.cfg, arguments.info, arguments.shell_completion)
+    is_submitted = any(word.startswith("cluster=") for word in arguments.overrides)
+    return not (any(asks) or arguments.multirun or is_submitted)
 
 
 def _num_jobs(arguments: "Namespace", source: "Source") -> int | None:
@@ -155,7 +171,7 @@ def train(cfg: Any) -> float:
     from hydra.types import RunMode
 
     from lockstep.config import faults, validation
-    from lockstep.launch import runner
+    from lockstep.launch import runner, supervision
 
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
@@ -172,17 +188,19 @@ def train(cfg: Any) -> float:
 
             folder, config = runner.resumed(cfg, overrides)
             submission.refuse_live(folder)
-            _supervise(config, is_submitted=is_submitted)
-            folder, code = (submission if is_submitted else runner).resume(folder, config)
+            work = partial((submission if is_submitted else runner).resume, folder, config)
         elif is_submitted:
             from lockstep.cluster import submission
 
-            folder, code = submission.start(validation.checked(cfg), overrides, chosen)
-        else:
-            has_test = not is_sweep or cfg.sweep.test == "all"
             config = validation.checked(cfg)
-            _supervise(config, is_submitted=False)
-            folder, code = runner.start(config, overrides, chosen, has_test=has_test)
+            work = partial(submission.start, config, overrides, chosen)
+        else:
+            config = validation.checked(cfg)
+            has_test = not is_sweep or cfg.sweep.test == "all"
+            work = partial(runner.start, config, overrides, chosen, has_test=has_test)
+        if is_submitted:
+            supervision.dismiss()
+        folder, code = work() if is_submitted else _watched(work, config)
     except faults.ConfigError as error:
         faults.exit_with(error)
     if is_sweep and not is_submitted:
@@ -195,14 +213,27 @@ def train(cfg: Any) -> float:
     raise SystemExit(code)
 
 
-def _supervise(config: Any, *, is_submitted: bool) -> None:
-    """Have a process wait for this one, where this one computes itself, and starts no workers."""
+def _watched(work: Callable[[], Ended], config: "Config") -> Ended:
+    """Do the work of a run in a process that another one waits for: its parent, where it starts workers itself."""
     from lockstep.config.workers import resolve_workers
     from lockstep.launch import supervision
 
+    if supervision.has_standby():
+        return supervision.hand_over(partial(_refused, work))
     is_alone = resolve_workers(config).world_size == 1 and config.strategy.name != "ddp"
-    if not is_submitted and (is_alone or outer_world(os.environ) is not None):
+    if is_alone or outer_world(os.environ) is not None:
         supervision.begin()
+    return work()
+
+
+def _refused(work: Callable[[], Ended]) -> Ended:
+    """`work`, whose faults in the configuration end this process with their lines."""
+    from lockstep.config import faults
+
+    try:
+        return work()
+    except faults.ConfigError as error:
+        faults.exit_with(error)
 
 
 def _is_first() -> bool:

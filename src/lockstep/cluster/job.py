@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lockstep.cluster import record, scheduler
 from lockstep.launch import supervision
-from lockstep.launch.spawn import GRACE_S
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.runs.naming import quoted
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.launcher import outer_world

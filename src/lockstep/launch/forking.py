@@ -8,11 +8,13 @@ fork. On macOS, libraries of the system may crash after a fork. `can_fork` decid
 import contextlib
 import gc
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import process
@@ -29,6 +31,8 @@ HAS_FORK = sys.platform == "linux"
 
 class Process(Protocol):
     """A process that was started: what `subprocess.Popen` and `Forked` have in common."""
+
+    pid: int
 
     @property
     def returncode(self) -> int | None:
@@ -107,6 +111,20 @@ class Forked:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+
+def await_end(processes: Sequence[Process], most_s: float) -> None:
+    """Sleep for `most_s`, or until one of the processes has ended, of which this one has not taken note yet."""
+    if not hasattr(os, "pidfd_open"):
+        time.sleep(most_s)
+        return
+    with contextlib.ExitStack() as opened:
+        ends = select.poll()
+        for process in processes:
+            descriptor = os.pidfd_open(process.pid)
+            opened.callback(os.close, descriptor)
+            ends.register(descriptor, select.POLLIN)
+        ends.poll(1000 * most_s)
 
 
 def start(words: Sequence[str], environ: Mapping[str, str], *, log: Path | None) -> subprocess.Popen[bytes]:

@@ -29,7 +29,7 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXI
 from lockstep.runs.naming import resume_command, resuming, shown
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.lazy_imports import lazy
-from lockstep.system.process import leave, no_garbage_collection
+from lockstep.system.process import die_with, leave, no_garbage_collection
 from lockstep.system.provenance import without_secrets
 from lockstep.system.signals import STOP_SIGNALS, SignalFlag, SignalList
 from lockstep.system.terminal import is_cell
@@ -206,7 +206,7 @@ def _train(
         raise ConfigError(faults)
     world = outer_world(os.environ) if is_parallel else None
     has_workers = is_parallel and world is None
-    listed, flag = stop_signals or StopSignals(SignalList(), supervision.flag())
+    listed, flag = stop_signals or StopSignals(SignalList(is_watched=supervision.is_watched()), supervision.flag())
     with contextlib.ExitStack() as held:
         if world is not None:
             with no_garbage_collection(), lazy():
@@ -286,7 +286,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--parent", type=int, help="the process with which this one dies")
     arguments = parser.parse_args(words)
     if arguments.parent is not None:
-        spawn.die_with(arguments.parent)
+        die_with(arguments.parent)
     return do(arguments.folder, arguments.task)
 
 

@@ -8,10 +8,8 @@ would lose ranks that still write; that is why it is not used here.
 """
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -25,18 +23,25 @@ from lockstep.launch import decoding, forking
 from lockstep.launch.forking import Process, can_fork, fork
 from lockstep.runs import vitals
 from lockstep.runs.files import write_atomically
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, FailedElsewhere, RunFolder
+from lockstep.runs.folder import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    GRACE_S,
+    FailedElsewhere,
+    RunFolder,
+)
 from lockstep.runs.naming import shown
 from lockstep.system import output, signals
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.lazy_imports import lazy
-from lockstep.system.process import no_garbage_collection
+from lockstep.system.process import die_with, no_garbage_collection
 from lockstep.system.signals import Ended, SignalEnd, SignalFlag, SignalList, given_back, say_ended
 from lockstep.training.disk import DiskFault, refusal
 from lockstep.training.memory import OutOfMemory
 
-GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
 POLL_S = 0.05
 LEFT = "left at once, by {}"
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED}  # of a training, by its state: nothing that comes later changes them
@@ -242,7 +247,7 @@ def _supervise(job: Job, workers: Sequence[Process], received: list[int]) -> int
         if first_failed is not None and time.monotonic() > deadline:
             for worker in alive:
                 worker.kill()
-        time.sleep(POLL_S)
+        forking.await_end(alive, POLL_S)
 
 
 def _outcome(job: Job, codes: list[int], first_failed: int | None) -> int:
@@ -352,15 +357,6 @@ def left_at_once(job: Job, by: str, *, has_record: bool) -> int:
     if has_record:
         folder.update_status(state="failed", reason=LEFT.format(by))
     return EXIT_INTERRUPTED
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone, whatever ended it (Linux)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(EXIT_FAILED)
 
 
 def _work(text: str) -> None:

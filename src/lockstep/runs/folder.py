@@ -27,6 +27,7 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, go on later
 EXIT_INTERRUPTED = 130  # by a second Ctrl-C
+GRACE_S = 5.0  # after a rank failed, the others get this long to notice it themselves
 LIVE_STATES = ("starting", "training", "validating", "testing", "stopping")
 ENDED_STATES = ("stopped", "pruned", "finished", "failed")
 SILENT_S = 600.0  # longer than any step: between two steps a status is written every second

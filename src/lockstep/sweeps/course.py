@@ -120,7 +120,7 @@ class Course:
                         pruned.add(trial.number)
                         trial.folder.request_stop(PRUNED)
                 self.view.refresh(running)
-            time.sleep(POLL_S)
+            self.pool.await_end(POLL_S)
         self.ledger.stop_flag.clear_stop()
         if "failed" in states.values():
             return EXIT_FAILED

@@ -15,11 +15,11 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from lockstep.launch import runner, spawn
+from lockstep.launch import runner
 from lockstep.launch.forking import set_variables
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.runs.naming import shown
-from lockstep.system.process import leave
+from lockstep.system.process import die_with, leave
 from lockstep.system.signals import held_back
 from lockstep.system.title import set_title
 
@@ -31,6 +31,11 @@ class Forked:
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that can be read when the trial has ended."""
+        return self._process.sentinel
 
     def poll(self) -> int | None:
         """The exit code of the trial, or its signal as a negative number; None while it runs."""
@@ -100,7 +105,7 @@ def _exit_by_cuda() -> None:
 
 def _do(folder: Path, task: str, cores: tuple[int, ...], environ: dict[str, str], log: Path) -> None:
     os.setpgid(0, 0)  # Ctrl-C reaches the sweep alone, which passes it on
-    spawn.die_with(os.getppid())
+    die_with(os.getppid())
     sweep = multiprocessing.parent_process()
     if sweep is None or not sweep.is_alive():
         os._exit(EXIT_FAILED)

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 
 from lockstep.launch import forking
@@ -77,6 +78,11 @@ class Pool:
             with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone, or not ours to write
                 _account_for(active.trial, code)
         return [(active.trial, code) for active, code in ended]
+
+    def await_end(self, most_s: float) -> None:
+        """Sleep for `most_s`, or until a trial that was forked has ended."""
+        processes = [active.process for active in self.running]
+        connection.wait([process.sentinel for process in processes if isinstance(process, Forked)], most_s)
 
     def stop(self) -> None:
         """Ask all trials to stop in good order."""

@@ -1,21 +1,15 @@
-"""What a trial imports before it reads a word of its own, and most of them later, for the process that forks trials."""
+"""What the process that forks trials imports: most of what a trial does."""
 
 import atexit
 import gc
 import os
 
-from lockstep.launch.spawn import die_with
+from lockstep.launch.preload import import_training
 from lockstep.system.hardware import has_started_cuda
-from lockstep.system.lazy_imports import lazy
-from lockstep.system.process import no_garbage_collection
+from lockstep.system.process import die_with
 
 die_with(os.getppid())  # the pipe by which it would notice is held by its forks, too
-with no_garbage_collection(), lazy():
-    import lockstep.training.train  # noqa: F401
-    from lockstep.callbacks import Curves, Pictures, SplitTensorBoardLogger  # noqa: F401
-    from lockstep.data import digits  # noqa: F401
-    from lockstep.models import ResNet18  # noqa: F401
-    from lockstep.tasks import Classification  # noqa: F401
+import_training()
 
 HAS_STARTED_CUDA = has_started_cuda()
 gc.freeze()  # what is shared with the forks is not touched, and so not copied, by their garbage collection

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import os
 import signal
@@ -10,6 +11,15 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from lockstep.system import output, signals
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent is gone, whatever ended it (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 @contextlib.contextmanager

@@ -84,7 +84,15 @@ class SignalFlag:
 
 
 class SignalList(SignalFlag):
-    """Remembers all stop signals, for a process that passes them on; none of them ends it."""
+    """Remembers all stop signals, for a process that passes them on; none of them ends it.
+
+    Where the process `is_watched`, a signal that comes again is the same one, or was sent once more by a person: then
+    `LEAVE` comes, too.
+    """
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not (self._is_watched and number in self.numbers):
+            self.numbers.append(number)
 
     def _handle_leave(self, number: int, frame: FrameType | None) -> None:
         if number == LEAVE:  # a second Ctrl-C is counted by those it is passed on to
