@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,17 +10,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.parts import ENVIRON, ROOT
 from benchmarks.table import Row, alternate, ratios, row
 from lockstep.system.hardware import num_cores
 
-ROOT = Path(__file__).parents[1]
 TRAIN = [sys.executable, str(ROOT / "train.py")]
 QUIET = ["hydra.run.dir=."]
 
 
 def _seconds(*command: str) -> float:
     started = time.perf_counter()
-    subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    subprocess.run(command, cwd=ROOT, env=ENVIRON, capture_output=True, check=False)
     return time.perf_counter() - started
 
 
@@ -29,7 +28,8 @@ def import_torch() -> float:
     """Seconds from the command to the end of importing torch; leaving takes more than a second more."""
     code = "import torch, time; print(time.time())"
     started = time.time()
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=ROOT, env=ENVIRON, capture_output=True, text=True, check=True)
     return float(done.stdout) - started
 
 
@@ -49,6 +49,7 @@ def _first_step(num_workers: int) -> float:
                 f"hydra.run.dir={folder}/run",
             ],
             cwd=ROOT,
+            env=ENVIRON,
             capture_output=True,
             text=True,
         )
@@ -58,6 +59,7 @@ def _first_step(num_workers: int) -> float:
 
 def start_up(num_rounds: int = 7) -> list[Row]:
     """Help, a fault, and the first step of one worker and of three, beside importing torch alone."""
+    _first_step(1)  # Python compiles what it imports, where it has not yet
     times = alternate(
         num_rounds,
         torch=import_torch,
@@ -83,7 +85,8 @@ def import_breakdown(count: int = 12) -> list[tuple[str, float]]:
     """(package, seconds) of what a training imports, each without what it imports from the others."""
     modules = "lockstep.training.train, lockstep.cli.main"
     code = f"from lockstep.system.lazy_imports import lazy\nwith lazy():\n    import {modules}"
-    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    line = [sys.executable, "-X", "importtime", "-c", code]
+    done = subprocess.run(line, cwd=ROOT, env=ENVIRON, capture_output=True, text=True)
     seconds_by_package: dict[str, float] = {}
     for microseconds, name in re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", done.stderr, re.MULTILINE):
         package = name.split(".")[0]
@@ -100,7 +103,7 @@ SMALL = ("data=digits", "model.width=16", "global_batch_size=64", "trainer.max_e
 
 def _images_per_s(num_workers: int, overrides: Sequence[str], num_trainings: int = 1) -> float:
     """Images per second of the last epoch of a training on all cores of the machine; of several at once, their sum."""
-    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environ = {name: value for name, value in ENVIRON.items() if name != "OMP_NUM_THREADS"}
     if num_trainings > 1:
         environ["OMP_NUM_THREADS"] = str(max(1, num_cores() // num_trainings))
     with tempfile.TemporaryDirectory() as root:

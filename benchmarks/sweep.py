@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.processes import ROOT, TRAIN, import_torch
+from benchmarks.parts import ENVIRON, ROOT
+from benchmarks.processes import TRAIN, import_torch
 from benchmarks.table import Row, alternate, conditions, markdown, ratios, row
 
 NUM_TRIALS = 4
@@ -38,7 +39,7 @@ def sweep(launcher: str, num_trials: int = NUM_TRIALS, at_once: int = NUM_AT_ONC
         ]
         words += [f"launcher.parallel={at_once}"] if launcher == "workstation" else []
         started = time.time()
-        done = subprocess.run([*TRAIN, *words], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([*TRAIN, *words], cwd=ROOT, env=ENVIRON, capture_output=True, text=True)
         total_s = time.time() - started
         assert done.returncode == 0, done.stderr
         steps = sorted(float((folder / str(number)).read_text()) for number in range(num_trials))
