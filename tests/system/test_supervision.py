@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import spawn
-from lockstep.runs.folder import RunFolder
-from tests.support.harness import PATIENCE_S, environ, wait_until
+from lockstep.config import compose, validation
+from lockstep.launch import runner, spawn, supervision
+from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.system.signals import SignalList
+from tests.support.harness import PATIENCE_S, SMALL, environ, wait_until
 from tests.support.trainings import is_alive
 
 pytestmark = pytest.mark.processes
@@ -269,6 +271,17 @@ def test_a_process_that_is_not_needed_or_has_other_variables_is_gone() -> None:
     assert done.stdout == "False False\n", done.stderr
 
 
+def test_a_process_that_stands_by_holds_signals_back() -> None:
+    done = ends(
+        f"{IDLE}import time\n"
+        "os.kill(supervision._standby.pid, signal.SIGTERM)\n"
+        "os.kill(supervision._standby.pid, signal.SIGINT)\n"
+        "time.sleep(1)\n"  # it would have died
+        "print(os.waitpid(supervision._standby.pid, os.WNOHANG))\n"
+    )
+    assert (done.stdout, done.stderr) == ("(0, 0)\n", "")
+
+
 def test_a_signal_before_there_is_work_ends_both_processes_and_only_one_speaks() -> None:
     begins = "import time\nfrom lockstep.system import signals\nsignals.end_at_once()\n"
     waits = "print(supervision._standby.pid, flush=True)\ntime.sleep(600)\n"
@@ -314,6 +327,24 @@ def test_a_process_that_passes_signals_on_passes_on_once_what_reaches_it_twice()
         "    print(*(signal.Signals(number).name for number in listed.numbers))\n"
     )
     assert done.stdout == "SIGINT SIGINT SIGTERM SIGQUIT\nSIGINT SIGTERM SIGQUIT\n", done.stderr
+
+
+def test_workers_of_a_process_that_is_waited_for_are_told_once_what_it_hears_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+
+    def run_workers(job: spawn.Job, num_workers: int, listed: SignalList, *, uses_gpus: bool) -> int:
+        for _ in range(2):  # from the terminal, and from the process that waits
+            signal.raise_signal(signal.SIGINT)
+        heard.extend(listed.numbers)
+        return EXIT_STOPPED
+
+    monkeypatch.setattr(supervision, "is_watched", lambda: True)
+    monkeypatch.setattr(spawn, "run_workers", run_workers)
+    config = validation.checked(compose.composed([*SMALL, "trainer.devices=2", "silent=true"]))
+    assert runner.start(config, [], tmp_path / "run")[1] == EXIT_STOPPED
+    assert heard == [signal.SIGINT]
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
