@@ -132,6 +132,42 @@ def test_workers_on_a_cpu_are_forks_of_the_process_that_supervises_them_and_like
     assert other["log"] == str(folder.rank_log(1))
 
 
+@pytest.mark.parametrize("refusal", [PermissionError, ProcessLookupError, None])
+def test_an_end_is_awaited_also_where_the_kernel_does_not_tell_of_it(
+    monkeypatch: pytest.MonkeyPatch, refusal: type[OSError] | None
+) -> None:
+    """As before Linux 5.3, in containers that forbid it, and of a process of which note was taken meanwhile."""
+    slept: list[float] = []
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+
+        def refuses(pid: int) -> int:
+            assert refusal is not None
+            raise refusal
+
+        if refusal is not None:
+            monkeypatch.setattr(os, "pidfd_open", refuses)
+        monkeypatch.setattr(forking.time, "sleep", slept.append)
+        forking.await_end([process], 0.01)
+        assert slept == ([] if refusal is None else [0.01])
+        process.kill()
+        process.wait()
+        monkeypatch.setattr(os, "pidfd_open", None)  # nobody asks any more
+        forking.await_end([process], PATIENCE_S)
+    assert len(slept) == (refusal is not None)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_parts_of_a_training_find_what_hydra_knows_of_their_job(tmp_path: Path, num_workers: int) -> None:
+    asks = f"+callbacks.asks={{_target_:tests.support.callbacks.AsksHydra,folder:'{tmp_path}'}}"
+    words = command(*SMALL, f"trainer.devices={num_workers}", "trainer.max_epochs=1", asks)
+    done = commands.run(words, tmp_path, {**environ(), "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    for rank in range(num_workers):
+        facts = json.loads((tmp_path / f"hydra-{rank}.json").read_text())
+        assert facts["cwd"] == str(tmp_path.resolve())
+        assert asks in facts["overrides"]
+
+
 def test_what_is_imported_for_all_forks_is_lockstep_s_own_and_what_fails_is_left_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

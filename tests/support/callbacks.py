@@ -14,6 +14,8 @@ from typing import Any
 import lightning as L
 import numpy
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_original_cwd
 from lightning.pytorch.callbacks import Callback
 
 from lockstep.callbacks import console
@@ -117,6 +119,17 @@ class NotesProcess(L.Callback):
             ],
         }
         Path(self._folder, f"process-{trainer.global_rank}.json").write_text(json.dumps(facts))
+
+
+class AsksHydra(L.Callback):
+    """Writes down what Hydra knows of the job, as a part of the user's own may ask."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        facts = {"cwd": get_original_cwd(), "overrides": list(HydraConfig.get().overrides.task)}
+        Path(self._folder, f"hydra-{trainer.global_rank}.json").write_text(json.dumps(facts))
 
 
 class Breaks(L.Callback):

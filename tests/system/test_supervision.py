@@ -241,6 +241,17 @@ def test_work_without_a_result_ends_both_processes_as_it_ends(end: str, code: in
     assert done.stderr.endswith(said)
 
 
+def test_what_was_said_before_comes_before_and_nothing_is_lost_in_a_failure() -> None:
+    done = ends(f"def work():\n    print('work')\n    1 / 0\n{IDLE}print('check')\nsupervision.hand_over(work)\n")
+    assert (done.returncode, done.stdout) == (1, "check\nwork\n")
+
+
+def test_a_crash_after_the_work_is_in_the_exit_code() -> None:
+    crashes = "    import atexit\n    atexit.register(os.kill, os.getpid(), signal.SIGSEGV)\n    return 0\n"
+    done = ends(f"def work():\n{crashes}{IDLE}supervision.hand_over(work)\nprint('goes on')\n")
+    assert (done.returncode, done.stdout) == (128 + signal.SIGSEGV, "")
+
+
 def test_a_process_that_died_while_it_stood_by_is_told_and_not_waited_for() -> None:
     kill = "os.kill(supervision._standby.pid, signal.SIGKILL); os.waitid(os.P_PID, supervision._standby.pid, {})\n"
     seen = kill.format("os.WEXITED | os.WNOWAIT")
@@ -282,10 +293,23 @@ def test_a_process_that_stands_by_holds_signals_back() -> None:
     assert (done.stdout, done.stderr) == ("(0, 0)\n", "")
 
 
-def test_a_signal_before_there_is_work_ends_both_processes_and_only_one_speaks() -> None:
-    begins = "import time\nfrom lockstep.system import signals\nsignals.end_at_once()\n"
-    waits = "print(supervision._standby.pid, flush=True)\ntime.sleep(600)\n"
-    line = [sys.executable, "-c", f"{begins}{IDLE}{waits}"]
+BEGINS = "import time\nfrom lockstep.system import signals\nsignals.end_at_once()\n"
+TELLS = "print(supervision._standby.pid, flush=True)\n"
+WORKS_DEAF = "def work():\n    print(os.getpid(), flush=True)\n    time.sleep(600)\n"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"{BEGINS}{IDLE}{TELLS}time.sleep(600)\n",
+        f"{BEGINS}{STANDS_BY}preload.import_training = lambda: time.sleep(600)\n"
+        f"supervision.stand_by()\n{TELLS}supervision.hand_over(print)\n",
+        f"{BEGINS}{WORKS_DEAF}{IDLE}supervision.hand_over(work)\n",
+    ],
+    ids=["in the check", "in the imports", "before there is a run"],
+)
+def test_a_signal_before_there_is_a_run_ends_both_processes_and_only_one_speaks(program: str) -> None:
+    line = [sys.executable, "-c", program]
     with subprocess.Popen(
         line, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     ) as process:

@@ -198,7 +198,7 @@ def train(cfg: Any) -> float:
             config = validation.checked(cfg)
             has_test = not is_sweep or cfg.sweep.test == "all"
             work = partial(runner.start, config, overrides, chosen, has_test=has_test)
-        if is_submitted:
+        if is_submitted or is_sweep or hydra.callbacks:  # callbacks act on the process in which Hydra is
             supervision.dismiss()
         folder, code = work() if is_submitted else _watched(work, config)
     except faults.ConfigError as error:
@@ -215,21 +215,31 @@ def train(cfg: Any) -> float:
 
 def _watched(work: Callable[[], Ended], config: "Config") -> Ended:
     """Do the work of a run in a process that another one waits for: its parent, where it starts workers itself."""
+    from hydra.core.hydra_config import HydraConfig
+
     from lockstep.config.workers import resolve_workers
     from lockstep.launch import supervision
 
     if supervision.has_standby():
-        return supervision.hand_over(partial(_refused, work))
+        return supervision.hand_over(partial(_in_job, HydraConfig.instance().cfg, work))
     is_alone = resolve_workers(config).world_size == 1 and config.strategy.name != "ddp"
     if is_alone or outer_world(os.environ) is not None:
         supervision.begin()
     return work()
 
 
-def _refused(work: Callable[[], Ended]) -> Ended:
-    """`work`, whose faults in the configuration end this process with their lines."""
+def _in_job(cfg: Any, work: Callable[[], Ended]) -> Ended:
+    """Do the work in another process as in Hydra's job: `cfg` is what HydraConfig and logging are to know.
+
+    Faults in the configuration end this process with their lines.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.utils import configure_log
+
     from lockstep.config import faults
 
+    HydraConfig.instance().set_config(cfg)
+    configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
     try:
         return work()
     except faults.ConfigError as error:

@@ -114,16 +114,19 @@ class Forked:
 
 
 def await_end(processes: Sequence[Process], most_s: float) -> None:
-    """Sleep for `most_s`, or until one of the processes has ended, of which this one has not taken note yet."""
-    if not hasattr(os, "pidfd_open"):
-        time.sleep(most_s)
+    """Sleep for `most_s`, or until one of the processes has ended; where the kernel cannot tell, for `most_s`."""
+    if any(process.returncode is not None for process in processes):
         return
     with contextlib.ExitStack() as opened:
         ends = select.poll()
-        for process in processes:
-            descriptor = os.pidfd_open(process.pid)
-            opened.callback(os.close, descriptor)
-            ends.register(descriptor, select.POLLIN)
+        try:
+            for process in processes:
+                descriptor = os.pidfd_open(process.pid)
+                opened.callback(os.close, descriptor)
+                ends.register(descriptor, select.POLLIN)
+        except (AttributeError, OSError):  # not Linux, or Linux before 5.3, or a container that forbids it
+            time.sleep(most_s)
+            return
         ends.poll(1000 * most_s)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PAGE = 16384  # bytes: more than the path of a run folder
+READY = b"\0"
 
 
 class Known(NamedTuple):
@@ -49,7 +50,7 @@ class Standby(NamedTuple):
 
     pid: int
     requests: int  # a pipe, in which it reads its work
-    results: int  # a pipe, in which it writes what that returned
+    results: int  # a pipe, in which it writes that it is ready, and later what its work has returned
     environ: Mapping[str, str]  # what torch reads while it is imported
 
 
@@ -129,13 +130,17 @@ def has_standby() -> bool:
 def hand_over(work: Callable[[], T]) -> T:
     """Have the process that stands by do the work, a function that can be pickled, and wait for it.
 
-    Where it ends without a result, or by a signal, this process ends as it does.
+    Where it ends without a result, by a signal or with another code than 0, this process ends as it does. Until it is
+    ready stop signals end this process, and it with it.
     """
-    global _standby
+    global _known, _standby
     assert _standby is not None
+    os.read(_standby.results, len(READY))  # nothing, if it died: `_wait` tells
     _blocked(signals.early())
+    sys.stdout.flush()
+    sys.stderr.flush()
     handed = pickle.dumps(Handed(work, os.getcwd(), sys.path, sys.argv))
-    with contextlib.suppress(BrokenPipeError), open(_standby.requests, "wb") as requests:  # if it died: `_wait` tells
+    with contextlib.suppress(BrokenPipeError), open(_standby.requests, "wb") as requests:  # likewise
         requests.write(handed)
     code = _wait(_standby.pid, 2 * GRACE_S)  # its workers have half of that
     os.set_blocking(_standby.results, False)  # its forks may still have the pipe, too
@@ -144,8 +149,8 @@ def hand_over(work: Callable[[], T]) -> T:
     except BlockingIOError:
         result = b""
     os.close(_standby.results)
-    _standby = None
-    if not result:
+    _known = _standby = None
+    if code or not result:
         _leave(code)
     return pickle.loads(result)
 
@@ -196,6 +201,12 @@ def _forked() -> int:
     return child
 
 
+def _leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 # -- in the process that stands by -------------------------------------------------------------------------------------
 
 
@@ -206,6 +217,7 @@ def _stand_by(requests: int, results: int, mask: set[int]) -> NoReturn:
 
         with contextlib.suppress(Exception):  # the training meets it again, and puts it on record
             import_training()
+        os.write(results, READY)
         with open(requests, "rb") as file:
             text = file.read()
         if text:
@@ -213,15 +225,14 @@ def _stand_by(requests: int, results: int, mask: set[int]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
-        os._exit(EXIT_FAILED)
+        _leave(EXIT_FAILED)
 
 
 def _do(text: bytes, results: int, mask: set[int]) -> int:
     handed: Handed = pickle.loads(text)
     sys.path[:], sys.argv[:] = handed.sys_path, handed.argv
     os.chdir(handed.cwd)
-    signals.end_at_once()
+    (signals.early() or signals.Early()).begin()  # that of the other process has no thread here
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     result = handed.work()
     with open(results, "wb") as file:
@@ -230,12 +241,6 @@ def _do(text: bytes, results: int, mask: set[int]) -> int:
 
 
 # -- in the process that waits -----------------------------------------------------------------------------------------
-
-
-def _leave(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _wait(child: int, leave_s: float) -> int:

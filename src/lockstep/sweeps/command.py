@@ -11,7 +11,7 @@ from lockstep.config import build, storage
 from lockstep.config.faults import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
 from lockstep.config.schema import Config
-from lockstep.launch import runner
+from lockstep.launch import runner, supervision
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import devices, views
@@ -117,6 +117,7 @@ def run(
     `configs` has the configuration of every trial by number, and may grow; `config` says what holds for all of them. Of
     `total` trials `num_done` are done.
     """
+    supervision.dismiss()  # where Hydra's own settings made a sweep of what looked like one run
     _refuse_live(ledger)
     machine = machine_here()
     at_once = _num_at_once(machine, total, config, list(configs.values()))

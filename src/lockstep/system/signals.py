@@ -86,8 +86,8 @@ class SignalFlag:
 class SignalList(SignalFlag):
     """Remembers all stop signals, for a process that passes them on; none of them ends it.
 
-    Where the process `is_watched`, a signal that comes again is the same one, or was sent once more by a person: then
-    `LEAVE` comes, too.
+    Where the process `is_watched`, a signal that comes again is passed over: it may be the same one, by way of the
+    process that watches. That one sends `LEAVE` for a second Ctrl-C.
     """
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
