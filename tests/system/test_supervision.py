@@ -242,7 +242,9 @@ def test_work_without_a_result_ends_both_processes_as_it_ends(end: str, code: in
 
 
 def test_what_was_said_before_comes_before_and_nothing_is_lost_in_a_failure() -> None:
-    done = ends(f"def work():\n    print('work')\n    1 / 0\n{IDLE}print('check')\nsupervision.hand_over(work)\n")
+    buffered = "import sys\nsys.stdout = open(1, 'w', closefd=False)\n"  # whatever PYTHONUNBUFFERED says here
+    work = "def work():\n    print('work')\n    1 / 0\n"
+    done = ends(f"{buffered}{work}{IDLE}print('check')\nsupervision.hand_over(work)\n")
     assert (done.returncode, done.stdout) == (1, "check\nwork\n")
 
 
