@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 from lockstep.data.images.decode import resize
 from lockstep.data.images.listing import IMAGE_SUFFIXES
 from lockstep.data.images.pixels import whole
-from lockstep.data.images.splits import Images, Splits
+from lockstep.data.images.splits import Images, Splits, cut_by_name
 from lockstep.data.sources import folders
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
@@ -196,8 +196,49 @@ def test_class_folders_are_cut_three_ways_and_every_file_is_in_one_split(tmp_pat
     splits = read(tmp_path)
     assert_well_formed(splits)
     assert splits.class_names == ("red fox", "train", "ärger")
-    assert (len(splits.train), len(splits.val), len(splits.test)) == (8, 4, 4)
+    assert all(set(part.targets.tolist()) == {0, 1, 2} for part in splits.parts.values())
     assert sorted(names(splits)) == sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.png"))
+
+
+@pytest.mark.parametrize("missing", [("val", "test"), ("test",)])
+def test_images_that_come_or_go_move_no_other_between_splits(tmp_path: Path, missing: tuple[str, ...]) -> None:
+    root = tmp_path if len(missing) == 2 else tmp_path / "train"
+    write_classes(root, {"a": 40, "b": 40})
+    if len(missing) == 1:
+        write_classes(tmp_path / "val", {"a": 1, "b": 1})
+
+    def split_of() -> dict[str, str]:
+        return {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
+
+    before = split_of()
+    (root / "a" / "7.png").unlink()
+    write(root / "a" / "new.png", seed=1)
+    if len(missing) == 2:
+        write_classes(root, {"c": 9})
+    after = split_of()
+    assert {name: split for name, split in after.items() if name in before}.items() <= before.items()
+    assert len(after.keys() - before.keys()) in (1, 10)
+
+
+def test_every_class_is_in_every_split_that_it_is_large_enough_for(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 30, "b": 3, "c": 2, "d": 1})
+    splits = read(tmp_path, val_fraction=0.05, test_fraction=0.05)
+    counts = [part.targets.bincount(minlength=4).tolist() for part in splits.parts.values()]
+    assert all(min(row[:2]) > 0 for row in counts)
+    assert [row[2] for row in counts] == [1, 1, 0]
+    assert [row[3] for row in counts] == [1, 0, 0]
+
+
+def test_the_cut_of_names_has_the_sizes_of_its_fractions_in_every_class() -> None:
+    names, labels = [f"{i}.png" for i in range(20000)], torch.arange(20000) % 2
+    for seed in (0, 1):
+        val, test, train = cut_by_name(names, labels, seed, {"val_fraction": 0.1, "test_fraction": 0.2})
+        assert torch.equal(torch.cat([val, test, train]).sort().values, torch.arange(20000))
+        for part, expected in ((val, 1000), (test, 2000), (train, 7000)):
+            for label in (0, 1):  # deviations: sqrt(10000 * 0.1 * 0.9) = 30, 40, 46; five of each
+                assert abs(int((labels[part] == label).sum()) - expected) < 230
+    with pytest.raises(ValueError, match=r"val_fraction=0\.5 and data\.test_fraction=0\.5 of 20000 images leave none"):
+        cut_by_name(names, labels, 0, {"val_fraction": 0.5, "test_fraction": 0.5})
 
 
 def test_pixels_label_and_name_of_a_file_stay_together(tmp_path: Path) -> None:
@@ -226,7 +267,7 @@ def test_a_missing_split_folder_is_cut_off_train(tmp_path: Path, missing: tuple[
     for name in ("val", "test"):
         part: Images = getattr(splits, name)
         folder = "train" if name in missing else name
-        assert len(part) == (2 if name in missing else 8)
+        assert set(part.targets.tolist()) == {0, 1}
         assert all(file.startswith(f"{folder}/") for file in part.names)
     assert len(set(names(splits))) == len(names(splits)) == 8 * (3 - len(missing))
 
@@ -250,7 +291,7 @@ def test_every_format_is_read_as_grey_or_colour(tmp_path: Path, suffix: str, cha
             else:
                 Image.fromarray(pixels_of(i)).save(path)
     pixels = whole(read(tmp_path, channels=channels).train.pixels)
-    assert pixels.shape == (4, channels, 8, 8)
+    assert pixels.shape[1:] == (channels, 8, 8)
     assert pixels.float().std() > 20
 
 
@@ -385,7 +426,7 @@ def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeyp
     write_classes(tmp_path, {"a": 4, "b": 4})
     needed = 8 * 3 * 50 * 50
     monkeypatch.setattr(folders, "available_bytes", lambda: needed)
-    assert whole(read(tmp_path, image_size=50).train.pixels).shape == (4, 3, 50, 50)
+    assert whole(read(tmp_path, image_size=50).train.pixels).shape[1:] == (3, 50, 50)
     monkeypatch.setattr(folders, "available_bytes", lambda: needed - 1)
     with pytest.raises(ValueError, match=r"GiB.*set a smaller data\.image_size"):
         read(tmp_path, image_size=50)

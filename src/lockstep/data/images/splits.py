@@ -1,9 +1,12 @@
 """Images with their classes, in memory or in files, and the splits of a data set."""
 
+import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,16 +96,52 @@ def _pixel_fault(pixels: Tensor | Pixels) -> str | None:
 
 def cut(count: int, seed: int, fractions: dict[str, float]) -> list[Tensor]:
     """Cut positions 0..count-1 into round(count * fraction) for each fraction, then the rest; disjoint, each sorted."""
-    sizes = {name: round(count * fraction) for name, fraction in fractions.items()}
-    for name, size in sizes.items():
+    sizes = _sizes(count, fractions)
+    order = torch.randperm(count, generator=generator(seed, "split"))
+    return [part.sort().values for part in order.split(sizes)]
+
+
+def cut_by_name(names: Sequence[str], groups: Tensor, seed: int, fractions: dict[str, float]) -> list[Tensor]:
+    """Positions of a part for each fraction, then of the rest; disjoint, each sorted.
+
+    The part of a name follows from a hash of it and `seed` alone, so that names that come or go move no other. Except
+    where a group, the names with one value in `groups` (N,), has none in a part: the name nearest to it is moved there,
+    if the group is large enough. Raises ValueError where a part is empty.
+    """
+    _sizes(len(names), fractions)
+    key = str(seed).encode()
+    digests = b"".join([hashlib.blake2b(os.fsencode(name), digest_size=8, key=key).digest() for name in names])
+    draws = np.frombuffer(digests, ">u8") / 2.0**64
+    rest = len(fractions)
+    parts = np.searchsorted(np.cumsum(list(fractions.values())), draws, side="right")
+    by_group = np.lexsort((draws, groups.numpy()))
+    for rows in np.split(by_group, np.flatnonzero(np.diff(groups.numpy()[by_group])) + 1):
+        sizes = np.bincount(parts[rows], minlength=rest + 1)
+        for part in (rest, *range(rest)):
+            if not sizes[part] and (part == rest or sizes.max() > 1):
+                sizes[sizes.argmax()] -= 1
+                sizes[part] = 1
+        parts[rows] = np.repeat(np.arange(rest + 1), sizes)
+    _refuse_empty(len(names), fractions, np.bincount(parts, minlength=rest + 1).tolist())
+    return [torch.from_numpy(np.flatnonzero(parts == part)) for part in range(rest + 1)]
+
+
+def _sizes(count: int, fractions: dict[str, float]) -> list[int]:
+    """round(count * fraction) for each fraction, and what is left. Raises ValueError where one of them is empty."""
+    sizes = [round(count * fraction) for fraction in fractions.values()]
+    sizes.append(count - sum(sizes))
+    _refuse_empty(count, fractions, sizes)
+    return sizes
+
+
+def _refuse_empty(count: int, fractions: dict[str, float], sizes: Sequence[int]) -> None:
+    """Raise ValueError where a part of `count` images, one for each fraction and the rest, would have none."""
+    for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
         if not 0 < size < count:
             raise ValueError(
-                f"data.{name}={fractions[name]} of {count} images makes a split of {size}: use a fraction that leaves "
+                f"data.{name}={fraction} of {count} images makes a split of {size}: use a fraction that leaves "
                 "at least one image in every split."
             )
-    rest = count - sum(sizes.values())
-    if rest < 1:
+    if sizes[-1] < 1:
         settings = " and ".join(f"data.{name}={fraction}" for name, fraction in fractions.items())
         raise ValueError(f"{settings} of {count} images leave none for training: use smaller fractions.")
-    order = torch.randperm(count, generator=generator(seed, "split"))
-    return [part.sort().values for part in order.split([*sizes.values(), rest])]

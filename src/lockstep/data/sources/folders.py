@@ -25,7 +25,7 @@ from lockstep.data.images.listing import (
     list_images,
 )
 from lockstep.data.images.pixels import ImageFiles, Pixels, Rows
-from lockstep.data.images.splits import Images, Splits, cut
+from lockstep.data.images.splits import Images, Splits, cut_by_name
 from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, value_counts
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.hardware import num_cores
@@ -73,9 +73,9 @@ def folder_contents(*, root: str, settings: "FileSettings") -> "Contents":
         return f'data.root={root} has no folder "{name}"', f"add {name}/ with one folder per class"
 
     parts = {name: torch.arange(part.start, part.stop) for name, part in listing.parts.items()}
-    positions = settings.cut(parts, lacks)
-    folder = settings.folder(f"data.root={root}", listing)
-    return Contents(folder, positions, torch.from_numpy(listing.labels), listing.class_names)
+    labels = torch.from_numpy(listing.labels)
+    positions = settings.cut(parts, listing.names, labels, lacks)
+    return Contents(settings.folder(f"data.root={root}", listing), positions, labels, listing.class_names)
 
 
 def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int) -> Images:
@@ -202,9 +202,12 @@ class FileSettings:
         """The files of a listing; `setting` names them in messages."""
         return Folder(setting, listing, self.image_size, self.channels, self.cache)
 
-    def cut(self, parts: Mapping[str, Tensor], lacks: Callable[[str], tuple[str, str]]) -> dict[str, Tensor]:
+    def cut(
+        self, parts: Mapping[str, Tensor], names: Sequence[str], groups: Tensor, lacks: Callable[[str], tuple[str, str]]
+    ) -> dict[str, Tensor]:
         """Positions of train, val and test; a split that is not in `parts` is cut off train by its fraction.
 
+        It has images of every group, such as a class, that is large enough: `groups` (N,) are those of all `names`.
         `lacks` says of a split what is missing, and how it is added.
         """
         positions = dict(parts)
@@ -217,8 +220,11 @@ class FileSettings:
                     f"{what} and data.{name}_fraction=0: {cure}, or set data.{name}_fraction=0.1 to cut it off train."
                 )
         everything = positions["train"]
-        cuts = cut(
-            len(everything), self.split_seed, {f"{name}_fraction": fraction for name, fraction in missing.items()}
+        cuts = cut_by_name(
+            [names[position] for position in everything.tolist()],
+            groups[everything],
+            self.split_seed,
+            {f"{name}_fraction": fraction for name, fraction in missing.items()},
         )
         for name, part in zip([*missing, "train"], cuts, strict=True):
             positions[name] = everything[part]

@@ -85,7 +85,6 @@ def list_contents(
         return f'{setting} has no row for "{name}"', f'say "{name}" in data.split_column of some rows'
 
     parts = _parts(table, split_column)
-    positions = settings.cut(parts, lacks)
     if targets == "classes" and len(target_columns) == 1:
         known = parts["train"] if split_column is not None else None
         values, class_names = _classes(table, target_columns[0], known)
@@ -94,6 +93,8 @@ def list_contents(
         values, class_names = _numbers(table, target_columns, convert), tuple(target_columns)
     folder = path.parent if root is None else existing(root, f"data.root={root}")
     names = [_below(folder, str(name)) for name in table.columns[path_column]]
+    groups = values if values.dim() == 1 else torch.zeros(len(names), dtype=torch.int64)
+    positions = settings.cut(parts, names, groups, lacks)
     listing, missing = list_files(folder.resolve(), names, str(path.resolve()))
     raise_faults([table.fault(row, path_column, f"there is no file {folder / names[row]}") for row in missing])
     return Contents(settings.folder(setting, listing), positions, values, class_names)
