@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 from lockstep.cli import main
-from lockstep.config import compose, overrides, resume, storage, validation, workers
+from lockstep.config import compose, overrides, storage, validation, workers
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
@@ -194,7 +194,7 @@ def test_machines_may_reach_each_other_by_other_networks_and_a_resume_too() -> N
     changed = config_of(*texts)
     assert storage.fingerprint(changed) == storage.fingerprint(config_of())
     assert storage.fingerprint(config_of("strategy.bucket_size_mib=1")) != storage.fingerprint(changed)
-    cfg = compose.composed(["strategy.interface=null"])
-    assert resume.resumed_config(changed, cfg, ["strategy.interface=null"]).strategy.interface is None
-    cfg = compose.composed(texts)
-    assert resume.resumed_config(config_of(), cfg, texts).strategy == changed.strategy
+    (config,) = overrides.check(["strategy.interface=null"], saved=changed).configs
+    assert config.strategy.interface is None
+    (config,) = overrides.check(texts, saved=config_of()).configs
+    assert config.strategy == changed.strategy

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.config import overrides, resume, storage, validation
+from lockstep.config import overrides, storage, validation
 from lockstep.config.compose import composed
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
@@ -326,10 +326,10 @@ def test_a_url_passes(url: str) -> None:
 def test_who_is_told_is_not_part_of_the_training() -> None:
     saved = validation.checked(composed(["seed=3", "notify.command=tell", "notify.timeout_s=3.0"]))
     texts = ["resume=x", "notify.command=null", 'notify.url="http://x/y"']
-    config = resume.resumed_config(saved, composed(texts), texts)
+    (config,) = overrides.check(texts, saved=saved).configs
     assert (config.notify.command, config.notify.url, config.notify.timeout_s) == (None, "http://x/y", 3.0)
     assert storage.fingerprint(config) == storage.fingerprint(saved)
-    assert resume.resumed_config(saved, composed(["resume=x"]), ["resume=x"]).notify == saved.notify
+    assert overrides.check(["resume=x"], saved=saved).configs[0].notify == saved.notify
 
 
 def test_what_is_kept_of_a_command_line_holds_no_token() -> None:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 from tensorboard.summary.writer import event_file_writer
 
 from lockstep.callbacks.stop import StopTogether
+from lockstep.config import saved_run
+from lockstep.config.compose import DEFAULT
 from lockstep.launch import runner
 from lockstep.runs.folder import CURVES, EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from tests.support import commands
@@ -235,7 +236,9 @@ def test_a_run_that_goes_on_shows_so_before_it_trains(tmp_path: Path, monkeypatc
         return folder, 0
 
     monkeypatch.setattr(runner, "_train", train)
-    runner.resume(*runner.resumed(OmegaConf.create({"resume": str(folder.path)}), []))
+    resumed = saved_run.resumed([f"resume={folder.path}"], DEFAULT)
+    assert resumed is not None
+    runner.resume(*resumed)
     assert (seen[0]["state"], seen[0]["reason"], seen[0]["step"]) == ("starting", "", 3)
 
 

@@ -52,13 +52,24 @@ def _command() -> int:
             from lockstep.cluster.commands import run
 
             return run(sys.argv[2:])
-        arguments = _parser().parse_args(_joined(sys.argv[1:]))
+        arguments = _parsed(_joined(sys.argv[1:]))
         if arguments.function not in (_evaluate, _predict, _benchmark):
             signals.as_usual()
         return arguments.function(arguments)
     except (FileNotFoundError, ValueError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return EXIT_CONFIG
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command; overrides may also stand behind options, where argparse does not take them."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(words)
+    if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-") or "=" not in word]:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,9 +102,11 @@ def _parser() -> argparse.ArgumentParser:
         "stop", _stop, "ask a run, or all trials of a sweep, to stop in good order, with a checkpoint"
     ).add_argument("--reason", default="lockstep stop", help="kept in the status of the run")
     evaluate = command("eval", _evaluate, "loss and metrics of a trained network, by any number of workers")
+    evaluate.add_argument("overrides", nargs="*", help="settings that change, such as data.root=elsewhere")
     evaluate.add_argument("--split", choices=("test", "val"), default="test", help="default: test")
     predict = command("predict", _predict, "what a network says of images, in order, as a CSV file")
     predict.add_argument("source", help="folder or file of images; or val or test, of the data of the run")
+    predict.add_argument("overrides", nargs="*", help="settings that change, such as data.root=elsewhere")
     predict.add_argument("--output", required=True, help="CSV file: file, and class and probability, or numbers")
     for subparser in (evaluate, predict):
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
@@ -330,7 +343,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
-    from lockstep.config import faults, presence, project, storage, trained, validation
+    from lockstep.config import faults, presence, project, saved_run, storage, trained, validation
     from lockstep.config.workers import resolve_workers
     from lockstep.launch import spawn, supervision
     from lockstep.training import checkpoints
@@ -338,15 +351,16 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     folder = naming.find(arguments.run)
     checkpoint = checkpoints.asked(folder, arguments.checkpoint, option="--checkpoint {}")
     saved = storage.load(folder.config)
-    project.enter(_current())
+    source = _entered()
     project.use(folder, saved)
     try:
+        saved = saved_run.changed(folder, saved, arguments.overrides, source)
         config = validation.check_tree(trained.tree_here(saved, devices=arguments.devices, strategy=arguments.strategy))
         if task == "evaluate" or options["source"] in ("val", "test"):
             presence.check(config.data)
     except faults.ConfigError as error:
         faults.exit_with(error)
-    options |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint)}
+    options |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
     workers = resolve_workers(config)
     num_workers = workers.world_size
     if num_workers == 1:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from lockstep.config.compose import Source
+    from lockstep.config.saved_run import SavedRun
     from lockstep.config.schema import Config
     from lockstep.runs.folder import RunFolder
 
@@ -29,7 +30,7 @@ def run(project: Path) -> int:
 
     `project` is the folder whose `conf` and modules this command uses.
     """
-    global _serial
+    global _serial, _resumed
     with no_garbage_collection():
         import hydra
 
@@ -41,7 +42,8 @@ def run(project: Path) -> int:
         if _trains_here(arguments):
             supervision.stand_by()
         with no_garbage_collection():
-            num_jobs = _num_jobs(arguments, source)
+            _resumed = _saved_run(arguments, source)
+            num_jobs = _num_jobs(arguments, source) if _resumed is None else 1
     except faults.ConfigError as error:
         faults.exit_with(error)
     if num_jobs is None:
@@ -94,6 +96,21 @@ def _trains_here(arguments: "Namespace") -> bool:
     return not (any(asks) or arguments.multirun or is_submitted)
 
 
+def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
+    """The run to go on with, as this command changes it. Hydra then gets only what it must read. Raises ConfigError."""
+    if arguments.multirun or arguments.help or not any("resume=" in text for text in arguments.overrides):
+        return None
+    from lockstep.config import compose, options, overrides, saved_run
+
+    compose.search_defaults()
+    found = saved_run.resumed(arguments.overrides, source)
+    if found is not None:
+        groups = options.groups(*source.folders)
+        put_in = [text for text in arguments.overrides if not overrides.is_choice(options.parsed(text), groups)]
+        sys.argv[1:] = [word for word in sys.argv[1:] if word not in put_in]
+    return found
+
+
 def _num_jobs(arguments: "Namespace", source: "Source") -> int | None:
     """How many jobs Hydra is to start: --help is answered here, and starts None. Raises ConfigError."""
     from omegaconf import OmegaConf
@@ -118,9 +135,8 @@ def _num_jobs(arguments: "Namespace", source: "Source") -> int | None:
     if arguments.multirun:
         _check_inputs(plan.configs)
         sweep_folder = str(_sweep_folder(first.sweep.name, arguments.overrides))
-    if first.resume is None:
-        key = "hydra.sweep.dir" if arguments.multirun else "hydra.run.dir"
-        _check_folder(key, sweep_folder, arguments.overrides, source)
+    key = "hydra.sweep.dir" if arguments.multirun else "hydra.run.dir"
+    _check_folder(key, sweep_folder, arguments.overrides, source)
     return plan.num_jobs
 
 
@@ -160,6 +176,7 @@ def _sweep_folder(name: str | None, overrides: Sequence[str]) -> Path:
 
 
 _serial = Serial(1)  # Hydra takes only one number from a job, so how it ended is kept here
+_resumed: "SavedRun | None" = None  # Hydra cannot put overrides into the configuration of a run
 
 
 def train(cfg: Any) -> float:
@@ -181,12 +198,12 @@ def train(cfg: Any) -> float:
         _serial.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent) or not _is_first())
         if cfg.notify.url or cfg.notify.command:  # Hydra's copy of the settings would keep what may be a token
             (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
-    is_submitted = cfg.cluster.name != "none"
+    is_submitted = (cfg if _resumed is None else _resumed.config).cluster.name != "none"
     try:
-        if cfg.resume is not None:
+        if _resumed is not None:
             from lockstep.cluster import submission  # which a new run here does not need
 
-            folder, config = runner.resumed(cfg, overrides)
+            folder, config = _resumed
             submission.refuse_live(folder)
             work = partial((submission if is_submitted else runner).resume, folder, config)
         elif is_submitted:

@@ -68,7 +68,9 @@ class Digits(Split):
 class Files(Split):
     """A source that reads files."""
 
-    root: Path = Field(description="folder of the files, or a URL as s3://bucket/flowers or zip://::https://...")
+    root: Annotated[Path, Scope.PLACE] = Field(
+        description="folder of the files, or a URL as s3://bucket/flowers or zip://::https://..."
+    )
     copy_to: Annotated[Path | None, Scope.PLACE] = Field(
         description="folder on a disk of the node that gets a copy, read instead; null = read the files where they are"
     )
@@ -120,8 +122,10 @@ class ImageFolder(Decoded, Files):  # pyright: ignore[reportIncompatibleVariable
 class ImageList(Decoded):
     """Image files listed in a CSV or Parquet file."""
 
-    file: Path = Field(description="the .csv or .parquet file, with a row for each image")
-    root: Path | None = Field(description="folder of the paths in the file; null = that of the file")
+    file: Annotated[Path, Scope.PLACE] = Field(description="the .csv or .parquet file, with a row for each image")
+    root: Annotated[Path | None, Scope.PLACE] = Field(
+        description="folder of the paths in the file; null = that of the file"
+    )
     path_column: str = Field(description="name of the column of the paths")
     target_columns: Annotated[list[str], Field(min_length=1), "[str, ...], one or more"] = Field(
         description="names of the columns of what is to be predicted"

@@ -48,6 +48,12 @@ def shown(value: Any) -> str:
     return value if is_plain else f"'{value}'"
 
 
+def several(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and the number of the others."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def near(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
     """The names that are most like one; upper case counts as lower where none is like it."""
     from difflib import get_close_matches  # 10 ms that a good configuration does not need

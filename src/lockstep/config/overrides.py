@@ -17,6 +17,7 @@ from lockstep.config.faults import ConfigError, near, one_line, question, shown
 from lockstep.config.inherited import inherited_faults
 from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
 from lockstep.config.options import REFUSALS, groups, parsed
+from lockstep.config.resume import on_top_of, resumed_config
 from lockstep.config.schema import Config
 from lockstep.config.sections import Scope
 from lockstep.config.sweep_space import combinations, is_drawn, values_of
@@ -34,8 +35,18 @@ class Plan(NamedTuple):
     configs: list[Config]
 
 
-def check(overrides: Sequence[str], source: Source = DEFAULT, *, is_multirun: bool, is_benchmark: bool = False) -> Plan:
-    """What these overrides ask for. Raises ConfigError with all their faults; of a sweep, of every value."""
+def check(
+    overrides: Sequence[str],
+    source: Source = DEFAULT,
+    *,
+    is_multirun: bool = False,
+    is_benchmark: bool = False,
+    saved: Config | None = None,
+) -> Plan:
+    """What these overrides ask for. Raises ConfigError with all their faults; of a sweep, of every value.
+
+    They change the `saved` configuration of a run where that is given, else what conf/ has.
+    """
     _check_source(source)
     options = groups(*source.folders)
     faults: list[str] = []
@@ -64,7 +75,7 @@ def check(overrides: Sequence[str], source: Source = DEFAULT, *, is_multirun: bo
         return _chosen(choices, source)
 
     for texts in combinations(values):
-        config, job_faults = _job([parsed(text) for text in texts], choose, options, source)
+        config, job_faults = _job([parsed(text) for text in texts], choose, options, source, saved)
         faults += job_faults
         if config is not None:
             configs.append(config)
@@ -133,10 +144,14 @@ def _elsewhere(override: Override, *, is_benchmark: bool) -> str | None:
 
 
 def _job(
-    job: Sequence[Override], choose: Callable[[tuple[str, ...]], Choice], options: Groups, source: Source
+    job: Sequence[Override],
+    choose: Callable[[tuple[str, ...]], Choice],
+    options: Groups,
+    source: Source,
+    saved: Config | None,
 ) -> tuple[Config | None, list[str]]:
     """One configuration, or its faults: options are Hydra's to choose, values are put in here, one by one."""
-    choices = [override for override in job if override.key_or_group in options or override.is_hydra_override()]
+    choices = [override for override in job if is_choice(override, options)]
     values = [override for override in job if override not in choices]
     wrong = {} if _searches_elsewhere(job) else {o.input_line: f for o in choices if (f := _option_fault(o, options))}
     good = {o.key_or_group: o.input_line or "" for o in choices if o.input_line not in wrong}
@@ -144,14 +159,19 @@ def _job(
     faults = [*wrong.values(), *refused]
     if cfg is None:
         return None, faults
-    cfg = copy.deepcopy(cfg)
+    cfg = copy.deepcopy(cfg) if saved is None else on_top_of(saved, cfg, choices)
     faults += _put_in(cfg, values, options)
-    if not refused:
+    if not refused and saved is None:
         faults += inherited_faults(plain(cfg)[0], {override.key_or_group for override in values}, good, source)
     try:
-        return checked(cfg, options), faults
+        return checked(cfg, options) if saved is None else resumed_config(saved, cfg, options), faults
     except ConfigError as error:
         return None, [*faults, *error.faults]
+
+
+def is_choice(override: Override, options: Groups) -> bool:
+    """Whether Hydra has to read an override, which chooses an option or is of Hydra's own settings."""
+    return override.key_or_group in options or override.is_hydra_override()
 
 
 def _searches_elsewhere(job: Sequence[Override]) -> bool:

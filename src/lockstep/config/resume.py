@@ -1,59 +1,58 @@
 """The saved configuration of a run with new overrides on top; key_scopes.py says which keys may change."""
 
-import copy
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from omegaconf import DictConfig
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config import measured
 from lockstep.config.compose import plain
 from lockstep.config.faults import ConfigError, shown
 from lockstep.config.key_scopes import CHECKPOINT, EVERYWHERE, FREE_CALLBACKS, FREE_ON_RESUME, names, scope
-from lockstep.config.options import parsed
 from lockstep.config.schema import Config
 from lockstep.config.sections import Scope
 from lockstep.config.storage import to_tree
+from lockstep.config.targets import Groups
 from lockstep.config.validation import check_tree
 from lockstep.system.trees import at, leaves
 
 
-def resumed_config(saved: Config, cfg: DictConfig, overrides: Sequence[str]) -> Config:
-    """The saved configuration of a run with the overrides of this command line on top.
+def on_top_of(saved: Config, cfg: DictConfig, choices: Sequence[Override]) -> DictConfig:
+    """The saved configuration with the sections of `cfg` that `choices` of options name, and what a command decides."""
+    chosen = {override.key_or_group for override in choices}
+    if not chosen.isdisjoint(EVERYWHERE):
+        return cfg
+    typed: Any = OmegaConf.to_container(cfg, resolve=False)
+    kept = {*names(Scope.SUBMISSION), "resume", *(group.partition("/")[0] for group in chosen)}
+    return OmegaConf.create({**literal(to_tree(saved)), **{key: typed[key] for key in kept if key in typed}})
+
+
+def literal(value: Any) -> Any:
+    """Plain values in which OmegaConf finds no interpolation: those of a saved configuration are resolved."""
+    if isinstance(value, dict):
+        return {key: literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [literal(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
+    """The configuration of a run that goes on by `cfg`, which has the overrides in it.
 
     Raises ConfigError for settings that would make it another run, and for all else that is wrong then.
     """
-    tree, typed = to_tree(saved), plain(cfg)[0]
-    for override in map(parsed, overrides):
-        key = override.key_or_group
-        if key in EVERYWHERE:
-            tree = copy.deepcopy(typed)
-        elif not override.is_hydra_override():
-            _copy(typed, tree, key.split("."))
-    tree |= {key: copy.deepcopy(typed[key]) for key in names(Scope.SUBMISSION) if key in typed}
-    tree = measured.resolved(tree)
+    tree, unresolved = plain(cfg)
+    tree = measured.resolved({**tree, "resume": None})
     try:
-        config = check_tree({**tree, "resume": None})
+        config = check_tree(tree, options, unresolved)
     except ConfigError as error:
         raise ConfigError([*_changes(to_tree(saved), tree), *error.faults]) from error
     faults = _changes(to_tree(saved), tree, defaults=to_tree(config))
     if faults:
         raise ConfigError(faults)
     return config
-
-
-def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -> None:
-    """Make the value at a path that of the source, or remove it where the source has none."""
-    *parents, last = path
-    for part in parents:
-        if not isinstance(target.get(part), dict):
-            target[part] = {}
-        target = target[part]
-    parent = at(source, parents)
-    if isinstance(parent, dict) and last in parent:
-        target[last] = copy.deepcopy(parent[last])
-    else:
-        target.pop(last, None)
 
 
 def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None) -> list[str]:

@@ -80,6 +80,10 @@ class Config(Section):
     init_from: Annotated[Path | None, Scope.NUMBERS] = Field(
         description="run folder, or checkpoint file, whose weights a new run starts with; of a run its last checkpoint"
     )
+    changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
+        default="refuse",  # runs of earlier versions have no such key
+        description="images that are not those of the run that is resumed or evaluated: refuse, or use them and say so",
+    )
     dry_run: Annotated[bool, Scope.SUBMISSION] = Field(
         description="with a cluster: print the script that would be submitted, and leave nothing"
     )

@@ -16,11 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from omegaconf import DictConfig
-
 from lockstep.config import build, presence, project, rules, storage, workers
 from lockstep.config.faults import ConfigError
-from lockstep.config.resume import resumed_config
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import notification, spawn, supervision
@@ -117,34 +114,6 @@ def resume(folder: RunFolder, config: Config, *, stop_signals: StopSignals | Non
     before = storage.other_version(folder)
     kept = f"{shown(folder.path)} keeps the settings it has from {before}, whatever the defaults are now"
     return _train(make, config, known=folder, note=kept if before else "", stop_signals=stop_signals)
-
-
-def resumed(cfg: DictConfig, typed: Sequence[str]) -> tuple[RunFolder, Config]:
-    """The run to go on with, and its saved configuration with what was typed on top. Raises ConfigError."""
-    try:
-        folder = naming.find(cfg.resume)
-    except FileNotFoundError as error:
-        raise ConfigError([f"resume={error}"]) from error
-    saved = storage.load(folder.config)
-    project.use(folder, saved, is_own_first=True)
-    try:
-        config = resumed_config(saved, cfg, typed)
-    except ConfigError as error:
-        before = storage.other_version(folder)
-        if before is None:
-            raise
-        raise ConfigError(
-            [*error.faults, f"{shown(folder.path)} was trained by {before}: go on with that one"]
-        ) from error
-    if folder.read_summary() and config.trainer.max_epochs <= folder.read_summary()["epochs"]:
-        raise ConfigError(
-            [f"resume={cfg.resume} is finished: train longer with trainer.max_epochs above {config.trainer.max_epochs}"]
-        )
-    epoch = folder.read_status().get("epoch", 0)
-    if config.trainer.max_epochs < epoch:
-        max_epochs = f"trainer.max_epochs={config.trainer.max_epochs}"
-        raise ConfigError([f"{max_epochs}: {shown(folder.path)} is in epoch {epoch} already: take that, or more"])
-    return folder, config
 
 
 def go_on(folder: RunFolder, *, has_test: bool) -> int:

@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from lockstep.config import compose, options, overrides, project, signatures, storage
+from lockstep.config import compose, options, overrides, project, saved_run, signatures, storage
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.targets import called
@@ -16,19 +16,16 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 from lockstep.training import disk
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 OUTPUT = "hydra.run.dir"  # the one setting of Hydra's own that says something of a training
 COMPOSING = (OUTPUT, "hydra.searchpath")
 
 
 class Asked(NamedTuple):
-    """What a list of overrides asks for: settings, before and after their check, and the folder of the run if named."""
+    """What a list of overrides asks for: settings, and the folder of a new run if named, or that of the run resumed."""
 
-    composed: "DictConfig"
     config: Config
     folder: Path | None
+    resumed: RunFolder | None
 
 
 def asked(typed: Sequence[str]) -> Asked:
@@ -36,20 +33,25 @@ def asked(typed: Sequence[str]) -> Asked:
     _refuse_unfit(typed)
     enter()
     source = compose.source_of(project.current())
+    resumed = saved_run.resumed(typed, source)
+    if resumed is not None:
+        _refuse_cluster(resumed.config)
+        return Asked(resumed.config, None, resumed.folder)
     (config,) = overrides.check(typed, source, is_multirun=False).configs
-    composed = compose.composed(typed, source)
-    faults = []
-    if config.cluster.name != "none":
-        faults.append(f"cluster={config.cluster.name}: lockstep.train trains here: submit by python train.py")
-    later = [key for key, reason in compose.plain(composed)[1].items() if not reason]
-    faults += [f"{key} asks Hydra for what it knows of python train.py alone: give it a value" for key in later]
+    _refuse_cluster(config)
+    later = [key for key, reason in compose.plain(compose.composed(typed, source))[1].items() if not reason]
+    faults = [f"{key} asks Hydra for what it knows of python train.py alone: give it a value" for key in later]
     named = overrides.hydra_value(OUTPUT, typed, source)
-    if config.resume is None:
-        fault = disk.unwritable(Path(named or "outputs"))
-        faults += [f"{OUTPUT}={named}: {fault}" if named else fault] if fault else []
+    fault = disk.unwritable(Path(named or "outputs"))
+    faults += [f"{OUTPUT}={named}: {fault}" if named else fault] if fault else []
     if faults:
         raise ConfigError(faults)
-    return Asked(composed, config, Path(named) if named else None)
+    return Asked(config, Path(named) if named else None, None)
+
+
+def _refuse_cluster(config: Config) -> None:
+    if config.cluster.name != "none":
+        raise ConfigError([f"cluster={config.cluster.name}: lockstep.train trains here: submit by python train.py"])
 
 
 def _refuse_unfit(typed: Sequence[str]) -> None:

@@ -55,13 +55,12 @@ def train(overrides: Sequence[str] = ()) -> Run:
 
 def _trained(overrides: Sequence[str], stop_signals: StopSignals) -> tuple[RunFolder, int]:
     asked = configuration.asked(overrides)
-    if asked.config.resume is None:
+    if asked.resumed is None:
         return runner.start(asked.config, overrides, asked.folder, stop_signals=stop_signals)
     from lockstep.cluster import submission  # which a new run here does not need
 
-    folder, config = runner.resumed(asked.composed, overrides)
-    submission.refuse_live(folder)
-    return runner.resume(folder, config, stop_signals=stop_signals)
+    submission.refuse_live(asked.resumed)
+    return runner.resume(asked.resumed, asked.config, stop_signals=stop_signals)
 
 
 def _reason(folder: RunFolder) -> str:

@@ -65,6 +65,11 @@ class RunFolder:
         return self.path / "project.json"
 
     @property
+    def images(self) -> Path:
+        """Name, target and split of every image that the run was trained with, and its classes."""
+        return self.path / "images.json.gz"
+
+    @property
     def environment(self) -> Path:
         """Versions, devices and commit of the machine that trained last."""
         return self.path / "environment.json"

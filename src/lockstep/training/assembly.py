@@ -26,11 +26,12 @@ from lockstep.distributed.rng import seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.layout import Layout
+from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.hardware import num_cores
 from lockstep.tasks import reduction
 from lockstep.tasks.task import Task
-from lockstep.training import networks, optimization, own_module
+from lockstep.training import data_record, networks, optimization, own_module
 from lockstep.training.checkpoint_io import AtomicCheckpointIO
 from lockstep.training.precision import lightning_precision
 from lockstep.training.session import Session
@@ -39,11 +40,18 @@ from lockstep.training.staging import once_a_node
 COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
 
 
-def image_data(session: Session) -> ImageData:
-    """The data of the run, with this rank's share. Raises ConfigError when it cannot be read."""
+def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
+    """The data of a run, with this rank's share. Every rank must call it.
+
+    Raises ConfigError when it cannot be read, or is not the data that a run which is not new was trained with.
+    """
     config, trainer = session.config, session.config.trainer
     images = splits(session)
     refuse_unfit_images(config, images)
+    if not is_new:
+        data_record.compare(session, images, run)
+    if session.folder == run:  # an evaluation writes elsewhere
+        data_record.keep(session, images, run)
     return ImageData(
         images,
         batching=Batching(
@@ -86,6 +94,8 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
     if images.statistics is None and not isinstance(pixels, Tensor):
         cure = "return Splits(..., statistics=Statistics(mean, std)), e.g. Statistics((0.5,), (0.25,)) of one channel"
         found.append(f"{source} gives no tensor of pixels, and no statistics to normalize them by: {cure}")
+    if absent := images.absent_classes("train"):
+        found.append(f"{source} has no training image of {faults.several(absent)}: add some, or remove the class")
     is_bytes = images.train.dtype == torch.uint8
     used = [f"augment.{name}={faults.shown(value)}" for name, value in config.augment.model_dump().items() if value]
     if used and not is_bytes:

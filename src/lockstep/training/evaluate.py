@@ -1,5 +1,6 @@
 """Loss and metrics of a trained network on a split, by any number of workers."""
 
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -15,19 +16,26 @@ from lockstep.training import assembly, session
 
 
 def evaluate(
-    folder: RunFolder, world: World | None, flag: SignalFlag, *, config: dict[str, Any], split: str, checkpoint: str
+    folder: RunFolder,
+    world: World | None,
+    flag: SignalFlag,
+    *,
+    config: dict[str, Any],
+    run: str,
+    split: str,
+    checkpoint: str,
 ) -> int:
-    """Evaluate `checkpoint` on `split` of the run's data; print the result, and write scores.json into `folder`."""
+    """Evaluate `checkpoint` of `run` on `split` of its data; print the result, and write scores.json into `folder`."""
     settings = validation.check_tree(config)
     with session.opened(folder, settings, world) as here:
-        data = assembly.image_data(here)
+        data = assembly.image_data(here, RunFolder(Path(run)))
         module, first = assembly.module_to_evaluate(here, assembly.image_format(data))
         trainer = assembly.lightning_trainer(here, module, callbacks=first, logger=False, enable_checkpointing=False)
         step = "test_step" if split == "test" else "validation_step"
         if not is_overridden(step, module):
             raise faults.ConfigError([f"module._target_={settings.module.target} has no {step}: give it one"])
-        run = trainer.test if split == "test" else trainer.validate
-        run(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+        measure = trainer.test if split == "test" else trainer.validate
+        measure(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
             num_images = len(data.splits.test if split == "test" else data.splits.val)
             metrics = metrics_of(trainer, module)

@@ -51,7 +51,7 @@ def measure(
     """
     config = storage.load(folder.config)
     with session.opened(folder, config, world) as here:
-        data = assembly.image_data(here)
+        data = assembly.image_data(here, folder)
         total_steps = config.trainer.max_epochs * data.steps_per_epoch
         module = assembly.classifier(here, assembly.image_format(data), total_steps=total_steps, is_trained=True)
         assembly.refuse_single_values(config, data, module)

@@ -19,7 +19,7 @@ from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, session
+from lockstep.training import assembly, data_record, session
 from lockstep.training.session import Session
 from lockstep.training.staging import readable
 
@@ -30,20 +30,21 @@ def predict(
     flag: SignalFlag,
     *,
     config: dict[str, Any],
+    run: str,
     source: str,
     checkpoint: str,
     output: str,
 ) -> int:
     """Write the name of every image of `source` and what the task says of it to the CSV file `output`.
 
-    `source` is a folder or an image file, or `val` or `test` of the data the run was trained on.
+    `source` is a folder or an image file, or `val` or `test` of the data that `run` was trained on.
     """
     settings = validation.check_tree(config)
     refuse_own_module(settings, "lockstep predict")
     with session.opened(folder, settings, world) as here:
         module = loaded(here, Path(checkpoint))
         image_format = module.image_format
-        images = _images(here, source, image_format)
+        images = _images(here, RunFolder(Path(run)), source, image_format)
         rows = _predicted(here, module, images)
         gathered = sorted(row for share in gather_objects(rows) for row in share)
         if [index for index, _ in gathered] != list(range(len(images))):
@@ -76,12 +77,10 @@ def predictions(module: Classifier, inputs: Tensor) -> Tensor:
         return module.task.predictions(module(inputs.to(module.device)))
 
 
-def _images(here: Session, source: str, image_format: ImageFormat) -> Images:
+def _images(here: Session, run: RunFolder, source: str, image_format: ImageFormat) -> Images:
     if source in ("val", "test"):
         splits = assembly.splits(here)
-        if splits.class_names != tuple(image_format.class_names):
-            fault = f"the data has the classes {splits.class_names}, the network has {image_format.class_names}"
-            raise faults.ConfigError([f"{source}: {fault}: predict the data it was trained for"])
+        data_record.compare(here, splits, run)
         return splits.test if source == "test" else splits.val
     channels, height, width = image_format.image_shape
     return readable(lambda: unlabelled_folder(source, image_size=(height, width), channels=channels))

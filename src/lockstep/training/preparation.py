@@ -15,7 +15,7 @@ def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, L.LightningModu
     ConfigError where the parts do not fit together.
     """
     config = here.config
-    data = assembly.image_data(here)
+    data = assembly.image_data(here, here.folder, is_new=is_new)
     total_steps = config.trainer.max_epochs * data.steps_per_epoch
     if config.has_own_module:
         module, companion = own_module.made(here, assembly.image_format(data), total_steps=total_steps)

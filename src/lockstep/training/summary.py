@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
-from lockstep.config import measured
+from lockstep.config import faults, measured
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
 from lockstep.runs import verified
@@ -109,6 +109,11 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
                 f"{len(splits.train):,} train, {len(splits.val):,} val, {len(splits.test):,} test "
                 f"images of {channels}x{height}x{width}, {_named(module, data)}, {data.placement}",
             ),
+            *[
+                (f"no {split}", f"image of {faults.several(names)}")
+                for split in ("val", "test")
+                if (names := splits.absent_classes(split))
+            ],
             ("network", f"{_num_parameters(module):,} parameters"),
             ("workers", f"{count} x {device_name(here)}" if count > 1 else device_name(here)),
             ("batch", batch),

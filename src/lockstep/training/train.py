@@ -91,7 +91,7 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         steps = folder.read_summary()["steps"]
         has_best = folder.best_checkpoint.exists()
         checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
-        data = assembly.image_data(here)
+        data = assembly.image_data(here, folder)
         module, first = assembly.module_to_evaluate(here, assembly.image_format(data))
         callbacks = [build.build(section) for section in config.callbacks.values() if section is not None]
         trainer = assembly.lightning_trainer(

@@ -32,7 +32,7 @@ def test_a_key_decides_what_its_annotation_or_its_section_says(key: str, scope: 
 def test_keys_of_a_target_count_for_that_target() -> None:
     folder = {"data": {"_target_": "lockstep.data.image_folder"}}
     assert key_scopes.scope("data.cache", folder) is Scope.PLACE
-    assert key_scopes.scope("data.root", folder) is Scope.NUMBERS
+    assert key_scopes.scope("data.split_seed", folder) is Scope.NUMBERS
     mine = {"data": {"_target_": "mine.images"}}
     assert key_scopes.scope("data.cache", mine) is Scope.NUMBERS, "of the same name, and somebody's own"
 
@@ -45,7 +45,7 @@ def test_a_sweep_that_goes_on_may_be_computed_elsewhere_but_not_otherwise_nor_lo
 
 def test_the_whole_command_has_its_keys_once() -> None:
     whole = key_scopes.names(*key_scopes.SAME_FOR_ALL_JOBS)
-    assert whole == ["silent", "notify", "dry_run", "launcher", "sweep", "search", "cluster"]
+    assert whole == ["silent", "notify", "changed_data", "dry_run", "launcher", "sweep", "search", "cluster"]
     assert set(whole) <= set(fields(Config))
 
 

@@ -523,8 +523,8 @@ def test_neither_the_check_nor_the_help_imports_torch() -> None:
 
 
 def resumed(saved: Config, *texts: str) -> Config:
-    overrides.check(texts, is_multirun=False)
-    return resume.resumed_config(saved, composed(texts), texts)
+    (config,) = overrides.check(texts, saved=saved).configs
+    return config
 
 
 def test_a_resume_takes_what_does_not_change_the_mathematics() -> None:
@@ -558,8 +558,11 @@ def test_a_resume_refuses_another_run_with_every_fault() -> None:
 
 FREE_SECTIONS = ("cluster", "launcher", "logger", "notify", "sweep")
 FREE_KEYS = {
-    *("compile", "dry_run", "eval_batch_size", "flip_test", "name", "resume", "search", "silent"),
-    *(f"data.{key}" for key in ("cache", "copy_remove", "copy_to", "download", "memory", "num_workers")),
+    *("changed_data", "compile", "dry_run", "eval_batch_size", "flip_test", "name", "resume", "search", "silent"),
+    *(
+        f"data.{key}"
+        for key in ("cache", "copy_remove", "copy_to", "download", "file", "memory", "num_workers", "root")
+    ),
     *(f"strategy.{key}" for key in ("bucket_size_mib", "interface", "name", "process_group_backend", "timeout_s")),
     "strategy.variables",
     *(f"trainer.{key}" for key in ("deterministic", "devices", "loads", "log_every_n_steps")),
@@ -643,6 +646,31 @@ def test_a_key_of_ones_own_data_is_frozen_though_ours_of_that_name_is_free() -> 
         True,
         False,
     ]
+
+
+def test_overrides_of_a_resume_apply_to_the_options_of_the_run() -> None:
+    saved = config_of("data=image_folder", "data.root=x", "optimizer=adamw", "scheduler=cosine")
+    config = resumed(saved, "resume=x", "data.num_workers=1", "data.memory=stream", "data.cache=null", "data.root=y")
+    assert storage.to_tree(config.data) | {"num_workers": 1} == storage.to_tree(saved.data) | {
+        "num_workers": 1,
+        "memory": "stream",
+        "cache": None,
+        "root": "y",
+    }
+    with pytest.raises(ConfigError) as caught:
+        resumed(saved, "resume=x", "data.num_worker=1", "optimizer.momentum=0.5", "optimizer.eps=1.0")
+    assert caught.value.faults[0].startswith("unknown key data.num_worker: did you mean data.num_workers?")
+    assert any("optimizer.momentum" in fault for fault in caught.value.faults)
+    assert "optimizer.eps=1.0 cannot change on resume, this run has 1e-08" in str(caught.value)
+
+
+def test_a_resume_resolves_no_text_of_the_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOLDER", "elsewhere")
+    saved = config_of("data=image_folder", "data.root=x", "cluster=none")
+    for root in ("${oc.env:FOLDER}", "a\\${seed}", "${", "\\\\${nothing}"):
+        here = saved.model_copy(update={"data": saved.data.model_copy(update={"root": root})})
+        assert resumed(here, "resume=x", "data.num_workers=1").data.root == root  # pyright: ignore[reportAttributeAccessIssue]
+    assert resumed(saved, "resume=x", "data.root=${oc.env:FOLDER}").data.root == "elsewhere"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_resume_takes_the_whole_command_again() -> None:

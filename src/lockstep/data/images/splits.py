@@ -81,6 +81,14 @@ class Splits:
         """The three splits by their names."""
         return {"train": self.train, "val": self.val, "test": self.test}
 
+    def absent_classes(self, split: str) -> list[str]:
+        """Classes without an image in a split; none where targets are no class numbers, or not read yet."""
+        targets = self.parts[split].targets
+        if targets.dim() != 1 or targets.is_floating_point() or not len(targets):
+            return []
+        present = set(targets.unique().tolist())
+        return [name for number, name in enumerate(self.class_names) if number not in present]
+
 
 def _pixel_fault(pixels: Tensor | Pixels) -> str | None:
     """What keeps `pixels` from being those of a split, None where they can be."""

@@ -221,7 +221,7 @@ class FileSettings:
                 )
         everything = positions["train"]
         cuts = cut_by_name(
-            [names[position] for position in everything.tolist()],
+            [str(names[position]) for position in everything.tolist()],
             groups[everything],
             self.split_seed,
             {f"{name}_fraction": fraction for name, fraction in missing.items()},

@@ -1,0 +1,71 @@
+"""A run that is used again, by a resume or an evaluation: its saved configuration with the overrides of a command."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from lockstep.config import options, overrides, project, storage
+from lockstep.config.compose import Source
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import Config
+from lockstep.runs import naming
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.naming import shown
+
+
+class SavedRun(NamedTuple):
+    """The folder of a run, and its configuration as this command changes it."""
+
+    folder: RunFolder
+    config: Config
+
+
+def resumed(texts: Sequence[str], source: Source) -> SavedRun | None:
+    """The run that `resume=` among the overrides names; None without it. Raises ConfigError with all faults."""
+    name = None
+    for text in texts:
+        try:
+            override = options.parsed(text)
+        except HydraException:
+            continue  # the check reports it
+        if override.key_or_group == "resume" and not override.is_delete() and not override.is_sweep_override():
+            name = OmegaConf.create({"resume": override.value()}).resume
+    if name is None:
+        return None
+    try:
+        folder = naming.find(str(name))
+    except FileNotFoundError as error:
+        raise ConfigError([f"resume={error}"]) from error
+    saved = storage.load(folder.config)
+    project.use(folder, saved, is_own_first=True)
+    try:
+        config = changed(folder, saved, texts, source)
+    except ConfigError as error:
+        before = storage.other_version(folder)
+        advice = [f"{shown(folder.path)} was trained by {before}: go on with that one"] if before else []
+        raise ConfigError([*error.faults, *advice]) from error
+    _refuse_finished(folder, config, str(name))
+    return SavedRun(folder, config)
+
+
+def changed(folder: RunFolder, saved: Config, texts: Sequence[str], source: Source) -> Config:
+    """The saved configuration of a run with the overrides on top, its data found where they are now.
+
+    Raises ConfigError for overrides that would make it another run, and for all else that is wrong.
+    """
+    (config,) = overrides.check(texts, source, saved=saved).configs
+    return project.found(folder, config)
+
+
+def _refuse_finished(folder: RunFolder, config: Config, name: str) -> None:
+    """Raise ConfigError where the configuration leaves nothing to train."""
+    max_epochs = config.trainer.max_epochs
+    summary, epoch = folder.read_summary(), folder.read_status().get("epoch", 0)
+    if summary and max_epochs <= summary["epochs"]:
+        cure = f"train longer with trainer.max_epochs above {max_epochs}"
+        raise ConfigError([f"resume={name} is finished: {cure}"])
+    if max_epochs < epoch:
+        where = f"{shown(folder.path)} is in epoch {epoch} already"
+        raise ConfigError([f"trainer.max_epochs={max_epochs}: {where}: take that, or more"])

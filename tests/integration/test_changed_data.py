@@ -1,0 +1,168 @@
+"""Data that changed since a run was trained: refused by every use of the run, or used when asked to, and named."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.config import overrides, storage, validation
+from lockstep.config.compose import composed
+from lockstep.config.faults import ConfigError
+from lockstep.data.sources.builtin import synthetic
+from lockstep.launch import spawn
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from lockstep.training.assembly import refuse_unfit_images
+from tests.support import commands
+from tests.support.exact import train
+from tests.support.harness import write_run
+from tests.support.image_files import write_image, write_list
+
+RECIPE = ("model.width=2", "trainer.max_epochs=1", "strategy=cpu", "trainer.devices=1", "logger=none", "silent=true")
+FOLDER = ("data=image_folder", "data.image_size=16", "data.cache=null", "data.num_workers=1")
+DATASET = (
+    "data=dataset",
+    "data.num_workers=1",
+    "+data.train._target_=torchvision.datasets.ImageFolder",
+    "+data.train.transform._target_=tests.integration.test_changed_data.pixels",
+)
+
+
+def pixels() -> Any:
+    """Of a Dataset of torchvision: images as uint8 tensors."""
+    from torchvision.transforms import v2
+
+    return v2.Compose([v2.ToImage(), v2.Resize([16, 16])])
+
+
+def write_classes(root: Path) -> None:
+    for i in range(12):
+        for label in ("cat", "dog"):
+            write_image(root / label / f"{i}.png", seed=i)
+
+
+def write_listing(root: Path, cat: str = "cat", extra: int = 0) -> None:
+    rows = [
+        {"path": f"{name}/{i}.png", "label": cat if name == "cat" else name}
+        for i in range(12)
+        for name in ("cat", "dog")
+    ]
+    write_list(root / "list.csv", [*rows, *({"path": "cat/0.png", "label": cat} for _ in range(extra))])
+
+
+def evaluated(folder: RunFolder, tmp_path: Path, *typed: str) -> int:
+    """The exit code of an evaluation, as `lockstep eval` asks for it."""
+    saved = storage.load(folder.config)
+    (config,) = overrides.check(typed, saved=saved).configs
+    options = {"config": storage.to_tree(config), "run": str(folder.path), "split": "test"}
+    job = spawn.Job("evaluate", str(tmp_path / "eval"), {**options, "checkpoint": str(folder.last_checkpoint)})
+    shutil.rmtree(tmp_path / "eval", ignore_errors=True)
+    (tmp_path / "eval").mkdir()
+    return spawn.run_here(job, None)
+
+
+def trained(tmp_path: Path, *recipe: str) -> RunFolder:
+    folder = write_run(tmp_path / "run", [*RECIPE, *recipe])
+    assert train(folder) == 0
+    return folder
+
+
+def assert_refused(folder: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str], *expected: str) -> None:
+    def assert_names_the_changes() -> None:
+        folder.failure.unlink(missing_ok=True)
+        said = capfd.readouterr().err
+        assert all(text in said for text in expected), said
+
+    capfd.readouterr()
+    assert evaluated(folder, tmp_path) == EXIT_CONFIG
+    assert_names_the_changes()
+    assert train(folder) == EXIT_CONFIG  # a resume
+    assert_names_the_changes()
+    assert spawn.run_here(spawn.Job("test", str(folder.path), {}), None) == EXIT_CONFIG  # of a sweep's best trial
+    assert_names_the_changes()
+    assert evaluated(folder, tmp_path, "changed_data=accept") == 0
+    assert_names_the_changes()
+
+
+def test_a_folder_with_another_class_or_more_images_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "images"
+    write_classes(root)
+    folder = trained(tmp_path, *FOLDER, f"data.root={root}")
+    assert evaluated(folder, tmp_path) == 0
+    write_image(root / "cat" / "new.png", seed=99)
+    assert_refused(folder, tmp_path, capfd, "1 image added, such as cat/new.png")
+    (root / "cat" / "new.png").unlink()
+    (root / "cat").rename(root / "zcat")
+    assert_refused(folder, tmp_path, capfd, "cat is now dog, dog is now zcat", "12 images added, such as zcat/0.png")
+    (root / "emu").mkdir()
+    write_image(root / "emu" / "0.png")
+    assert evaluated(folder, tmp_path, "changed_data=accept") == EXIT_CONFIG
+    assert "Its network has another number of outputs" in capfd.readouterr().err
+
+
+def test_a_list_with_another_label_or_more_rows_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "images"
+    write_classes(root)
+    write_listing(root)
+    folder = trained(tmp_path, "data=list", *FOLDER[1:], f"data.file={root / 'list.csv'}")
+    write_listing(root, extra=1)
+    assert_refused(folder, tmp_path, capfd, "1 image added, such as cat/0.png")
+    write_listing(root, cat="zcat")
+    assert_refused(folder, tmp_path, capfd, "cat is now dog", "with another target")
+
+
+def test_a_dataset_with_another_class_or_more_samples_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "images"
+    write_classes(root)
+    folder = trained(tmp_path, *DATASET, f"+data.train.root={root}")
+    write_image(root / "dog" / "new.png", seed=99)
+    assert_refused(folder, tmp_path, capfd, "1 image added, such as train/24")
+    (root / "dog" / "new.png").unlink()
+    (root / "cat").rename(root / "zcat")
+    assert_refused(folder, tmp_path, capfd, "cat is now dog, dog is now zcat")
+
+
+def test_a_run_of_an_earlier_version_has_no_record_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained(tmp_path)
+    folder.images.unlink()
+    assert_refused(folder, tmp_path, capfd, "earlier version of Lockstep trained it, which kept no record")
+
+
+def test_data_that_moved_is_found_by_its_new_place_or_from_the_project(tmp_path: Path) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write_classes(project / "images")
+
+    def lockstep(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        return commands.run([sys.executable, "-m", "lockstep", *words], folder)
+
+    assert lockstep(project, "train", *RECIPE, *FOLDER, "data.root=images").returncode == 0
+    run = str(project / "outputs" / "latest")
+    assert lockstep(elsewhere, "eval", run).returncode == 0
+    (project / "images").rename(tmp_path / "moved")
+    done = lockstep(elsewhere, "eval", run)
+    assert (done.returncode, "data.root=images does not exist" in done.stderr) == (EXIT_CONFIG, True)
+    assert lockstep(elsewhere, "eval", run, "--devices", "1", "data.root=../moved").returncode == 0
+    done = lockstep(elsewhere, "eval", run, "seed=3")
+    assert done.returncode == EXIT_CONFIG
+    assert "seed=3 cannot change on resume, this run has 0" in done.stderr
+    words = [f"resume={run}", "trainer.max_epochs=2", "data.root=../moved", "data.memory=stream"]
+    done = lockstep(elsewhere, "train", *words)
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(Path(run)).read_summary()["epochs"] == 2
+
+
+def test_images_that_train_lacks_a_class_of_are_refused(tmp_path: Path) -> None:
+    images = synthetic(num_classes=5, channels=1, image_size=8, train_size=3, val_size=5, test_size=2, seed=0)
+    assert images.absent_classes("val") == []
+    assert images.absent_classes("test") == ["class 2", "class 3", "class 4"]
+    with pytest.raises(ConfigError, match="has no training image of class 3, class 4: add some, or remove the class"):
+        refuse_unfit_images(validation.checked(composed(["data=synthetic"])), images)

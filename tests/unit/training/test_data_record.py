@@ -1,0 +1,96 @@
+"""The record of a run's images: equal for the same data, and every kind of change is named with an example."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.data.images.splits import Images, Splits
+from lockstep.runs.folder import RunFolder
+from lockstep.training import data_record
+
+
+def images(names: list[str], targets: Any) -> Images:
+    return Images(torch.zeros(len(names), 1, 4, 4, dtype=torch.uint8), torch.tensor(targets), names)
+
+
+SPLITS = Splits(
+    train=images(["cat/0.png", "dog/0.png", "cat/1.png"], [0, 1, 0]),
+    val=images(["cat/2.png", "dog/2.png"], [0, 1]),
+    test=images(["cat/3.png", "dog/\udcff.png"], [0, 1]),
+    class_names=("cat", "dog"),
+)
+RECORD = data_record.record_of(SPLITS)
+
+
+def changed(path: list[str | int], value: Any) -> dict[str, Any]:
+    record = part = copy.deepcopy(RECORD)
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return record
+
+
+def test_a_record_comes_back_and_is_that_of_the_same_images(tmp_path: Any) -> None:
+    run = RunFolder(tmp_path)
+    assert data_record._read(run) is None
+    data_record._write(run, RECORD)
+    first = run.images.read_bytes()
+    data_record._write(run, data_record.record_of(SPLITS))
+    assert run.images.read_bytes() == first
+    read = data_record._read(run)
+    assert read == RECORD
+    assert data_record.differences(read, RECORD) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (changed(["class_names"], ["cat", "wolf"]), ["classes in their order: dog is now wolf"]),
+        (changed(["class_names"], ["cat", "dog", "emu"]), ["classes in their order: 2 classes, now 3"]),
+        (changed(["class_names"], ["dog", "cat"]), ["classes in their order: cat is now dog, dog is now cat"]),
+        (changed(["val"], {"names": ["cat/2.png"], "targets": [0]}), ["1 image removed, such as dog/2.png"]),
+        (
+            changed(["val"], {"names": ["cat/2.png", "dog/2.png", "a", "b"], "targets": [0, 1, 0, 0]}),
+            ["2 images added, such as a"],
+        ),
+        (changed(["test", "targets", 0], 1), ["1 image with another target, such as cat/3.png"]),
+        (
+            {**RECORD, "val": RECORD["test"], "test": RECORD["val"]},
+            ["4 images moved to another split, such as cat/2.png"],
+        ),
+        (
+            changed(["train"], {"names": ["cat/1.png", "dog/0.png", "cat/0.png"], "targets": [0, 1, 0]}),
+            ["the order of its images"],
+        ),
+    ],
+)
+def test_each_kind_of_change_is_named(now: dict[str, Any], expected: list[str]) -> None:
+    found = data_record.differences(RECORD, now)
+    assert found[: len(expected)] == expected
+    assert data_record.differences(now, now) == []
+
+
+def test_images_that_are_listed_twice_and_numbers_as_targets_are_told_apart() -> None:
+    before = data_record.record_of(
+        Splits(
+            images(["a", "a", "b"], [[0.5], [0.25], [1.0]]), images(["c"], [[0.0]]), images(["d"], [[0.0]]), ("weight",)
+        )
+    )
+    once = copy.deepcopy(before)
+    once["train"] = {"names": ["a", "b"], "targets": [[0.5], [1.0]]}
+    assert data_record.differences(before, once) == ["1 image removed, such as a"]
+    other = copy.deepcopy(before)
+    other["train"]["targets"][2] = [2.0]
+    assert data_record.differences(before, other) == ["1 image with another target, such as b"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08", b"half"])
+def test_a_damaged_record_is_named_with_the_way_out(tmp_path: Any, content: bytes) -> None:
+    run = RunFolder(tmp_path)
+    data_record._write(run, {"class_names": []} if content == b"half" else RECORD)
+    if content != b"half":
+        run.images.write_bytes(content)
+    with pytest.raises(ValueError, match=r"images\.json\.gz cannot be read .*delete it, and add changed_data=accept"):
+        data_record._read(run)
