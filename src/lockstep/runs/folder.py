@@ -206,14 +206,17 @@ class RunFolder:
     def read_status(self) -> dict[str, Any]:
         """Fields of status.json, empty before the first one is written.
 
-        A live run that was asked to stop shows as state "stopping", one whose process is gone as "no signal". The
-        process of another machine counts as gone when its status is older than `SILENT_S`.
+        A run with a summary is finished, also if it was killed before its last status. A live run that was asked to
+        stop shows as state "stopping", one whose process is gone as "no signal". The process of another machine counts
+        as gone when its status is older than `SILENT_S`.
         """
         status = self._read_json(self.status_file.name)
         if self._is_gone(status):
             status = self._read_json(self.status_file.name)  # it may have ended well since the first look
             if self._is_gone(status):
                 status["state"] = "no signal"
+        if status.get("state", "finished") != "finished" and self._summary.is_file():
+            status |= {"state": "finished", "reason": ""}
         if status.get("state") in LIVE_STATES and self.stop_flag.is_file():
             status["state"] = "stopping"
         return status
@@ -226,13 +229,17 @@ class RunFolder:
         updated = status.get("updated")
         return not (isinstance(updated, int | float) and updated >= time.time() - SILENT_S)
 
+    @property
+    def _summary(self) -> Path:
+        return self.path / "summary.json"
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json: the result of a finished run."""
-        write_json(self.path / "summary.json", summary)
+        write_json(self._summary, summary)
 
     def read_summary(self) -> dict[str, Any]:
         """The result of a finished run, empty for others."""
-        return self._read_json("summary.json")
+        return self._read_json(self._summary.name)
 
     def _read_json(self, name: str) -> dict[str, Any]:
         return read_json(self.path / name)
@@ -321,7 +328,7 @@ class RunFolder:
 
     def forget_end(self) -> None:
         """Forget how the run ended: it goes on."""
-        ended = (self.stop_flag, self.failure, self.path / "summary.json", *self.pictures.glob("test_*"))
+        ended = (self.stop_flag, self.failure, self._summary, *self.pictures.glob("test_*"))
         for path in (*ended, *self.ranks.glob("*")):
             path.unlink(missing_ok=True)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from lockstep.config.faults import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
 from lockstep.config.schema import Config
 from lockstep.launch import runner, supervision
-from lockstep.runs.folder import LIVE_STATES, RunFolder
+from lockstep.runs.folder import EXIT_FAILED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import devices, views
 from lockstep.sweeps.course import Course, Source
@@ -152,6 +153,9 @@ def run(
         views.show(known(), shown(ledger.path))
         if code:
             print("Not everything is done: the same command again goes on.", flush=True)
+    if untested := "" if code else _untested(known(), config):
+        print(untested, file=sys.stderr, flush=True)
+        return EXIT_FAILED
     return code
 
 
@@ -194,6 +198,23 @@ def _to_be_tested(sweep_table: Table, ledger: Ledger, config: Config) -> list[Tr
         for row in rows
         if row.state == "finished" and not any(value is not None for value in row.tests.values())
     ]
+
+
+def _untested(sweep_table: Table, config: Config) -> str:
+    """Why the test at the end of a sweep in which nothing failed is missing; empty where none is."""
+    if config.sweep.test == "none":
+        return ""
+    left = [
+        f"trial {row.trial.number} is {row.state}" for row in sweep_table.rows if row.state not in (*DONE, "failed")
+    ]
+    if left:
+        return f"No test at the end: {', '.join(left)}. Resume by the command that began them, or use sweep.test=none."
+    if config.sweep.test == "best" and sweep_table.best is None and len(sweep_table.objectives) == 1:
+        name = sweep_table.objectives[0].name
+        return (
+            f"No test at the end: no finished trial has a value of {name}. Choose another callbacks.checkpoint.monitor."
+        )
+    return ""
 
 
 def _refuse_live(ledger: Ledger) -> None:

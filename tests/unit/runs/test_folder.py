@@ -237,6 +237,16 @@ def test_a_run_that_ended_keeps_its_state(folder: RunFolder, state: str) -> None
     assert folder.read_status()["state"] == state
 
 
+@pytest.mark.parametrize("state", [*LIVE_STATES, "failed", "stopped"])
+def test_a_run_with_a_summary_is_finished_whatever_was_cut_off_afterwards(folder: RunFolder, state: str) -> None:
+    folder.write_status(state=state, host=socket.gethostname(), reason="ended by SIGKILL", step=3)
+    folder.write_summary({"best": 0.5})
+    status = folder.read_status()
+    assert (status["state"], status["reason"], status["step"]) == ("finished", "", 3)
+    folder.forget_end()  # as a longer resume does
+    assert folder.read_status()["state"] == ("no signal" if state in LIVE_STATES else state)
+
+
 def test_a_run_that_ends_between_two_looks_is_not_taken_for_dead(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

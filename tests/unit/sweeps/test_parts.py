@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -337,6 +338,53 @@ def test_a_trial_is_what_its_run_folder_says(tmp_path: Path) -> None:
     ledger.trials[3].folder.write_status(state="pruned", host="elsewhere")
     states = [trial.state for trial in ledger.trials]
     assert states == ["finished", "failed", "interrupted", "pruned", "queued"]
+
+
+@pytest.mark.parametrize(
+    ("task", "state"), [("train", "finished"), ("train-without-test", "finished"), ("test", "failed")]
+)
+def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_its_test_is_not_tested(
+    tmp_path: Path, task: str, state: str
+) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1")
+    (trial,) = ledger.trials
+    finish(trial, 0.5)
+    trial.folder.update_status(state="training")
+    pool = Pool(Devices(CPU, at_once=1), say=print)
+    course = Course(ledger, Grid([]), pool, Silent(), lambda trial: Need(1, ()), 1, None, task)
+    assert course._end(trial, -signal.SIGKILL, is_pruned=False) == state
+
+
+@pytest.mark.parametrize(
+    ("states", "best", "test", "told"),
+    [
+        (("finished", "queued"), 0.5, "best", "trial 1 is queued"),
+        (("finished", "no signal", "broken"), 0.5, "best", "trial 1 is interrupted, trial 2 is broken"),
+        (("finished", "stopped"), 0.5, "all", "trial 1 is stopped"),
+        (("finished", "finished"), None, "best", "no finished trial has a value of val/accuracy"),
+        (("finished", "queued"), 0.5, "none", ""),
+    ],
+)
+def test_a_sweep_whose_best_trial_cannot_be_tested_says_why_and_does_not_end_well(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    states: Sequence[str],
+    best: float | None,
+    test: str,
+    told: str,
+) -> None:
+    """Trials of an earlier command under the same name, and a metric that is not a number."""
+    ledger = book(tmp_path / "sweep", *(f"lr={number}" for number in range(len(states))))
+    for trial, state in zip(ledger.trials, states, strict=True):
+        if state == "finished":
+            trial.folder.write_summary({"best": best, "training_s": 75.0})
+        if state == "broken":
+            trial.folder.status_file.write_text("{")
+        elif state != "queued":
+            trial.folder.write_status(state="training" if state == "no signal" else state, host=socket.gethostname())
+    config = config_of(f"sweep.test={test}", "silent=true")
+    code = command.run(ledger, Grid([]), {}, config=config, total=1, num_done=1, objectives=[ACCURACY])
+    assert (code, told in capsys.readouterr().err) == (1 if told else 0, True)
 
 
 def test_a_trial_that_an_earlier_version_pruned_is_not_trained_again(tmp_path: Path) -> None:
