@@ -343,7 +343,7 @@ def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
     ranks = vitals.silent(folder) if is_lost_rank(error) else {}
     if not ranks and is_missing_rank(error) and not folder.failure.exists():
         return vitals.told_absent(vitals.absent(folder, world_size), world_size)
-    return vitals.told(ranks, world_size)
+    return vitals.told(folder, ranks, world_size)
 
 
 def left_at_once(job: Job, by: str, *, has_record: bool) -> int:

@@ -208,7 +208,7 @@ class RunFolder:
 
         A run with a summary is finished, also if it was killed before its last status. A live run that was asked to
         stop shows as state "stopping", one whose process is gone as "no signal". The process of another machine counts
-        as gone when its status is older than `SILENT_S`.
+        as gone when its lock is not seen here, and its status is older than `SILENT_S` by the clock of the file system.
         """
         status = self._read_json(self.status_file.name)
         if self._is_gone(status):
@@ -222,12 +222,10 @@ class RunFolder:
         return status
 
     def _is_gone(self, status: dict[str, Any]) -> bool:
-        if status.get("state") not in LIVE_STATES:
+        if status.get("state") not in LIVE_STATES or self.is_locked():
             return False
-        if status.get("host") == socket.gethostname():
-            return not self.is_locked()
-        updated = status.get("updated")
-        return not (isinstance(updated, int | float) and updated >= time.time() - SILENT_S)
+        is_here = status.get("host") == socket.gethostname()
+        return is_here or self.now_s() - self.status_file.stat().st_mtime > SILENT_S
 
     @property
     def _summary(self) -> Path:
@@ -351,6 +349,14 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether a live process on this machine trains the run."""
         return files.is_held(self.lock_file)
+
+    def now_s(self) -> float:
+        """The time by the clock of the file system, which sets the times of files: that of a file server is its own."""
+        try:
+            os.utime(self.lock_file)
+            return self.lock_file.stat().st_mtime
+        except OSError:  # never trained here, of another user, or read-only
+            return time.time()
 
     def has_job_here(self) -> bool:
         """Whether a job in the background of this machine lives."""
