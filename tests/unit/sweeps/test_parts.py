@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
+from lockstep.cli import train
 from lockstep.config import storage, validation
-from lockstep.config.compose import composed, plain
+from lockstep.config.compose import Source, composed, plain
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
@@ -454,6 +456,29 @@ def test_a_sweep_is_found_by_its_name_else_by_its_command_in_any_order(tmp_path:
     assert ledgers.find(tmp_path, None, ["seed=0,1", "lr=1,2"]) == new.path != old.path
     assert ledgers.find(tmp_path, None, ["lr=1,2"]) is None
     assert ledgers.find(tmp_path, "other", ["lr=1,2"]) is None
+
+
+@pytest.mark.parametrize("name", [None, "rates"])
+def test_sweeps_of_the_same_second_get_folders_of_their_own_when_hydra_asks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = OmegaConf.create({"dir": "${sweep_folder:}"})
+    paths = []
+    for number in range(3):
+        train._name_sweep_folder(name, [f"lr={number}"], Source())
+        assert len(list(tmp_path.glob("outputs/*/*"))) == number  # another hydra.sweep.dir may have been typed
+        paths.append(Path(asked.dir))
+        assert Path(asked.dir) == paths[-1]
+    assert len(set(paths)) == 3
+    assert all(path.is_dir() for path in paths)
+    Ledger.opened(paths[1], name, ["lr=9"]).write()
+    train._name_sweep_folder(name, ["lr=9"], Source())
+    assert Path(asked.dir) == paths[1]
+    with monkeypatch.context() as ranks:  # all of them use one
+        ranks.setattr(train, "outer_world", lambda environ: "torchrun")
+        train._name_sweep_folder("other", ["lr=8"], Source())
+        assert not Path(asked.dir).exists()
 
 
 def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:
