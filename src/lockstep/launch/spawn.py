@@ -306,6 +306,7 @@ def _guarded(job: Job, world: World | None, flag: SignalFlag) -> int:
         with vitals.shown(folder, rank):
             with no_garbage_collection(), lazy():
                 task = task_function(job.task)
+                _keep_to_quota()
             try:
                 return task(folder, world, flag, **job.options)
             except Exception as error:
@@ -332,6 +333,14 @@ def _guarded(job: Job, world: World | None, flag: SignalFlag) -> int:
             if not isinstance(error, DiskFault):
                 print(text, file=sys.stderr, flush=True)
         return EXIT_FAILED
+
+
+def _keep_to_quota() -> None:
+    """Let torch compute with the threads that a CPU quota of this process allows; it counts cores without it."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():
+        torch.set_num_threads(num_cores())
 
 
 def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:

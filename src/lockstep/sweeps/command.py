@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -249,7 +250,9 @@ def machine_here() -> Machine:
     num_gpus = hardware.num_visible_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(num_gpus)]
-    return Machine(tuple(names[:num_gpus]), tuple(hardware.cores()))
+    # of a quota, which names no cores, any: others of the machine would all take the first ones, too
+    cores = sorted(random.sample(hardware.cores(), hardware.num_cores()))
+    return Machine(tuple(names[:num_gpus]), tuple(cores))
 
 
 def monitored(config: Config) -> Objective:
