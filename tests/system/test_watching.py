@@ -16,7 +16,7 @@ import pytest
 from lockstep.cli import main
 from lockstep.monitoring import cells
 from lockstep.runs.discovery import STATES
-from lockstep.runs.folder import BENCHMARK, LIVE_STATES, RunFolder
+from lockstep.runs.folder import BENCHMARK, LIVE_STATES, SILENT_S, RunFolder
 from lockstep.system.terminal import duration
 from tests.support.harness import environ
 from tests.support.holding import HOLD, begun_by_another_process
@@ -594,13 +594,16 @@ def test_the_runs_of_a_benchmark_stay(tmp_path: Path, lockstep: Any) -> None:
     assert left(tmp_path) == {"cpu"}
 
 
-def test_what_is_no_run_or_may_be_one_of_another_machine_stays(tmp_path: Path, lockstep: Any) -> None:
+def test_what_is_no_run_or_may_be_one_of_another_machine_stays(
+    tmp_path: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "outputs"
     run(root / "others_folder", state=None).lock_file.unlink()  # such as the config.yaml of a logger
     run(root / "starting", state=None, started=time.time())
     folder = run(root / "elsewhere", state="training", host="node07")
-    status = json.loads((folder.path / "status.json").read_text())
-    (folder.path / "status.json").write_text(json.dumps(status | {"updated": NOW}))
+    os.utime(folder.status_file, (NOW, NOW))
+    now = time.time()
+    monkeypatch.setattr("time.time", lambda: now + 2 * SILENT_S)  # not the clock of the files
     said = lockstep("runs", "--prune", "--yes")
     assert left(root) == {"others_folder", "starting", "elsewhere"}
     for reason in ("no training has ever held it", "it may be starting", "node07, which cannot be asked"):

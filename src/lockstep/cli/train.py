@@ -3,7 +3,8 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from datetime import datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +119,7 @@ def _num_jobs(arguments: "Namespace", source: "Source") -> int | None:
     from lockstep.config import compose, options, overrides
 
     compose.search_defaults()
-    sweep_folder = "outputs"
-    OmegaConf.register_new_resolver("sweep_folder", lambda: sweep_folder, replace=True)
+    OmegaConf.register_new_resolver("sweep_folder", lambda: "outputs", replace=True)
     if arguments.help:
         from lockstep.cli.help import show
 
@@ -134,9 +134,9 @@ def _num_jobs(arguments: "Namespace", source: "Source") -> int | None:
     first = plan.configs[0]
     if arguments.multirun:
         _check_inputs(plan.configs)
-        sweep_folder = str(_sweep_folder(first.sweep.name, arguments.overrides))
-    key = "hydra.sweep.dir" if arguments.multirun else "hydra.run.dir"
-    _check_folder(key, sweep_folder, arguments.overrides, source)
+        _name_sweep_folder(first.sweep.name, arguments.overrides, source)
+    else:
+        _check_folder("hydra.run.dir", "outputs", arguments.overrides, source)
     return plan.num_jobs
 
 
@@ -164,15 +164,23 @@ def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source"
         raise faults.ConfigError([fault if path == default else f"{key}={path}: {fault}"])
 
 
-def _sweep_folder(name: str | None, overrides: Sequence[str]) -> Path:
-    """The folder of the sweep that goes on by this command, else of a new one."""
-    from datetime import datetime
+def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source") -> None:
+    """Let Hydra find the folder of the sweep that goes on by this command, else make a new one when it asks for it.
+
+    Raises ConfigError where it cannot be made.
+    """
+    from omegaconf import OmegaConf
 
     from lockstep.sweeps.ledger import command_of, find
 
-    root = Path("outputs")
-    known = find(root, name, without_secrets(command_of(overrides)))
-    return known or naming.free_path(root, name or "sweep", datetime.now())
+    new = Path("outputs"), name or "sweep", datetime.now()
+    known = find(new[0], name, without_secrets(command_of(typed)))
+    path = str(known or naming.free_path(*new))
+    OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
+    _check_folder("hydra.sweep.dir", path, typed, source)
+    if known is None and outer_world(os.environ) is None:  # whose ranks share a folder
+        made = cache(lambda: str(naming.create_path(*new)))
+        OmegaConf.register_new_resolver("sweep_folder", made, replace=True)
 
 
 _serial = Serial(1)  # Hydra takes only one number from a job, so how it ended is kept here

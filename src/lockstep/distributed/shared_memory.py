@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from lockstep.distributed.semaphores import Semaphores
+from lockstep.system.hardware import num_cores
 
 LINE = 64  # bytes: what processors share at once, and more than a semaphore of any C library
 ROW_BYTES = 1 << 20  # at most, of a rank; a longer tensor goes in parts
@@ -261,8 +262,7 @@ class Neighbours:
             None if number == segment.rank else Neighbour(rank, pid, os.pidfd_open(pid))
             for number, (rank, pid) in enumerate(zip(ranks, pids, strict=True))
         ]
-        has_cores = len(os.sched_getaffinity(0)) >= len(ranks)
-        spin_s = SPIN_S if has_cores else 0.0
+        spin_s = SPIN_S if num_cores() >= len(ranks) else 0.0
         flags, tensors = (
             Channel(segment, offset, row_bytes, self._others, timeout=timeout, spin_s=spin_s)
             for offset, row_bytes in segment.channels()

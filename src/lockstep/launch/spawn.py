@@ -306,6 +306,7 @@ def _guarded(job: Job, world: World | None, flag: SignalFlag) -> int:
         with vitals.shown(folder, rank):
             with no_garbage_collection(), lazy():
                 task = task_function(job.task)
+                _keep_to_quota()
             try:
                 return task(folder, world, flag, **job.options)
             except Exception as error:
@@ -334,6 +335,14 @@ def _guarded(job: Job, world: World | None, flag: SignalFlag) -> int:
         return EXIT_FAILED
 
 
+def _keep_to_quota() -> None:
+    """Let torch compute with the threads that a CPU quota of this process allows; it counts cores without it."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():
+        torch.set_num_threads(num_cores())
+
+
 def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
     """The ranks that this one has waited for in vain, as a person needs it; empty where the error is another one."""
     if world_size == 1:
@@ -343,7 +352,7 @@ def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
     ranks = vitals.silent(folder) if is_lost_rank(error) else {}
     if not ranks and is_missing_rank(error) and not folder.failure.exists():
         return vitals.told_absent(vitals.absent(folder, world_size), world_size)
-    return vitals.told(ranks, world_size)
+    return vitals.told(folder, ranks, world_size)
 
 
 def left_at_once(job: Job, by: str, *, has_record: bool) -> int:

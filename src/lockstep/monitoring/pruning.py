@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +142,7 @@ def _reason_to_stay(candidate: Candidate, *, is_named: bool) -> str:
         return f"it cannot be read: {type(error).__name__}"
     if (folder.path.parent / BENCHMARK).is_file():
         return "it is part of a benchmark, remove that as a whole"
-    if facts["state"] == "not started" and time.time() - made < SILENT_S:
+    if facts["state"] == "not started" and folder.now_s() - made < SILENT_S:
         return "it may be starting on another machine, wait ten minutes"
     if facts["state"] == "no signal" and not is_named and _is_elsewhere(facts.get("host")):
         host = printable(facts["host"])

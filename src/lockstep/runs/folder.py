@@ -211,33 +211,38 @@ class RunFolder:
     def read_status(self) -> dict[str, Any]:
         """Fields of status.json, empty before the first one is written.
 
-        A live run that was asked to stop shows as state "stopping", one whose process is gone as "no signal". The
-        process of another machine counts as gone when its status is older than `SILENT_S`.
+        A run with a summary is finished, also if it was killed before its last status. A live run that was asked to
+        stop shows as state "stopping", one whose process is gone as "no signal". The process of another machine counts
+        as gone when its lock is not seen here, and its status is older than `SILENT_S` by the clock of the file system.
         """
         status = self._read_json(self.status_file.name)
         if self._is_gone(status):
             status = self._read_json(self.status_file.name)  # it may have ended well since the first look
             if self._is_gone(status):
                 status["state"] = "no signal"
+        if status.get("state", "finished") != "finished" and self._summary.is_file():
+            status |= {"state": "finished", "reason": ""}
         if status.get("state") in LIVE_STATES and self.stop_flag.is_file():
             status["state"] = "stopping"
         return status
 
     def _is_gone(self, status: dict[str, Any]) -> bool:
-        if status.get("state") not in LIVE_STATES:
+        if status.get("state") not in LIVE_STATES or self.is_locked():
             return False
-        if status.get("host") == socket.gethostname():
-            return not self.is_locked()
-        updated = status.get("updated")
-        return not (isinstance(updated, int | float) and updated >= time.time() - SILENT_S)
+        is_here = status.get("host") == socket.gethostname()
+        return is_here or self.now_s() - self.status_file.stat().st_mtime > SILENT_S
+
+    @property
+    def _summary(self) -> Path:
+        return self.path / "summary.json"
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json: the result of a finished run."""
-        write_json(self.path / "summary.json", summary)
+        write_json(self._summary, summary)
 
     def read_summary(self) -> dict[str, Any]:
         """The result of a finished run, empty for others."""
-        return self._read_json("summary.json")
+        return self._read_json(self._summary.name)
 
     def _read_json(self, name: str) -> dict[str, Any]:
         return read_json(self.path / name)
@@ -326,7 +331,7 @@ class RunFolder:
 
     def forget_end(self) -> None:
         """Forget how the run ended: it goes on."""
-        ended = (self.stop_flag, self.failure, self.path / "summary.json", *self.pictures.glob("test_*"))
+        ended = (self.stop_flag, self.failure, self._summary, *self.pictures.glob("test_*"))
         for path in (*ended, *self.ranks.glob("*")):
             path.unlink(missing_ok=True)
 
@@ -349,6 +354,14 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether a live process on this machine trains the run."""
         return files.is_held(self.lock_file)
+
+    def now_s(self) -> float:
+        """The time by the clock of the file system, which sets the times of files: that of a file server is its own."""
+        try:
+            os.utime(self.lock_file)
+            return self.lock_file.stat().st_mtime
+        except OSError:  # never trained here, of another user, or read-only
+            return time.time()
 
     def has_job_here(self) -> bool:
         """Whether a job in the background of this machine lives."""

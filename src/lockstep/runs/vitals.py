@@ -100,11 +100,12 @@ def silent(folder: RunFolder) -> dict[int, Beat]:
     return {rank: beat for rank, beat in after.items() if before.get(rank) == beat}
 
 
-def told(ranks: dict[int, Beat], world_size: int) -> str:
+def told(folder: RunFolder, ranks: dict[int, Beat], world_size: int) -> str:
     """Which ranks are silent, where, since when and why, as far as that can be seen from this machine."""
+    now = folder.now_s()
     lines = [
         f"rank {rank} of {world_size} on {beat.host} (pid {beat.pid}) has been silent since "
-        f"{datetime.fromtimestamp(beat.at_s):%H:%M:%S}, for {time.time() - beat.at_s:.0f} s: {_state(beat)}"
+        f"{datetime.fromtimestamp(beat.at_s):%H:%M:%S}, for {now - beat.at_s:.0f} s: {_state(beat)}"
         for rank, beat in sorted(ranks.items(), key=lambda item: item[1].at_s)[:MOST_TOLD]
     ]
     more = len(ranks) - len(lines)

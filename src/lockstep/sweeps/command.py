@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from lockstep.config.faults import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
 from lockstep.config.schema import Config
 from lockstep.launch import runner, supervision
-from lockstep.runs.folder import LIVE_STATES, RunFolder
+from lockstep.runs.folder import EXIT_FAILED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import devices, views
 from lockstep.sweeps.course import Course, Source
@@ -152,6 +154,9 @@ def run(
         views.show(known(), shown(ledger.path))
         if code:
             print("Not everything is done: the same command again goes on.", flush=True)
+    if untested := "" if code else _untested(known(), config):
+        print(untested, file=sys.stderr, flush=True)
+        return EXIT_FAILED
     return code
 
 
@@ -196,6 +201,23 @@ def _to_be_tested(sweep_table: Table, ledger: Ledger, config: Config) -> list[Tr
     ]
 
 
+def _untested(sweep_table: Table, config: Config) -> str:
+    """Why the test at the end of a sweep in which nothing failed is missing; empty where none is."""
+    if config.sweep.test == "none":
+        return ""
+    left = [
+        f"trial {row.trial.number} is {row.state}" for row in sweep_table.rows if row.state not in (*DONE, "failed")
+    ]
+    if left:
+        return f"No test at the end: {', '.join(left)}. Resume by the command that began them, or use sweep.test=none."
+    if config.sweep.test == "best" and sweep_table.best is None and len(sweep_table.objectives) == 1:
+        name = sweep_table.objectives[0].name
+        return (
+            f"No test at the end: no finished trial has a value of {name}. Choose another callbacks.checkpoint.monitor."
+        )
+    return ""
+
+
 def _refuse_live(ledger: Ledger) -> None:
     """Raise ConfigError while somebody else trains a trial, or a cluster is about to."""
     try:
@@ -228,7 +250,9 @@ def machine_here() -> Machine:
     num_gpus = hardware.num_visible_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(num_gpus)]
-    return Machine(tuple(names[:num_gpus]), tuple(hardware.cores()))
+    # of a quota, which names no cores, any: others of the machine would all take the first ones, too
+    cores = sorted(random.sample(hardware.cores(), hardware.num_cores()))
+    return Machine(tuple(names[:num_gpus]), tuple(cores))
 
 
 def monitored(config: Config) -> Objective:

@@ -138,6 +138,8 @@ class Course:
 
     def _end(self, trial: Trial, code: int, *, is_pruned: bool) -> str:
         state = {0: "finished", EXIT_STOPPED: "pruned" if is_pruned else "stopped"}.get(code, "failed")
+        if self.task != "test" and trial.state == "finished":  # killed after its summary
+            state = "finished"
         if is_pruned:
             trial.folder.clear_stop()  # also where the trial was through before it saw the request
         if state == "pruned":

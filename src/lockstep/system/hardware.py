@@ -1,12 +1,12 @@
 """What this process finds around it: GPUs, an outer launcher, versions and the commit. No torch until it is needed."""
 
-import contextlib
 import os
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
 
 CUDA_ERROR_NOT_INITIALIZED = 3
+ROOT = Path("/")  # of what the kernel shows as files
 # device files of AMD's GPUs, of WSL's, and of those of Jetson, which have no number
 ASK_TORCH = {"kfd", "dxg", "nvhost-gpu", "nvgpu"}
 
@@ -69,14 +69,65 @@ def cores() -> list[int]:
 
 
 def num_cores() -> int:
-    """How many cores this process may use."""
-    return len(cores())
+    """How many cores this process may use at once: a container may have a quota of them, which is rounded up."""
+    counts = [len(cores())]
+    for group in _control_groups():
+        quota = _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
+        if len(quota) == 2 and quota[0] > 0:  # else there is none
+            counts.append(-(-quota[0] // quota[1]))
+    return min(counts)
 
 
 def memory_bytes() -> int:
     """Memory of this machine, or of the container where that may have less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says "max"
-            total = min(total, int(Path(path).read_text()))
-    return total
+    limits = [limit for group in _control_groups() for limit in _memory_limit(group)]
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
+
+
+def available_bytes() -> int | None:
+    """Memory that Linux can hand out now, page cache included (SC_AVPHYS_PAGES leaves that out); None elsewhere."""
+    meminfo = _fields(ROOT / "proc/meminfo")
+    if not meminfo:
+        return None
+    available = [meminfo["MemAvailable:"] * 1024]
+    for group in _control_groups():
+        used = _numbers(group / "memory.current") or _numbers(group / "memory.usage_in_bytes")
+        for limit in _memory_limit(group) if used else ():
+            fields = _fields(group / "memory.stat")
+            cached = sum(fields.get(f"total_{name}", fields.get(name, 0)) for name in ("inactive_file", "active_file"))
+            available.append(max(0, limit - used[0] + cached))
+    return min(available)
+
+
+def _memory_limit(group: Path) -> list[int]:
+    return _numbers(group / "memory.max") or _numbers(group / "memory.limit_in_bytes")
+
+
+def _control_groups() -> Iterator[Path]:
+    """Folders of the control groups of this process, and of all groups above them, whose limits count as well.
+
+    Version 2 has one hierarchy, version 1 one for each kind of limit. A container may see the path that its group has
+    outside: then it finds only the top of what it sees, which is its own group.
+    """
+    file = ROOT / "proc/self/cgroup"
+    for line in file.read_text().splitlines() if file.exists() else ():
+        _, kind, path = line.split(":", 2)
+        for folder in (PurePath(path), *PurePath(path).parents):
+            yield ROOT / "sys/fs/cgroup" / kind / folder.relative_to("/")
+
+
+def _numbers(*paths: Path) -> list[int]:
+    """All numbers in some files; none where a file is missing or says "max"."""
+    try:
+        return [int(text) for path in paths for text in path.read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The first number of every line by the word before it; none where there is no file."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {words[0]: int(words[1]) for words in map(str.split, lines)}

@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 import shlex
 import signal
@@ -15,7 +14,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lockstep.runs import naming
-from lockstep.runs.files import MAX_BYTES, atomic_file, write_atomically, write_json
+from lockstep.runs.files import MAX_BYTES, atomic_file, write_atomically
 from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
 from lockstep.runs.naming import create_path, find, link_latest
 from tests.support.holding import HOLD, WRITE, begun_by_another_process
@@ -237,6 +236,16 @@ def test_a_run_that_ended_keeps_its_state(folder: RunFolder, state: str) -> None
     assert folder.read_status()["state"] == state
 
 
+@pytest.mark.parametrize("state", [*LIVE_STATES, "failed", "stopped"])
+def test_a_run_with_a_summary_is_finished_whatever_was_cut_off_afterwards(folder: RunFolder, state: str) -> None:
+    folder.write_status(state=state, host=socket.gethostname(), reason="ended by SIGKILL", step=3)
+    folder.write_summary({"best": 0.5})
+    status = folder.read_status()
+    assert (status["state"], status["reason"], status["step"]) == ("finished", "", 3)
+    folder.forget_end()  # as a longer resume does
+    assert folder.read_status()["state"] == ("no signal" if state in LIVE_STATES else state)
+
+
 def test_a_run_that_ends_between_two_looks_is_not_taken_for_dead(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,11 +286,39 @@ def test_a_live_run_that_was_asked_to_stop_is_stopping(folder: RunFolder, state:
         assert folder.read_status()["state"] == "stopped"
 
 
-def test_a_run_of_another_machine_is_gone_when_it_is_silent_for_long(folder: RunFolder) -> None:
+@pytest.mark.parametrize("skew_s", [-2 * SILENT_S, 0.0, 2 * SILENT_S])
+@pytest.mark.parametrize("whose", ["writer", "reader"])
+def test_a_run_of_another_machine_is_gone_when_it_is_silent_for_long_whatever_its_clock_or_ours_says(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, whose: str, skew_s: float
+) -> None:
+    """The file system has the clock: of a network disk, that of the file server."""
+    folder.lock_file.touch()
+    disk_s = time.time()
+    now = time.time
+    with monkeypatch.context() as machine:
+        machine.setattr("time.time", lambda: now() + (skew_s if whose == "writer" else 0.0))
+        folder.write_status(state="training", host="another machine")
+    monkeypatch.setattr("time.time", lambda: now() + (skew_s if whose == "reader" else 0.0))
+    for age, state in ((0, "training"), (SILENT_S - 60, "training"), (SILENT_S + 5, "no signal")):
+        os.utime(folder.status_file, (disk_s - age, disk_s - age))
+        assert folder.read_status()["state"] == state
+
+
+def test_a_run_that_another_machine_holds_is_live_however_long_its_step_takes(folder: RunFolder) -> None:
     folder.write_status(state="training", host="another machine")
-    status = json.loads((folder.path / "status.json").read_text())
-    for age, state in ((SILENT_S - 5, "training"), (SILENT_S + 5, "no signal")):
-        write_json(folder.path / "status.json", {**status, "updated": time.time() - age})
+    os.utime(folder.status_file, (0, 0))
+    assert folder.read_status()["state"] == "no signal"
+    with folder.lock():
+        assert folder.read_status()["state"] == "training"
+
+
+def test_a_run_whose_lock_cannot_be_touched_is_compared_with_the_clock_of_this_machine(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.write_status(state="training", host="another machine")
+    now = time.time()
+    for age, state in ((0, "training"), (SILENT_S + 5, "no signal")):
+        monkeypatch.setattr("time.time", lambda age=age: now + age)
         assert folder.read_status()["state"] == state
 
 

@@ -2,8 +2,10 @@
 
 import csv
 import json
+import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
+from lockstep.cli import train
 from lockstep.config import storage, validation
-from lockstep.config.compose import composed, plain
+from lockstep.config.compose import Source, composed, plain
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
@@ -332,11 +336,57 @@ def test_a_trial_is_what_its_run_folder_says(tmp_path: Path) -> None:
     finish(ledger.trials[0], 0.5)
     ledger.trials[1].folder.write_status(state="failed", host="elsewhere")
     ledger.trials[2].folder.write_status(state="training", host="elsewhere")
-    status = ledger.trials[2].folder.path / "status.json"
-    status.write_text(json.dumps({**json.loads(status.read_text()), "updated": 0}))  # long ago
+    os.utime(ledger.trials[2].folder.status_file, (0, 0))  # long ago
     ledger.trials[3].folder.write_status(state="pruned", host="elsewhere")
     states = [trial.state for trial in ledger.trials]
     assert states == ["finished", "failed", "interrupted", "pruned", "queued"]
+
+
+@pytest.mark.parametrize(
+    ("task", "state"), [("train", "finished"), ("train-without-test", "finished"), ("test", "failed")]
+)
+def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_its_test_is_not_tested(
+    tmp_path: Path, task: str, state: str
+) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1")
+    (trial,) = ledger.trials
+    finish(trial, 0.5)
+    trial.folder.update_status(state="training")
+    pool = Pool(Devices(CPU, at_once=1), say=print)
+    course = Course(ledger, Grid([]), pool, Silent(), lambda trial: Need(1, ()), 1, None, task)
+    assert course._end(trial, -signal.SIGKILL, is_pruned=False) == state
+
+
+@pytest.mark.parametrize(
+    ("states", "best", "test", "told"),
+    [
+        (("finished", "queued"), 0.5, "best", "trial 1 is queued"),
+        (("finished", "no signal", "broken"), 0.5, "best", "trial 1 is interrupted, trial 2 is broken"),
+        (("finished", "stopped"), 0.5, "all", "trial 1 is stopped"),
+        (("finished", "finished"), None, "best", "no finished trial has a value of val/accuracy"),
+        (("finished", "queued"), 0.5, "none", ""),
+    ],
+)
+def test_a_sweep_whose_best_trial_cannot_be_tested_says_why_and_does_not_end_well(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    states: Sequence[str],
+    best: float | None,
+    test: str,
+    told: str,
+) -> None:
+    """Trials of an earlier command under the same name, and a metric that is not a number."""
+    ledger = book(tmp_path / "sweep", *(f"lr={number}" for number in range(len(states))))
+    for trial, state in zip(ledger.trials, states, strict=True):
+        if state == "finished":
+            trial.folder.write_summary({"best": best, "training_s": 75.0})
+        if state == "broken":
+            trial.folder.status_file.write_text("{")
+        elif state != "queued":
+            trial.folder.write_status(state="training" if state == "no signal" else state, host=socket.gethostname())
+    config = config_of(f"sweep.test={test}", "silent=true")
+    code = command.run(ledger, Grid([]), {}, config=config, total=1, num_done=1, objectives=[ACCURACY])
+    assert (code, told in capsys.readouterr().err) == (1 if told else 0, True)
 
 
 def test_a_trial_that_an_earlier_version_pruned_is_not_trained_again(tmp_path: Path) -> None:
@@ -406,6 +456,29 @@ def test_a_sweep_is_found_by_its_name_else_by_its_command_in_any_order(tmp_path:
     assert ledgers.find(tmp_path, None, ["seed=0,1", "lr=1,2"]) == new.path != old.path
     assert ledgers.find(tmp_path, None, ["lr=1,2"]) is None
     assert ledgers.find(tmp_path, "other", ["lr=1,2"]) is None
+
+
+@pytest.mark.parametrize("name", [None, "rates"])
+def test_sweeps_of_the_same_second_get_folders_of_their_own_when_hydra_asks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = OmegaConf.create({"dir": "${sweep_folder:}"})
+    paths = []
+    for number in range(3):
+        train._name_sweep_folder(name, [f"lr={number}"], Source())
+        assert len(list(tmp_path.glob("outputs/*/*"))) == number  # another hydra.sweep.dir may have been typed
+        paths.append(Path(asked.dir))
+        assert Path(asked.dir) == paths[-1]
+    assert len(set(paths)) == 3
+    assert all(path.is_dir() for path in paths)
+    Ledger.opened(paths[1], name, ["lr=9"]).write()
+    train._name_sweep_folder(name, ["lr=9"], Source())
+    assert Path(asked.dir) == paths[1]
+    with monkeypatch.context() as ranks:  # all of them use one
+        ranks.setattr(train, "outer_world", lambda environ: "torchrun")
+        train._name_sweep_folder("other", ["lr=8"], Source())
+        assert not Path(asked.dir).exists()
 
 
 def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:

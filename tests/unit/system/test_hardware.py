@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 import lockstep
+from lockstep.launch import spawn
+from lockstep.sweeps import command
 from lockstep.system import hardware
 from tests.support.harness import ROOT, environ
 
@@ -86,3 +89,126 @@ def test_torch_is_asked_where_device_files_do_not_tell(files: list[str], monkeyp
     assert hardware.num_visible_gpus() == 3
     monkeypatch.setattr("os.listdir", lambda path: ["null", "nvram"])
     assert hardware.num_visible_gpus() == 0
+
+
+# -- limits of containers ----------------------------------------------------------------------------------------------
+
+NONE_V1 = str(2**63 - 4096)  # what version 1 has in place of "max"
+
+
+def machine(path: Path, groups: str, files: dict[str, str]) -> Path:
+    """A system whose process is in `groups`, on 64 GiB of which 32 are free, and files below /sys/fs/cgroup."""
+    meminfo = f"MemTotal: {64 * 2**20} kB\nMemAvailable: {32 * 2**20} kB\n"
+    for name, text in {"proc/self/cgroup": groups, "proc/meminfo": meminfo}.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    for name, text in files.items():
+        (path / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / "sys/fs/cgroup" / name).write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "count"),
+    [
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 2),  # rounded up, as in the JVM and Go
+        ("0::/\n", {"cpu.max": "10000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
+        ("0::/\n", {"cpu.max": "12800000 100000\n"}, 64),  # no core is added
+        ("0::/\n", {"cpu.max": ""}, 64),
+        ("0::/\n", {}, 64),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),  # that of a group above
+        ("0::/a/b\n", {"a/b/cpu.max": "200000 100000\n", "a/cpu.max": "300000 100000\n"}, 2),
+        ("0::/../host/b\n", {"cpu.max": "200000 100000\n"}, 2),  # outside of the namespace that is seen
+        ("4:cpu,cpuacct:/\n", {"cpu,cpuacct/cpu.cfs_quota_us": "200000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 2),
+        # the path on the host, which a container does not see: its own group is the root of the mount
+        ("4:cpu:/docker/3f\n", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "10000"}, 5),
+        (
+            "4:cpu:/a/b\n1:name=systemd:/a\n0::/\n",
+            {"cpu/a/cpu.cfs_quota_us": "1000", "cpu/a/cpu.cfs_period_us": "500"},
+            2,
+        ),
+        ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "100000"}, 64),
+    ],
+)
+def test_a_quota_of_a_container_counts_in_place_of_the_cores_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str], count: int
+) -> None:
+    monkeypatch.setattr(hardware, "ROOT", machine(tmp_path, groups, files))
+    monkeypatch.setattr(hardware, "cores", lambda: list(range(64)))
+    assert hardware.num_cores() == count
+
+
+@pytest.mark.parametrize(
+    ("variable", "default", "expected"), [(None, 64, [2]), (None, 2, []), (None, 1, []), ("8", 8, [])]
+)
+def test_torch_has_no_more_threads_than_a_quota_allows_unless_a_variable_says_so(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, default: int, expected: list[int]
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr(spawn, "num_cores", lambda: 2)
+    monkeypatch.setattr("torch.get_num_threads", lambda: default)
+    monkeypatch.setattr("torch.set_num_threads", chosen.append)
+    spawn._keep_to_quota()
+    assert chosen == expected
+
+
+def test_trials_share_as_many_cores_as_a_quota_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "cores", lambda: list(range(64)))
+    monkeypatch.setattr(hardware, "num_cores", lambda: 3)
+    cores = command.machine_here().cores
+    assert len(set(cores)) == 3
+    assert list(cores) == sorted(cores)
+    monkeypatch.setattr(hardware, "num_cores", lambda: 64)
+    assert command.machine_here().cores == tuple(range(64))
+
+
+def memory(folder: str, limit: int | str, used: int, cached: int) -> dict[str, str]:
+    """Files of version 2 in GiB; `cached` of what is used are files, half of them read often."""
+    stat = f"anon 5\ninactive_file {cached * 2**29}\nactive_file {cached * 2**29}\n"
+    limit = limit if isinstance(limit, str) else str(limit * 2**30)
+    return {f"{folder}memory.max": limit, f"{folder}memory.current": str(used * 2**30), f"{folder}memory.stat": stat}
+
+
+def old_memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str]:
+    """Those of version 1, in which a plain name counts without the groups below."""
+    stat = f"inactive_file 1\nactive_file 1\ntotal_inactive_file {cached * 2**30}\ntotal_active_file 0\n"
+    names = {"limit_in_bytes": limit, "usage_in_bytes": str(used * 2**30), "stat": stat}
+    return {f"memory/{folder}memory.{name}": text for name, text in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "total", "available"),
+    [
+        ("0::/\n", memory("", 8, 3, 0), 8, 5),
+        ("0::/\n", memory("", 8, 8, 6), 8, 6),  # files that were read are let go of
+        ("0::/\n", memory("", 8, 9, 0), 8, 0),  # the limit was lowered
+        ("0::/\n", memory("", "max\n", 8, 0), 64, 32),
+        ("0::/\n", memory("", 512, 8, 0), 64, 32),
+        ("0::/a/b\n", {**memory("a/b/", 8, 1, 0), **memory("a/", 6, 5, 0)}, 6, 1),
+        ("0::/a/b\n", {**memory("a/b/", 4, 1, 0), **memory("a/", 16, 1, 0)}, 4, 3),
+        ("0::/\n", {}, 64, 32),
+        ("4:memory:/docker/3f\n", old_memory("", str(8 * 2**30), 7, 4), 8, 5),
+        ("4:memory:/a/b\n0::/\n", {**old_memory("a/b/", NONE_V1, 1, 0), **old_memory("a/", str(2**30), 0, 0)}, 1, 1),
+        ("4:memory:/\n", old_memory("", NONE_V1, 7, 0), 64, 32),
+    ],
+)
+def test_a_memory_limit_of_a_container_counts_in_place_of_the_memory_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str], total: int, available: int
+) -> None:
+    monkeypatch.setattr(hardware, "ROOT", machine(tmp_path, groups, files))
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * 2**18}.__getitem__)
+    assert hardware.memory_bytes() == total * 2**30
+    assert hardware.available_bytes() == available * 2**30
+
+
+def test_without_linux_there_are_no_limits_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "ROOT", tmp_path)
+    assert hardware.num_cores() == len(hardware.cores())
+    assert hardware.memory_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert hardware.available_bytes() is None

@@ -28,7 +28,7 @@ from lockstep.data.images.pixels import ImageFiles, Pixels, Rows
 from lockstep.data.images.splits import Images, Splits, cut_by_name
 from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, value_counts
 from lockstep.data.transfer.file_lock import Progress
-from lockstep.system.hardware import num_cores
+from lockstep.system.hardware import available_bytes, num_cores
 
 
 def image_folder(
@@ -327,15 +327,6 @@ def size_text(num_bytes: int) -> str:
     """Bytes as MiB or GiB."""
     unit, name = (2**30, "GiB") if num_bytes >= 2**30 else (2**20, "MiB")
     return f"{num_bytes / unit:.1f} {name}"
-
-
-def available_bytes() -> int | None:
-    """Memory that Linux can hand out now, page cache included (SC_AVPHYS_PAGES leaves that out); None elsewhere."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return None
-    kib = {line.split(":")[0]: line.split()[1] for line in meminfo.read_text().splitlines()}
-    return int(kib["MemAvailable"]) * 1024
 
 
 def _check_memory(setting: str, needed: int) -> None:
