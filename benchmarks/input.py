@@ -99,6 +99,7 @@ def _read(root: Path, cache: str | None, memory: str) -> Images:
             root=str(root),
             image_size=IMAGE_SIZE,
             channels=3,
+            background="white",
             val_fraction=0.1,
             test_fraction=0.1,
             split_seed=0,

@@ -13,7 +13,7 @@ from lockstep.training import staging
 def section(root: Path | str, scratch: Path | None, **changes: Any) -> ImageFolder:
     values = {"root": str(root), "copy_to": str(scratch) if scratch else None, "copy_remove": False} | changes
     settings = {"val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0, "image_size": 8, "channels": 3}
-    rest = {"cache": None, "memory": "host", "num_workers": 1}
+    rest = {"background": "white", "cache": None, "memory": "host", "num_workers": 1}
     return ImageFolder.model_validate({"_target_": "lockstep.data.image_folder", **settings, **rest, **values})
 
 

@@ -15,6 +15,7 @@ from lockstep.data.sources.folders import image_folder
 SETTINGS: dict[str, Any] = {
     "image_size": 8,
     "channels": 3,
+    "background": "white",
     "val_fraction": 0.25,
     "test_fraction": 0.25,
     "split_seed": 0,

@@ -49,12 +49,22 @@ def check(overrides: Sequence[str], source: compose.Source) -> int:
         leaks = [group for group in groups if len({split for split, _ in group}) > 1]
         twice = [group for group in groups if group not in leaks]
         broken = inspection.broken
+        transparent, animated = (
+            sum(getattr(each, name) for seen in inspection.seen.values() for each in seen)
+            for name in ("is_transparent", "is_animated")
+        )
         rows = [
             *((split, _counts(inspection, split)) for split in inspection.seen),
             ("sizes", _sizes(inspection)),
             ("training", _use(config, images, inspection)),
             ("memory", _placement(config, images)),
             ("steps", _steps(config, len(inspection.seen["train"]))),
+            *(
+                [("transparent", f"{transparent:,}, laid on {config.data.arguments()['background']}")]
+                if transparent
+                else []
+            ),
+            *([("animated", f"{animated:,}, of which the first frame is used")] if animated else []),
             ("broken", _told(len(broken), "cannot be used", is_wrong=True)),
             ("leaks", _told(len(leaks), "in more than one split", is_wrong=True)),
             ("duplicates", _told(len(twice), "more than once in a split", is_wrong=False)),

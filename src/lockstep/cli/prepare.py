@@ -29,12 +29,13 @@ def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source
     section = validation.checked(compose.composed(overrides, source)).data
     settings = section.arguments()
     cache, image_size, channels = settings["cache"], settings["image_size"], settings["channels"]
+    background = settings["background"]
     if cache is None:
         raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
     is_url = remote.is_url(root)
     setting = f"data.root={remote.shown(root) if is_url else root}"
     listing = list_classes(_fetched(section) if is_url else root)
-    entry = caches.entry(cache, listing, image_size=image_size, channels=channels)
+    entry = caches.entry(cache, listing, image_size=image_size, channels=channels, background=background)
     table = entry.opened()
     is_new = table is None
     if table is None:
@@ -42,7 +43,7 @@ def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source
         from lockstep.data.sources.folders import Folder
 
         try:
-            table = Folder(setting, listing, image_size, channels, cache).decoded()
+            table = Folder(setting, listing, image_size, channels, background, cache).decoded()
         except ImageFault as error:
             print("\n".join(f"lockstep: {fault}" for fault in error.faults), file=sys.stderr)
             return EXIT_CONFIG

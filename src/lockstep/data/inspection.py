@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.data.images.decode import ImageFault, check_size, decode, size_of, useful_threads
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Splits
-from lockstep.data.sources.folders import Contents
+from lockstep.data.sources.folders import Contents, Folder
 from lockstep.system.hardware import num_cores
 
 Show = Callable[[int, int], None]
@@ -25,6 +25,8 @@ class Seen(NamedTuple):
     digest: bytes
     size: tuple[int, int] | None
     faults: tuple[str, ...] = ()
+    is_transparent: bool = False
+    is_animated: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,10 @@ def inspect_files(contents: Contents, show: Show) -> Inspection:
     """Read and decode every file, by threads; `show` gets how many of how many are done."""
     folder, listing = contents.folder, contents.folder.listing
     files = folder.files
-    first = _first_size(folder.files[0], folder.channels) if folder.image_size is None else None
+    first = _first_size(folder) if folder.image_size is None else None
 
     def look(path: str) -> Seen:
-        return _look_at_file(path, folder.channels, first, files[0])
+        return _look_at_file(path, folder, first)
 
     seen: list[Seen] = []
     num_threads = useful_threads(len(files), listing.num_bytes, num_cores())
@@ -95,25 +97,25 @@ def inspect_images(splits: Splits, show: Show) -> Inspection:
     )
 
 
-def _first_size(path: str, channels: int) -> tuple[int, int] | None:
+def _first_size(folder: Folder) -> tuple[int, int] | None:
     try:
-        return size_of(decode(path, channels))
+        return folder.size()
     except ImageFault:
         return None  # it is named with the other broken ones
 
 
-def _look_at_file(path: str, channels: int, size: tuple[int, int] | None, first: str) -> Seen:
+def _look_at_file(path: str, folder: Folder, size: tuple[int, int] | None) -> Seen:
     try:
         digest = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
     except OSError as error:
         return Seen(b"", None, (f"image {path} cannot be read ({error.strerror}): mend or delete it.",))
     try:
-        image = decode(path, channels)
+        image, is_transparent, is_animated = decode(path, folder.channels, folder.background)
         if size is not None:
-            check_size(image, path, size, first)
+            check_size(image, path, size, folder.files[0])
     except ImageFault as error:
         return Seen(digest, None, tuple(error.faults))
-    return Seen(digest, size_of(image))
+    return Seen(digest, size_of(image), (), is_transparent, is_animated)
 
 
 def _looks(images: Images) -> Iterator[tuple[Seen, Tensor]]:

@@ -34,21 +34,24 @@ class Inputs(NamedTuple):
     is_one: bool
 
 
-def inputs_of(given: ImageLike, wanted: ImageFormat) -> Inputs:
-    """The images that one argument stands for. Raises ValueError or FileNotFoundError, which names it."""
+def inputs_of(given: ImageLike, wanted: ImageFormat, background: str) -> Inputs:
+    """The images that one argument stands for, transparent ones laid on `background`.
+
+    Raises ValueError or FileNotFoundError, which names it.
+    """
     channels, height, width = wanted.image_shape
     if isinstance(given, str | os.PathLike):
         path = Path(given).expanduser()
         if not path.exists():
             raise FileNotFoundError(f"{given} is not there (from {Path.cwd()}): give {TAKEN}.")
-        read = unlabelled_folder(str(path), image_size=(height, width), channels=channels)
+        read = unlabelled_folder(str(path), image_size=(height, width), channels=channels, background=background)
         folder = path if path.is_dir() else path.parent
         return Inputs(whole(read.pixels), [str(folder / name) for name in read.names], not path.is_dir())
     if isinstance(given, np.ndarray):
         given = _picture(given)
     if isinstance(given, Image.Image):
         try:
-            pixels = pixels_of(given, channels)
+            pixels, _ = pixels_of(given, channels, background)
         except ValueError as error:
             raise ValueError(f"This image has {error}: give one of 8 bits, or floats as a tensor.") from error
         return Inputs(fit(pixels, (height, width)).unsqueeze(0), [None], True)

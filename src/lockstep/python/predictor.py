@@ -77,9 +77,10 @@ def _asked(device: str | torch.device | None) -> tuple[int | list[int], str | No
 class Predictor:
     """A trained network that is called with images; `lockstep.load` makes it.
 
-    Images go the way they go in training and in `lockstep predict`: files and PIL images are turned upright, become
-    grey or RGB, are scaled until they cover the size of the network, and cropped in their centre. So are arrays and
-    tensors of another size. Several are computed in batches of eval_batch_size.
+    Images go the way they go in training and in `lockstep predict`: files and PIL images are turned upright, laid on
+    the background of the run where they are transparent, become grey or RGB, are scaled until they cover the size of
+    the network, and cropped in their centre. So are arrays and tensors of another size. Several are computed in batches
+    of eval_batch_size.
     """
 
     def __init__(self, here: Session, module: Classifier, checkpoint: Path) -> None:
@@ -87,6 +88,7 @@ class Predictor:
         self.precision = here.precision
         self._module = module
         self._batch_size = here.config.eval_batch_size
+        self._background = predict.background_of(here.config)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -124,7 +126,7 @@ class Predictor:
         """
         is_many = isinstance(images, Sequence) and not isinstance(images, str)
         given: Sequence[Any] = images if is_many else [images]  # pyright: ignore[reportAssignmentType]
-        found = [inputs_of(image, self._module.image_format) for image in given]
+        found = [inputs_of(image, self._module.image_format, self._background) for image in given]
         values: list[Tensor] = []
         tensors = [inputs.images for inputs in found] or [torch.empty(0, *self.image_shape, dtype=torch.uint8)]
         for _, alike in itertools.groupby(tensors, lambda images: images.dtype):

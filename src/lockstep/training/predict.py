@@ -1,5 +1,6 @@
 """What a network says of images, each predicted once, in order, by any number of workers."""
 
+import contextlib
 import csv
 import io
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import faults, validation
+from lockstep.config.data_sections import Decoded
 from lockstep.config.schema import Config
 from lockstep.data.images.splits import Images
 from lockstep.data.sampler import GlobalBatches
@@ -71,6 +73,11 @@ def loaded(here: Session, checkpoint: Path) -> Classifier:
     return module.to(here.device).eval()
 
 
+def background_of(config: Config) -> str:
+    """What the run laid transparent pixels on; white where it was not trained on image files."""
+    return config.data.background if isinstance(config.data, Decoded) else "white"
+
+
 def predictions(module: Classifier, inputs: Tensor) -> Tensor:
     """What the task says of inputs (B, C, H, W), which are what `Classifier` takes: (B, ...), on its device."""
     with torch.inference_mode():
@@ -83,7 +90,11 @@ def _images(here: Session, run: RunFolder, source: str, image_format: ImageForma
         data_record.compare(here, splits, run)
         return splits.test if source == "test" else splits.val
     channels, height, width = image_format.image_shape
-    return readable(lambda: unlabelled_folder(source, image_size=(height, width), channels=channels))
+    background = background_of(here.config)
+    with contextlib.redirect_stdout(io.StringIO()) if here.rank else contextlib.nullcontext():
+        return readable(
+            lambda: unlabelled_folder(source, image_size=(height, width), channels=channels, background=background)
+        )
 
 
 def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[int, list[str]]]:

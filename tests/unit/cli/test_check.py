@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from lockstep.cli import main
 from lockstep.cli.check import check
@@ -75,6 +76,30 @@ def test_broken_files_leaks_and_duplicates_are_named_each(root: Path, capsys: py
         "leak: train: train/fox/3.png = test: test/hen/copy.png",
         "twice: train: train/fox/4.png = train: train/fox/5.png",
     ]
+
+
+def test_transparent_and_animated_files_are_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split, name in (("train", "a"), ("val", "b")):
+        Image.new("RGBA", (12, 12), (0, 0, 0, len(name))).save(root / split / "fox" / f"{name}.png")
+    Image.new("RGBA", (12, 12), (0, 0, 0, 255)).save(root / "test" / "hen" / "opaque.png")
+    frames = [Image.new("RGB", (12, 12), colour) for colour in ("red", "blue")]
+    frames[0].save(root / "test" / "hen" / "c.gif", save_all=True, append_images=frames[1:])
+    rows, _ = said(capsys, *FOLDER, "data.background=grey", code=EXIT_FAILED)  # a.png and b.png are alike
+    assert (rows["transparent"], rows["animated"]) == ("2, laid on grey", "1, of which the first frame is used")
+
+
+def test_a_file_whose_decoder_fails_in_its_own_way_hides_no_other_finding(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = root / "train" / "hen" / "1.png"
+    path.write_bytes(path.read_bytes().replace(b"IDAT", b"IDA\0"))  # SyntaxError when it is decoded
+    path.with_name("2.png").write_bytes(b"no image")
+    shutil.copy(root / "train" / "fox" / "3.png", root / "test" / "hen" / "copy.png")
+    rows, lines = said(capsys, *FOLDER, code=EXIT_FAILED)
+    assert (rows["broken"], rows["leaks"]) == ("2 cannot be used", "1 in more than one split")
+    assert lines[0].startswith("broken: image images/train/hen/1.png cannot be read (")
+    assert "2.png" in lines[1]
+    assert len(lines) == 3
 
 
 def test_a_broken_file_of_two_rows_is_told_once_with_what_a_terminal_can_show(

@@ -116,7 +116,9 @@ def test_a_copy_lists_as_its_source_does_so_that_one_cache_serves_both(root: Pat
         other = list_classes(str(copy.folder))
         assert (one.digest, one.origin, one.names) == (other.digest, other.origin, other.names)
         assert one.folder != other.folder
-        entries = [caches.entry("cache", listing, image_size=8, channels=3) for listing in (one, other)]
+        entries = [
+            caches.entry("cache", listing, image_size=8, channels=3, background="white") for listing in (one, other)
+        ]
         assert entries[0] == entries[1]
         if not is_last:
             copy.remove()

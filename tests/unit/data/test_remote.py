@@ -146,6 +146,13 @@ def test_the_images_behind_a_url_are_those_of_the_folder_and_fetched_once(
     assert {path: path.stat().st_ctime_ns for path in folder.rglob("*.png")} == before
 
 
+def test_hidden_and_system_folders_are_not_fetched(root: Path, tmp_path: Path) -> None:
+    expected = contents(root)
+    for name in (".thumbs/1.png", "red fox/@eaDir/1.png", "red fox/deep er/.hidden/below/1.png"):
+        write_image(root / name)
+    assert contents(fetch(f"file://{root}", tmp_path / "scratch")) == expected
+
+
 def test_files_of_a_driver_with_one_position_for_all_threads_are_whole(tmp_path: Path) -> None:
     contents = {f"{number:04}.bin": number.to_bytes(2) * 5000 for number in range(1000)}
     with tarfile.open(tmp_path / "all.tar", "w") as file:
@@ -249,7 +256,8 @@ def test_prepare_takes_a_url_and_the_training_finds_all_of_it(
     assert len(Handler.fetched) == len(contents(root))
     listing = list_classes(str(fetch(f"{server}/flowers", None, cache=str(tmp_path / "cache"))))  # pyright: ignore[reportArgumentType]
     assert len(Handler.fetched) == len(contents(root))
-    assert prepare.caches.entry(changes["cache"] or "", listing, image_size=8, channels=3).opened() is not None
+    settings: Any = {"image_size": 8, "channels": 3, "background": "white"}
+    assert prepare.caches.entry(changes["cache"] or "", listing, **settings).opened() is not None
 
 
 # -- names that lead elsewhere -----------------------------------------------------------------------------------------
@@ -315,7 +323,7 @@ def test_what_is_not_there_is_told(root: Path, tmp_path: Path, server: str, memo
     for url, message in (
         (f"{server}/nowhere", r"data\.root=http://.*/nowhere cannot be listed \(FileNotFoundError"),
         ("http://127.0.0.1:9/flowers", r"cannot be listed \(ClientConnectorError"),
-        (f"file://{root.parent}/empty", "has nothing to copy: looked for a file that ends with .bmp"),
+        (f"file://{root.parent}/empty", "has nothing to copy: looked for a file that ends with .apng"),
         (
             f"file://{archive(root)}",
             r"is no folder with files: give one; an archive is one as data\.root=zip://::file:///",

@@ -1,29 +1,43 @@
 import os
 import pickle
+import re
+import shutil
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngImageFile
 from torch import Tensor
 from torchvision.datasets import cifar
 from torchvision.datasets import utils as downloads
 from torchvision.transforms.v2 import functional as F
 
-from lockstep.data.images.decode import resize
-from lockstep.data.images.listing import IMAGE_SUFFIXES
+from lockstep.data.images.decode import ImageFault, decode, resize
+from lockstep.data.images.listing import IMAGE_SUFFIXES, check_folders, list_classes, list_images
 from lockstep.data.images.pixels import whole
 from lockstep.data.images.splits import Images, Splits, cut_by_name
 from lockstep.data.sources import folders
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
-from tests.support.image_files import SETTINGS
+from lockstep.data.sources.lists import image_list
+from tests.support.image_files import SETTINGS, write_list
 
 REPOSITORY = Path(__file__).parents[3]
 TEST_DATA = Path(os.environ.get("LOCKSTEP_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
 FOLDER = {**SETTINGS, "image_size": None}
+LIST: dict[str, Any] = {
+    **FOLDER,
+    **{"root": None, "path_column": "path", "target_columns": ["label"], "targets": "classes", "split_column": None},
+}
+
+
+def unlabelled(root: str, *, background: str = "white", **settings: Any) -> Images:
+    return unlabelled_folder(root, background=background, **settings)
 
 
 def pixels_of(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
@@ -296,7 +310,7 @@ def test_every_format_is_read_as_grey_or_colour(tmp_path: Path, suffix: str, cha
 
 
 def grey(path: Path) -> Tensor:
-    return whole(unlabelled_folder(str(path), image_size=(8, 8), channels=1).pixels)[0, 0]
+    return whole(unlabelled(str(path), image_size=(8, 8), channels=1).pixels)[0, 0]
 
 
 def test_photographs_are_turned_upright(tmp_path: Path) -> None:
@@ -316,10 +330,225 @@ def test_sixteen_bit_images_are_cut_to_eight_and_deeper_ones_refused(tmp_path: P
         grey(tmp_path / "b.tif")
 
 
-def test_transparency_is_dropped_without_a_warning(tmp_path: Path) -> None:
-    palette = Image.fromarray(pixels_of(0)).convert("P")
-    palette.save(tmp_path / "a.png", transparency=bytes(range(256)))
-    assert torch.equal(grey(tmp_path / "a.png"), torch.from_numpy(np.array(palette.convert("RGB").convert("L"))))
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def stored_png(depth: int, is_colour: bool, row: bytes, transparent: tuple[int, ...], width: int) -> bytes:
+    """A PNG of one row as it is stored, with a transparent colour."""
+    head = struct.pack(">IIBBBBB", width, 1, depth, 2 * is_colour, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"tRNS", struct.pack(f">{len(transparent)}H", *transparent))]
+    parts += [(b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def opaque_left(mode: str, path: Path) -> Path:
+    """An image whose left half is (10, 10, 10), with nothing to be seen in its right half."""
+    image = Image.new("RGBA", (8, 4), (77, 77, 77, 0))
+    image.paste((10, 10, 10, 255), (0, 0, 4, 4))
+    if mode in ("P bytes", "P index"):
+        palette = Image.new("P", (8, 4), 1)
+        palette.putpalette([10, 10, 10, 77, 77, 77, 5, 5, 5])
+        palette.paste(0, (0, 0, 4, 4))
+        # Pillow reads one clear entry as its index, several as bytes
+        palette.save(path, transparency=bytes([255, 0, 128]) if mode == "P bytes" else 1)
+    elif mode in ("L", "RGB"):
+        image.convert("RGB").convert(mode).save(path, transparency={"L": 77, "RGB": (77, 77, 77)}[mode])
+    else:
+        image.convert(mode).save(path)
+    return path
+
+
+@pytest.mark.parametrize("background", ["white", "black", "grey"])
+@pytest.mark.parametrize(
+    ("mode", "suffix"),
+    [
+        *(("RGBA", suffix) for suffix in (".png", ".webp", ".tif", ".avif", ".jp2")),
+        *((mode, ".png") for mode in ("LA", "P bytes", "P index", "L", "RGB")),
+        ("P index", ".gif"),
+        ("LA", ".jp2"),
+    ],
+)
+def test_transparent_pixels_are_laid_on_the_background(tmp_path: Path, mode: str, suffix: str, background: str) -> None:
+    path = opaque_left(mode, tmp_path / f"a{suffix}")
+    value = {"white": 255, "black": 0, "grey": 128}[background]
+    for channels in (1, 3):
+        pixels, is_transparent, _ = decode(str(path), channels, background)
+        assert is_transparent
+        tolerance = 8 if suffix in (".webp", ".avif", ".jp2") else 0
+        assert (pixels[..., :3].int() - 10).abs().max() <= tolerance
+        assert (pixels[..., 5:].int() - value).abs().max() <= tolerance
+
+
+STORED = {
+    "1 bit": (1, False, bytes([0b10000000]), (0,), [255, 9]),
+    "2 bits": (2, False, bytes([0b01100000]), (2,), [85, 9]),
+    "4 bits": (4, False, bytes([0x5A]), (10,), [85, 9]),
+    "8 bits": (8, False, bytes([85, 9]), (9,), [85, 9]),
+    "16 bits": (16, False, struct.pack(">2H", 22000, 3000), (3000,), [85, 9]),
+    "16 bits, high bytes alike": (16, False, struct.pack(">2H", 3001, 3000), (3000,), [11, 9]),
+    "colours of 16 bits": (
+        16,
+        True,
+        struct.pack(">6H", 22000, 22000, 22000, 3000, 4000, 5000),
+        (3000, 4000, 5000),
+        [85, 9],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_transparent_colour_is_found_at_every_depth(tmp_path: Path, name: str) -> None:
+    depth, is_colour, row, transparent, (seen, _) = STORED[name]
+    (tmp_path / "a.png").write_bytes(stored_png(depth, is_colour, row, transparent, width=2))
+    pixels, is_transparent, _ = decode(str(tmp_path / "a.png"), 1, "white")
+    assert (pixels.flatten().tolist(), is_transparent) == ([seen, 255], True)
+
+
+def test_half_transparent_pixels_are_mixed_with_the_background(tmp_path: Path) -> None:
+    Image.new("RGBA", (8, 8), (0, 100, 200, 51)).save(tmp_path / "a.png")
+    pixels = decode(str(tmp_path / "a.png"), 3, "white").pixels
+    assert pixels[:, 0, 0].tolist() == [204, 224, 244]  # a fifth, and four fifths of 255
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_opaque_images_have_the_bits_they_had_without_alpha(tmp_path: Path, mode: str, channels: int) -> None:
+    image = Image.fromarray(pixels_of(0)).convert(mode)
+    options: dict[str, Any] = {"transparency": bytes([255] * 256)} if mode == "P" else {}
+    image.save(tmp_path / "a.png", **options)
+    expected = np.array(image.convert("RGB").convert("L" if channels == 1 else "RGB"))
+    pixels, is_transparent, _ = decode(str(tmp_path / "a.png"), channels, "black")
+    assert torch.equal(pixels, torch.from_numpy(expected).view(8, 8, channels).permute(2, 0, 1))
+    assert not is_transparent
+
+
+@pytest.mark.parametrize("memory", ["host", "stream"])
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_training_has_the_background_it_asks_for(tmp_path: Path, memory: str, has_cache: bool) -> None:
+    for name in ("a", "b"):
+        for i in range(4):
+            (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+            opaque_left("RGBA", tmp_path / "images" / name / f"{i}.png")
+    cache = str(tmp_path / "cache") if has_cache else None
+    for background, value in (("white", 255), ("black", 0), ("white", 255)):
+        splits = read(tmp_path / "images", memory=memory, cache=cache, background=background)
+        assert whole(splits.train.pixels)[..., 4:].unique().tolist() == [value]
+
+
+# -- damaged files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [SyntaxError("broken PNG"), struct.error("4 bytes"), KeyError(3), MemoryError()])
+def test_whatever_a_decoder_raises_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    write_classes(tmp_path, {"a": 4, "b": 4})
+
+    def broken(self: Image.Image) -> None:
+        raise error
+
+    monkeypatch.setattr(PngImageFile, "load", broken)
+    with pytest.raises(ImageFault, match=rf"a/0\.png cannot be read \({re.escape(str(error)) or 'MemoryError'}\)"):
+        read(tmp_path, image_size=8)
+
+
+@pytest.mark.parametrize("name", ["postscript.jpg", "icon.png", "targa.bmp"])
+def test_formats_that_are_not_documented_are_no_images(tmp_path: Path, name: str) -> None:
+    image = Image.fromarray(pixels_of(0, 16, 16))
+    image.save(tmp_path / name, format={"postscript.jpg": "EPS", "icon.png": "ICO", "targa.bmp": "TGA"}[name])
+    with pytest.raises(ImageFault, match=r"cannot be read \(not an image\)"):
+        decode(str(tmp_path / name), 3, "white")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_an_image_of_more_pixels_than_pillow_warns_of_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write(tmp_path / "a.png", height=10, width=12))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 120)
+    decode(path, 3, "white")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 119)
+    with pytest.raises(ImageFault, match=r"a\.png cannot be read \(10x12 \(HxW\) are more than 119 pixels\)"):
+        decode(path, 3, "white")
+
+
+def exif_of(*entries: tuple[int, int, int, int], rest: bytes = b"") -> bytes:
+    """EXIF of (tag, type, count, value)."""
+    table = b"".join(struct.pack(">HHII", *entry) for entry in entries)
+    return b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", len(entries)) + table + rest
+
+
+TURNED = (0x0112, 3, 1, 6 << 16)
+BAD_EXIF = {
+    "no TIFF header": (b"Exif\0\0XX\0*\0\0\0\x08\0\0", False),
+    "nothing but a header": (b"Exif\0\0MM", False),
+    "no number": (exif_of((0x0112, 2, 4, 0x61626300)), False),
+    "a number cut short": (exif_of((0x0112, 7, 1, 6 << 16)), False),
+    "cut after the orientation": (exif_of(TURNED, (0x010F, 2, 99, 5000)), True),
+    "a table that ends early": (exif_of(TURNED)[:-4], False),
+    "a resolution of -5/0": (exif_of(TURNED, (0x011A, 10, 1, 38), rest=bytes(4) + struct.pack(">2i", -5, 0)), True),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's of corrupt EXIF
+@pytest.mark.parametrize("name", BAD_EXIF)
+def test_a_good_picture_with_bad_exif_is_used_and_turned_where_that_can_be_read(tmp_path: Path, name: str) -> None:
+    exif, is_turned = BAD_EXIF[name]
+    lying = Image.fromarray(pixels_of(0, 8, 16)).convert("L")
+    for suffix in (".png", ".jpg", ".webp"):
+        lying.save(tmp_path / f"plain{suffix}")
+        lying.save(tmp_path / f"a{suffix}", exif=exif)
+        plain, pixels = (decode(str(tmp_path / f"{each}{suffix}"), 1, "white").pixels for each in ("plain", "a"))
+        assert torch.equal(pixels, plain.rot90(-1, (1, 2)) if is_turned else plain)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_that_of_pillow(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels_of(0, 6, 9)).save(tmp_path / "a.png", exif=exif)
+    expected = np.array(ImageOps.exif_transpose(Image.open(tmp_path / "a.png")))
+    assert torch.equal(decode(str(tmp_path / "a.png"), 3, "white").pixels, torch.from_numpy(expected).permute(2, 0, 1))
+
+
+# -- animated files ----------------------------------------------------------------------------------------------------
+
+
+def write_frames(path: Path, count: int = 3) -> Path:
+    frames = [Image.new("RGB", (8, 8), (40 * number, 100, 0)) for number in range(count)]
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp", ".png", ".tif", ".avif"])
+def test_of_an_animated_file_the_first_frame_is_used(tmp_path: Path, suffix: str) -> None:
+    pixels, _, is_animated = decode(str(write_frames(tmp_path / f"a{suffix}")), 3, "white")
+    assert is_animated
+    assert (pixels[0].int() <= 8).all()
+    assert not decode(str(write_frames(tmp_path / f"b{suffix}", count=1)), 3, "white").is_animated
+
+
+def test_a_damaged_second_frame_is_not_looked_at(tmp_path: Path) -> None:
+    path = write_frames(tmp_path / "a.gif")
+    content = path.read_bytes()
+    start = content.index(b"\x21\xf9", content.index(b"\x2c"))
+    path.write_bytes(content[: start + 12])
+    assert (decode(str(path), 3, "white").pixels[1] == 100).all()
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_animated_files_are_told_of_once_in_every_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], has_cache: bool
+) -> None:
+    write_classes(tmp_path / "images", {"a": 4, "b": 4})
+    write_frames(tmp_path / "images" / "a" / "9.gif")
+    line = f"data.root={tmp_path / 'images'}: 1 animated, of which the first frame is used"
+    for _ in range(2):
+        read(tmp_path / "images", cache=str(tmp_path / "cache") if has_cache else None)
+        assert capsys.readouterr().out.count(line) == 1
+    unlabelled(str(tmp_path / "images"), image_size=(8, 8), channels=3)
+    assert "images: 1 animated" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("height", "width"), [(20, 30), (30, 20), (5, 9), (10, 10)])
@@ -384,15 +613,113 @@ def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_class_folders_that_differ_from_train_are_named_on_both_sides(tmp_path: Path) -> None:
-    write_classes(tmp_path / "train", {"cat": 3, "dog": 3, "owl": 3})
+@pytest.mark.parametrize("part", ["val", "test"])
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_val_and_test_may_lack_a_class_and_labels_stay_those_of_train(
+    tmp_path: Path, part: str, is_empty: bool
+) -> None:
+    for name in ("train", "val", "test"):
+        write_classes(tmp_path / name, {"cat": 3, "dog": 3, "owl": 3})
+    shutil.rmtree(tmp_path / part / "dog")
+    if is_empty:
+        (tmp_path / part / "dog").mkdir()
+    splits = read(tmp_path)
+    assert splits.class_names == ("cat", "dog", "owl")
+    assert splits.parts[part].targets.tolist() == [0, 0, 0, 2, 2, 2]
+    assert splits.train.targets.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_train_may_lack_no_class(tmp_path: Path, is_empty: bool) -> None:
+    write_classes(tmp_path / "train", {"cat": 3, "dog": 3})
     write_classes(tmp_path / "test", {"cat": 3, "fox": 3})
-    message = r"3 classes in train/ but 2 in test/: only in train/: dog, owl; only in test/: fox"
+    if is_empty:
+        (tmp_path / "train" / "fox").mkdir()
+    message = r"without an image .*train/fox" if is_empty else r"classes in test/ that train/ lacks: fox\. Add"
     with pytest.raises(ValueError, match=message):
         read(tmp_path)
-    write_classes(tmp_path / "test", {"dog": 3, "owl": 3})
-    with pytest.raises(ValueError, match="only in train/: none; only in test/: fox"):
+
+
+def test_a_split_folder_without_any_image_is_named(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"cat": 3, "dog": 3})
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"without an image .*: \S*/val\. Add images"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names", [("Training", "Testing"), ("TRAIN", "Valid", "test"), ("training", "validation"), ("Train", "VAL")]
+)
+def test_split_folders_have_their_usual_names_in_any_case(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        write_classes(tmp_path / name, {"cat": 4, "dog": 4, "owl": 4})
+    listing = list_classes(str(tmp_path))
+    assert listing.class_names == ("cat", "dog", "owl")
+    wanted = {"tr": "train", "va": "val", "te": "test"}
+    assert list(listing.parts) == [wanted[name[:2].lower()] for name in names]
+    for name, part in zip(names, listing.parts.values(), strict=True):
+        assert {listing.names[position].partition("/")[0] for position in part} == {name}
+
+
+def test_two_folders_for_one_split_are_refused(tmp_path: Path) -> None:
+    for name in ("train", "val", "valid"):
+        write_classes(tmp_path / name, {"cat": 3, "dog": 3})
+    with pytest.raises(ValueError, match=r"has 2 folders for val: val, valid\. Keep one"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("names", [("fold1", "fold2"), ("Train set", "Test set"), ("dev", "eval", "holdout")])
+def test_splits_by_other_names_are_no_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        write_classes(tmp_path / name, {"cat": 2, "dog": 2})
+    for look in (list_classes, check_folders):
+        with pytest.raises(ValueError, match=f"the same folders in each: .*{names[-1]}.*name them train, val and test"):
+            look(str(tmp_path))
+
+
+def test_classes_may_have_folders_of_their_own(tmp_path: Path) -> None:
+    for name in ("valid/a/1.png", "valid/b/1.png", "invalid/a/1.png", "invalid/c/1.png"):
+        write(tmp_path / "nested" / name)
+    assert list_classes(str(tmp_path / "nested")).class_names == ("invalid", "valid")
+    for name in ("cat/images/1.png", "dog/images/1.png"):  # as Tiny ImageNet
+        write(tmp_path / "tiny" / name)
+    assert list_classes(str(tmp_path / "tiny")).class_names == ("cat", "dog")
+    for name in ("cat/a/1.png", "cat/b/1.png", "dog/a/1.png", "dog/b/1.png", "dog/1.png"):
+        write(tmp_path / "own" / name)
+    assert list_classes(str(tmp_path / "own")).class_names == ("cat", "dog")
+
+
+LEFT_OUT = [".ipynb_checkpoints", ".thumbs", "@eaDir", "__MACOSX", "deep/.hidden/below", "deep/@eaDir"]
+
+
+@pytest.mark.parametrize("folder", LEFT_OUT)
+def test_hidden_and_system_folders_are_left_out_at_any_depth(tmp_path: Path, folder: str) -> None:
+    write_classes(tmp_path, {"a": 3, "b": 3})
+    expected = list(list_classes(str(tmp_path)).names)
+    write(tmp_path / "a" / folder / "9.png")
+    write(tmp_path / "@eaDir" / "9.png")
+    assert list(list_classes(str(tmp_path)).names) == list(list_images(tmp_path)) == expected
+
+
+def test_links_to_folders_are_followed_and_no_folder_is_taken_twice(tmp_path: Path) -> None:
+    write_classes(tmp_path / "root", {"a": 1, "b": 1})
+    write(tmp_path / "pool" / "5.png")
+    for name, target in (("pool", "../../pool"), ("pool again", "../../pool"), ("self", "."), ("up", "..")):
+        (tmp_path / "root" / "a" / name).symlink_to(target)
+    (tmp_path / "pool" / "back").symlink_to(tmp_path)
+    (tmp_path / "root" / "c").symlink_to(tmp_path / "pool")
+    names = ["a/0.png", "a/pool/5.png", "b/0.png", "c/5.png"]
+    assert list(list_classes(str(tmp_path / "root")).names) == names
+    assert list(list_images(tmp_path / "root")) == names[:3]  # c is pool once more
+
+
+def test_classes_that_are_numbers_are_in_the_order_of_lists(tmp_path: Path) -> None:
+    write_classes(tmp_path, dict.fromkeys(("10", "2", "b", "1", "01", "-3", "a"), 4))
+    splits = read(tmp_path)
+    assert splits.class_names == ("-3", "01", "1", "2", "10", "a", "b")
+    rows = [{"path": str(path.relative_to(tmp_path)), "label": path.parent.name} for path in tmp_path.rglob("*.png")]
+    listed = image_list(file=str(write_list(tmp_path / "list.csv", rows)), **LIST)
+    assert listed.class_names == splits.class_names
 
 
 def test_wrong_roots_are_told_what_was_looked_for(tmp_path: Path) -> None:
@@ -416,9 +743,9 @@ def test_a_test_folder_without_class_folders_is_not_passed_over(tmp_path: Path) 
 
 
 def test_folders_beside_train_that_nothing_reads_are_named(tmp_path: Path) -> None:
-    for name in ("train", "valid"):
+    for name in ("train", "holdout"):
         write_classes(tmp_path / name, {"a": 3, "b": 3})
-    with pytest.raises(ValueError, match="nothing reads: valid"):
+    with pytest.raises(ValueError, match="nothing reads: holdout"):
         read(tmp_path)
 
 
@@ -448,7 +775,7 @@ def test_channels_other_than_grey_and_colour_are_refused(tmp_path: Path) -> None
 def test_prediction_reads_every_image_below_a_folder_in_sorted_order(tmp_path: Path) -> None:
     for name in ("b.png", "a/z.png", "a/deep/er/1.jpg", ".hidden.png"):
         write(tmp_path / name, height=9, width=12)
-    images = unlabelled_folder(str(tmp_path), image_size=(4, 6), channels=3)
+    images = unlabelled(str(tmp_path), image_size=(4, 6), channels=3)
     assert images.names == ("a/deep/er/1.jpg", "a/z.png", "b.png")
     assert whole(images.pixels).shape == (3, 3, 4, 6)
     assert images.targets.tolist() == [-1, -1, -1]
@@ -458,16 +785,16 @@ def test_prediction_reads_one_file_as_training_does(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 4, "b": 4})
     trained = read(tmp_path, image_size=5).train
     path = tmp_path / trained.names[0]
-    alone = unlabelled_folder(str(path), image_size=(5, 5), channels=3)
+    alone = unlabelled(str(path), image_size=(5, 5), channels=3)
     assert alone.names == (path.name,)
     assert torch.equal(whole(alone.pixels)[0], whole(trained.pixels)[0])
 
 
 def test_prediction_without_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no image"):
-        unlabelled_folder(str(tmp_path), image_size=(4, 6), channels=3)
+        unlabelled(str(tmp_path), image_size=(4, 6), channels=3)
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        unlabelled_folder(str(tmp_path / "x"), image_size=(4, 6), channels=3)
+        unlabelled(str(tmp_path / "x"), image_size=(4, 6), channels=3)
 
 
 SYNTHETIC: dict[str, Any] = {

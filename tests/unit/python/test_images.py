@@ -12,12 +12,17 @@ from torch import Tensor
 
 from lockstep.data.images.decode import decode, fit
 from lockstep.models.classifier import ImageFormat
-from lockstep.python.images import inputs_of
+from lockstep.python import images as python_images
+from lockstep.python.images import Inputs
 from tests.support.image_files import write_image
 
 COLOUR = ImageFormat(("a", "b"), (3, 6, 8), (0.5,) * 3, (0.25,) * 3)
 GREY = ImageFormat(("a", "b"), (1, 6, 8), (0.5,), (0.25,))
 FLOATS = COLOUR._replace(is_float=True)
+
+
+def inputs_of(given: Any, wanted: ImageFormat, background: str = "white") -> Inputs:
+    return python_images.inputs_of(given, wanted, background)
 
 
 @pytest.fixture
@@ -29,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_path_a_pil_image_and_an_array_are_the_pixels_that_training_has_of_the_file(
     path: Path, wanted: ImageFormat
 ) -> None:
-    expected = fit(decode(str(path), wanted.image_shape[0]), (6, 8)).unsqueeze(0)
+    expected = fit(decode(str(path), wanted.image_shape[0], "white").pixels, (6, 8)).unsqueeze(0)
     for given in (path, str(path), Image.open(path), np.asarray(Image.open(path))):
         found = inputs_of(given, wanted)
         assert torch.equal(found.images, expected)
@@ -44,6 +49,18 @@ def test_a_pil_image_is_turned_upright_as_a_file_is(tmp_path: Path, path: Path) 
     Image.open(path).save(turned, exif=exif)
     assert torch.equal(inputs_of(Image.open(turned), COLOUR).images, inputs_of(turned, COLOUR).images)
     assert not torch.equal(inputs_of(turned, COLOUR).images, inputs_of(path, COLOUR).images)
+
+
+@pytest.mark.parametrize("background", ["white", "black"])
+def test_a_transparent_image_is_laid_on_the_background_however_it_is_given(tmp_path: Path, background: str) -> None:
+    image = Image.new("RGBA", (8, 6), (90, 90, 90, 0))
+    image.putpixel((0, 0), (1, 2, 3, 255))
+    image.save(tmp_path / "a.png")
+    converted = [image.convert(mode) for mode in ("PA", "RGBa")]
+    for given in (tmp_path / "a.png", str(tmp_path / "a.png"), tmp_path, image, np.asarray(image), *converted):
+        pixels = inputs_of(given, COLOUR, background).images[0]
+        assert pixels[:, 0, 0].tolist() == [1, 2, 3]
+        assert pixels[:, 1:].unique().tolist() == [255 if background == "white" else 0]
 
 
 def test_grey_arrays_may_have_a_channel_or_none() -> None:

@@ -28,7 +28,7 @@ from lockstep.data.transfer import file_lock
 from lockstep.data.transfer.file_lock import Lock
 from lockstep.runs.files import write_atomically
 
-FORMAT = 1  # other pixels from the same files: a new number
+FORMAT = 2  # other pixels from the same files: a new number
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # mmap.MAP_NORESERVE of Python 3.13
 Pixels = NDArray[np.uint8]
 
@@ -155,9 +155,9 @@ class Entry:
         )
 
 
-def entry(cache: str, listing: FileListing, *, image_size: int | None, channels: int) -> Entry:
+def entry(cache: str, listing: FileListing, *, image_size: int | None, channels: int, background: str) -> Entry:
     """Where the images of `listing`, in the state they are in and decoded so, are kept."""
-    settings = f"{FORMAT} {channels} {image_size} {listing.origin}"
+    settings = f"{FORMAT} {channels} {image_size} {background} {listing.origin}"
     code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
     size = f"{image_size}x{image_size}" if image_size is not None else "full"
     place = Path(cache).expanduser() / f"{listing.folder.resolve().name}-{channels}x{size}-{code}"

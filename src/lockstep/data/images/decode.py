@@ -1,15 +1,31 @@
 """From image files to uint8 pixels of one size: the same pixels of a file in training, prediction and a cache."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 from torch import Tensor
 from torch.nn import functional as F
 
 NUM_PER_RUN = 32  # images a thread decodes before it hands them over
+# no other parser of Pillow sees a file: it has 43, PostScript among them
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+TURNS = {  # by the orientation in EXIF
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+# from the transparent colour of a PNG as it is stored, where Pillow 13 leaves it so, to that of the pixels
+TRANSPARENT_SCALES = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
 
 
 class ImageFault(ValueError):
@@ -32,30 +48,82 @@ def size_of(image: Tensor) -> tuple[int, int]:
     return image.shape[-2], image.shape[-1]
 
 
-def decode(path: str, channels: int) -> Tensor:
-    """One image as uint8 (C, H, W), upright, transparency dropped, 16 bits cut to 8. Raises ImageFault.
+class DecodedImage(NamedTuple):
+    """An image as uint8 (C, H, W). `is_animated`: it is the first of several frames or pages of its file."""
+
+    pixels: Tensor
+    is_transparent: bool
+    is_animated: bool
+
+
+def decode(path: str, channels: int, background: str) -> DecodedImage:
+    """One image file, upright, transparent pixels laid on `background`, 16 bits cut to 8. Raises ImageFault.
 
     By Pillow, because torchvision's own decoders are deprecated since 0.29; the RGB pixels are the same.
     """
     try:
-        with Image.open(path) as file:
-            return pixels_of(file, channels)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
+        with Image.open(path, formats=FORMATS) as file:
+            limit = Image.MAX_IMAGE_PIXELS
+            if limit is not None and file.width * file.height > limit:
+                raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
+            return DecodedImage(*pixels_of(file, channels, background), _is_animated(file))
+    except Exception as error:  # the border to decoders, which raise anything
+        text = " ".join(str(error).split()) or type(error).__name__
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
         raise ImageFault([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
 
 
-def pixels_of(image: Image.Image, channels: int) -> Tensor:
-    """A Pillow image as uint8 (C, H, W), as `decode` has it. Raises ValueError for 32-bit pixels."""
-    image = ImageOps.exif_transpose(image)
+def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, bool]:
+    """A Pillow image as uint8 (C, H, W), as `decode` has it, and whether it is transparent anywhere.
+
+    `background` is a colour of PIL.ImageColor. Raises ValueError for 32-bit pixels, and what Pillow raises.
+    """
+    tiles = getattr(image, "tile", [])
+    image.load()  # mode and EXIF are known only then
+    turn, is_transparent = _turn(image), False
     if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = _cut_to_eight_bits(image)
     elif image.mode in ("I", "F"):
         raise ValueError(f"32-bit pixels (mode {image.mode})")
-    elif image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # straight to RGB, Pillow warns
-    pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
-    return torch.from_numpy(pixels).view(*pixels.shape[:2], channels).permute(2, 0, 1)
+    elif "transparency" in image.info and tiles and tiles[0].args in TRANSPARENT_SCALES:
+        factor, divisor = TRANSPARENT_SCALES[tiles[0].args]
+        stored = np.array(image.info["transparency"]) * factor // divisor
+        image.info["transparency"] = tuple(stored.tolist()) if stored.ndim else int(stored)
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        is_transparent = layer.getchannel("A").getextrema() != (255, 255)
+        image = Image.new("RGB", layer.size, background)
+        image.paste(layer, mask=layer)
+    image = image.convert("L" if channels == 1 else "RGB")
+    pixels = np.array(image if turn is None else image.transpose(turn))
+    return torch.from_numpy(pixels).view(*pixels.shape[:2], channels).permute(2, 0, 1), is_transparent
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What turns a photograph upright; None also where its EXIF cannot be read.
+
+    Not by ImageOps.exif_transpose, which writes all tags again and refuses an image for any of them.
+    """
+    try:
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # the border to a parser, which raises anything
+        return None
+
+
+def _cut_to_eight_bits(image: Image.Image) -> Image.Image:
+    """A grey image of 16 bits in mode L, or in LA where a grey is transparent, which Pillow 13 finds in 8 bits only."""
+    deep, transparent = np.asarray(image), image.info.get("transparency")
+    cut = Image.fromarray((deep >> 8).astype(np.uint8))
+    if transparent is not None:
+        cut.putalpha(Image.fromarray(255 * (deep != transparent).astype(np.uint8)))
+    return cut
+
+
+def _is_animated(file: ImageFile) -> bool:
+    """Whether a file holds further frames or pages. A preview or depth map of a photograph (MPO) is none."""
+    with contextlib.suppress(Exception):  # GIF looks for the next frame, which may be damaged
+        return file.format != "MPO" and getattr(file, "is_animated", False)
+    return False
 
 
 def fit(image: Tensor, size: tuple[int, int]) -> Tensor:
@@ -103,42 +171,46 @@ def decode_all(
     channels: int,
     size: tuple[int, int],
     *,
+    background: str,
     same_size: bool,
     num_threads: int,
     store: Callable[[int, Tensor], None],
     show: Callable[[int], None],
-) -> None:
+) -> int:
     """Give `store` the first position and the pixels (n, C, H, W) of every run of `files`, from any thread.
 
     Images are fitted to `size`, or refused when `same_size` and one differs. `show` gets the number of those done.
-    Raises ImageFault that names every file that cannot be read.
+    Returns the number of animated files. Raises ImageFault that names every file that cannot be read.
     """
 
-    def decode_run(start: int) -> list[str]:
-        faults = []
+    def decode_run(start: int) -> tuple[list[str], int]:
+        faults, num_animated = [], 0
         paths = files[start : start + NUM_PER_RUN]
         block = torch.empty(len(paths), channels, *size, dtype=torch.uint8)
         for pixels, path in zip(block, paths, strict=True):
             try:
-                image = decode(path, channels)
+                image, _, is_animated = decode(path, channels, background)
             except ImageFault as error:
                 faults += error.faults
                 continue
+            num_animated += is_animated
             if same_size:
                 check_size(image, path, size, files[0])
             pixels.copy_(fit(image, size))
         store(start, block)
-        return faults
+        return faults, num_animated
 
     # each thread without threads of its own
-    faults = []
+    faults, num_animated = [], 0
     starts = range(0, len(files), NUM_PER_RUN)
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for start, run_faults in zip(starts, pool.map(decode_run, starts), strict=True):
+        for start, (run_faults, run_animated) in zip(starts, pool.map(decode_run, starts), strict=True):
             faults += run_faults
+            num_animated += run_animated
             show(min(start + NUM_PER_RUN, len(files)))
     if faults:
         raise ImageFault(faults)
+    return num_animated
 
 
 def useful_threads(num_files: int, num_bytes: int, num_cores: int) -> int:

@@ -1,6 +1,8 @@
 """The image files of a folder, their classes and the state they are in: a fraction of a second for 60,000. No torch."""
 
 import hashlib
+import itertools
+import math
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -12,14 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.transfer import copying
+from lockstep.data.transfer.copying import is_left_out
 
 # where below data.root the files of a data set lie: nothing else there is theirs
 FOLDERS = {
     "lockstep.data.fashion_mnist": "FashionMNIST/raw",
     "lockstep.data.cifar10": "cifar-10-batches-py",
 }
-IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (
+    *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
+    *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+)
 SPLIT_FOLDERS = ("train", "val", "test")
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 
 
 class Names(Sequence[str]):
@@ -112,9 +123,10 @@ class Listing(FileListing):
 
 
 def list_classes(root: str) -> Listing:
-    """The images of `root/{train,val,test}/<class>/`, or of `root/<class>/`. Hidden files are left out.
+    """The images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, without what `is_left_out` says.
 
-    Raises FileNotFoundError or ValueError, which say what was looked for.
+    Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Raises
+    FileNotFoundError or ValueError, which say what was looked for.
     """
     folder = existing(root, f"data.root={root}")
     split_folders = _split_folders(root, folder)
@@ -130,13 +142,16 @@ def list_classes(root: str) -> Listing:
             counts[name][class_folder.name] = len(files.names) - before
         parts[name] = range(first, len(files.names))
     _check_counts(root, split_folders, counts)
-    _check_classes(root, counts)
+    _check_classes(root, split_folders, counts)
     names, states, digest = files.summary()
     origin = str(folder.resolve())
     copied = copying.note(folder)
     if copied is not None and copied.names == copying.code_of(names.text.split(b"\0")[:-1]):
         digest, origin = copied.digest, copied.source
-    labels = np.concatenate([np.repeat(np.arange(len(classes)), list(classes.values())) for classes in counts.values()])
+    numbers = {name: number for number, name in enumerate(counts["train"])}
+    labels = np.concatenate(
+        [np.repeat([numbers[name] for name in classes], list(classes.values())) for classes in counts.values()]
+    )
     return Listing(folder, names, states, digest, origin, tuple(counts["train"]), labels, parts)
 
 
@@ -166,7 +181,7 @@ def check_folders(root: str) -> None:
     split_folders = _split_folders(root, folder)
     counts = {name: {path.name: 1 for path in _subfolders(part)} for name, part in split_folders.items()}
     _check_counts(root, split_folders, counts)
-    _check_classes(root, counts)
+    _check_classes(root, split_folders, counts)
 
 
 def list_images(folder: Path) -> Names:
@@ -174,6 +189,11 @@ def list_images(folder: Path) -> Names:
     files = _Files(folder)
     files.add(folder)
     return files.summary()[0]
+
+
+def class_order(name: str) -> tuple[float, str]:
+    """Sorts class names: whole numbers by their value, before texts by the alphabet."""
+    return (int(name), name) if name.removeprefix("-").isdecimal() else (math.inf, name)
 
 
 def existing(root: str, setting: str) -> Path:
@@ -193,24 +213,36 @@ class _Files:
         self._states: list[int] = []
 
     def add(self, folder: Path) -> None:
-        """Take in the images below `folder`, sorted by the parts of their paths."""
-        self._add(str(folder), "" if str(folder) == self._root else f"{os.path.relpath(folder, self._root)}/")
+        """Take in the images below `folder`, sorted by the parts of their paths. Links to folders are followed."""
+        prefix = "" if str(folder) == self._root else f"{os.path.relpath(folder, self._root)}/"
+        # a link could lead in a circle, or to images that are already taken
+        above = {folder, *folder.absolute().parents, *folder.resolve().parents}
+        self._add(str(folder), prefix, {(state.st_dev, state.st_ino) for state in map(os.stat, above)})
 
-    def _add(self, folder: str, prefix: str) -> None:
+    def _add(self, folder: str, prefix: str, seen: set[tuple[int, int]]) -> None:
         # One call of the system for each file, relative to the open folder: most of the time is spent there (60,000
         # files: 0.12 of 0.2 s; one CPU thread, 2026-11-21).
         opened = os.open(folder, os.O_RDONLY)
         try:
             for name in sorted(os.listdir(opened)):
-                if name.lower().endswith(IMAGE_SUFFIXES) and name[0] != ".":
-                    state = _state(folder, name, opened)
-                    if stat.S_ISREG(state.st_mode):
-                        self.names.append(prefix + name)
-                        self._states += (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-                        continue
-                # a folder may be called x.jpg; links to folders could lead in circles
-                if stat.S_ISDIR(os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode):
-                    self._add(f"{folder}/{name}", f"{prefix}{name}/")
+                is_image = _is_image(name)
+                try:
+                    state = os.stat(name, dir_fd=opened)
+                except OSError as error:
+                    if is_image:
+                        raise ValueError(
+                            f"image {folder}/{name} cannot be read ({error.strerror}): mend or delete it."
+                        ) from error
+                    continue
+                if is_image and stat.S_ISREG(state.st_mode):
+                    self.names.append(prefix + name)
+                    self._states += (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+                    continue
+                place = (state.st_dev, state.st_ino)
+                # a folder may be called x.jpg
+                if stat.S_ISDIR(state.st_mode) and not is_left_out(name) and place not in seen:
+                    seen.add(place)
+                    self._add(f"{folder}/{name}", f"{prefix}{name}/", seen)
         finally:
             os.close(opened)
 
@@ -226,11 +258,8 @@ def _digest(names: Names, states: NDArray[np.int64]) -> str:
     return digest.hexdigest()
 
 
-def _state(folder: str, name: str, opened: int) -> os.stat_result:
-    try:
-        return os.stat(name, dir_fd=opened)
-    except FileNotFoundError as error:
-        raise ValueError(f"image {folder}/{name} is a link to nothing: mend or delete it.") from error
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES) and not is_left_out(name)
 
 
 def _is_text(name: str) -> bool:
@@ -239,26 +268,54 @@ def _is_text(name: str) -> bool:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = [path for path in folder.iterdir() if path.is_dir() and not is_left_out(path.name)]
+    return sorted(found, key=lambda path: class_order(path.name))
 
 
 def _split_folders(root: str, folder: Path) -> dict[str, Path]:
     """Find the folders of class folders: train, val and test where they exist, else the root itself as "train"."""
-    parts = {name: folder / name for name in SPLIT_FOLDERS if (folder / name).is_dir()}
-    # A folder "train" without folders in it is a class of trains.
-    if not any(map(_subfolders, parts.values())):
+    parts: dict[str, list[Path]] = {name: [] for name in SPLIT_FOLDERS}
+    strangers: list[Path] = []
+    for path in _subfolders(folder):
+        parts.get(SPLIT_NAMES.get(path.name.lower(), ""), strangers).append(path)
+    found = list(itertools.chain(*parts.values()))
+    # A folder "train" without folders in it is a class of trains, and "valid" next to "invalid" is a class.
+    has_splits = parts["train"] or not strangers or any(path.name.lower() in SPLIT_FOLDERS for path in found)
+    if not has_splits or not any(map(_subfolders, found)):
+        _refuse_splits(root, folder)
         return {"train": folder}
-    if "train" not in parts:
+    if not parts["train"]:
         raise FileNotFoundError(
-            f'data.root={root} has "{next(iter(parts))}" but no folder "train": add it, with one folder per class.'
+            f'data.root={root} has "{found[0].name}" but no folder "train": add it, with one folder per class.'
         )
-    strangers = [path.name for path in _subfolders(folder) if path.name not in SPLIT_FOLDERS]
     if strangers:
         raise ValueError(
-            f"data.root={root} has folders beside train/ that nothing reads: {', '.join(strangers)}. "
+            f"data.root={root} has folders beside train/ that nothing reads: {_listed(strangers)}. "
             "Only train/, val/ and test/ are read: rename or move the others."
         )
-    return parts
+    for name, paths in parts.items():
+        if len(paths) > 1:
+            raise ValueError(f"data.root={root} has {len(paths)} folders for {name}: {_listed(paths)}. Keep one.")
+    return {name: paths[0] for name, paths in parts.items() if paths}
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in paths)
+
+
+def _refuse_splits(root: str, folder: Path) -> None:
+    """Raise ValueError where class folders look like splits: no image of their own, and the same folders in each."""
+    classes = _subfolders(folder)
+    inner = [path.name for path in _subfolders(classes[0])] if len(classes) > 1 else []
+    if len(inner) > 1 and all(
+        [each.name for each in _subfolders(path)] == inner and not any(_is_image(each.name) for each in path.iterdir())
+        for path in classes
+    ):
+        raise ValueError(
+            f"data.root={root} has folders without an image of their own, and the same folders in each: "
+            f"{_listed(classes)}. If they are splits, name them train, val and test, or give the one to train on: "
+            f"data.root={root}/{classes[0].name}. If they are classes, move their images up into them."
+        )
 
 
 def _check_counts(root: str, folders: dict[str, Path], counts: dict[str, dict[str, int]]) -> None:
@@ -268,15 +325,16 @@ def _check_counts(root: str, folders: dict[str, Path], counts: dict[str, dict[st
                 f"data.root={root} has no class folders in {folders[name]}: looked for train/, val/ or test/ with one "
                 "folder per class, or one folder per class."
             )
-    empty = [str(folders[name] / label) for name, classes in counts.items() for label, n in classes.items() if not n]
+    empty = [str(folders["train"] / label) for label, count in counts["train"].items() if not count]
+    empty += [str(folders[name]) for name in ("val", "test") if name in counts and not any(counts[name].values())]
     if empty:
         raise ValueError(
-            f"data.root={root} has class folders without an image ({', '.join(IMAGE_SUFFIXES)}): {', '.join(empty)}. "
+            f"data.root={root} has folders without an image ({', '.join(IMAGE_SUFFIXES)}): {', '.join(empty)}. "
             "Add images or delete the folders."
         )
 
 
-def _check_classes(root: str, counts: dict[str, dict[str, int]]) -> None:
+def _check_classes(root: str, folders: dict[str, Path], counts: dict[str, dict[str, int]]) -> None:
     train = counts["train"]
     odd = sorted({os.fsencode(name) for names in counts.values() for name in names if not _is_text(name)})
     if odd:
@@ -290,10 +348,9 @@ def _check_classes(root: str, counts: dict[str, dict[str, int]]) -> None:
             "holds one folder per class."
         )
     for name, by_class in counts.items():
-        missing, extra = sorted(train.keys() - by_class.keys()), sorted(by_class.keys() - train.keys())
-        if missing or extra:
+        unknown = sorted(by_class.keys() - train.keys())
+        if unknown:
             raise ValueError(
-                f"data.root={root} has {len(train)} classes in train/ but {len(by_class)} in {name}/: only in train/: "
-                f"{', '.join(missing) or 'none'}; only in {name}/: {', '.join(extra) or 'none'}. "
-                "Give both the same class folders."
+                f"data.root={root} has classes in {folders[name].name}/ that {folders['train'].name}/ lacks: "
+                f"{', '.join(unknown)}. Add training images of them, or delete their folders."
             )

@@ -83,12 +83,14 @@ class Rows:
 class ImageFiles:
     """Image files that are decoded whenever they are asked for, fitted to `size`; `reason` says why.
 
-    `first` names the file whose size all have; empty where they are scaled. Raises ImageFault in brackets.
+    Transparent pixels are laid on `background`. `first` names the file whose size all have; empty where they are
+    scaled. Raises ImageFault in brackets.
     """
 
     files: Names
     size: tuple[int, int]
     channels: int
+    background: str
     first: str
     reason: str
     is_streamed = True
@@ -103,7 +105,7 @@ class ImageFiles:
         pixels = torch.empty(len(wanted), *self.shape[1:], dtype=torch.uint8)
         for row, position in zip(pixels, wanted.tolist(), strict=True):
             path = self.files[position]
-            image = decode(path, self.channels)
+            image = decode(path, self.channels, self.background).pixels
             if self.first:
                 check_size(image, path, self.size, self.first)
             row.copy_(fit(image, self.size))
@@ -112,7 +114,7 @@ class ImageFiles:
     def head(self, count: int) -> "ImageFiles":
         """The first `count` images."""
         files = self.files.select(np.arange(min(count, len(self.files))))
-        return ImageFiles(files, self.size, self.channels, self.first, self.reason)
+        return ImageFiles(files, self.size, self.channels, self.background, self.first, self.reason)
 
 
 def is_streamed(pixels: Tensor | Pixels) -> bool:

@@ -30,12 +30,15 @@ from lockstep.data.images.statistics import Statistics, channel_statistics, samp
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.hardware import available_bytes, num_cores
 
+ANIMATED = "animated"  # the note in a cache of how many files are
+
 
 def image_folder(
     *,
     root: str,
     image_size: int | None,
     channels: int,
+    background: str,
     val_fraction: float,
     test_fraction: float,
     split_seed: int,
@@ -47,7 +50,7 @@ def image_folder(
     Either `root/{train,val,test}/<class>/`, where val and test may be missing and are then cut off train by their
     fraction and `split_seed`, or `root/<class>/`, cut three ways. A folder wins over its fraction. `image_size` in
     pixels scales the shorter side and crops the centre; None takes images that all have one size. `channels` is 1
-    (grey) or 3 (RGB).
+    (grey) or 3 (RGB). Transparent pixels are laid on `background`, a colour of PIL.ImageColor.
 
     Images are decoded once into a file below the folder `cache`, or into memory where it is None, or with `memory`
     "stream" whenever one is needed; "auto" streams what memory or disk cannot hold. Raises FileNotFoundError where
@@ -57,6 +60,7 @@ def image_folder(
     settings = FileSettings(
         image_size=image_size,
         channels=channels,
+        background=background,
         val_fraction=val_fraction,
         test_fraction=test_fraction,
         split_seed=split_seed,
@@ -78,7 +82,7 @@ def folder_contents(*, root: str, settings: "FileSettings") -> "Contents":
     return Contents(settings.folder(f"data.root={root}", listing), positions, labels, listing.class_names)
 
 
-def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int) -> Images:
+def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int, background: str) -> Images:
     """Read every image below a folder in sorted order, or one image file, scaled and cropped to `image_size` (H, W).
 
     The geometry is that of `image_folder`: a model sees the same pixels of a file in training and here. Labels are -1.
@@ -90,7 +94,7 @@ def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int) 
         raise FileNotFoundError(f"{root} holds no image: looked for {', '.join(IMAGE_SUFFIXES)} in it and below.")
     files = names.below(path if path.is_dir() else path.parent)
     num_bytes = sum(Path(file).stat().st_size for file in files)
-    pixels = _decoded(root, files, image_size, channels, num_bytes, same_size=False)
+    pixels = _decoded(root, files, image_size, channels, background, num_bytes, same_size=False)
     return Images(pixels, torch.full((len(files),), -1), names)
 
 
@@ -102,6 +106,7 @@ class Folder:
     listing: FileListing
     image_size: int | None
     channels: int
+    background: str
     cache: str | None
 
     @property
@@ -113,13 +118,19 @@ class Folder:
     def entry(self) -> Entry:
         """The place of the decoded images in the cache."""
         assert self.cache is not None
-        return caches.entry(self.cache, self.listing, image_size=self.image_size, channels=self.channels)
+        return caches.entry(
+            self.cache,
+            self.listing,
+            image_size=self.image_size,
+            channels=self.channels,
+            background=self.background,
+        )
 
     def size(self) -> tuple[int, int]:
         """(H, W) of every image: with image_size=null those of the first one."""
         if self.image_size is not None:
             return self.image_size, self.image_size
-        return size_of(decode(self.files[0], self.channels))
+        return size_of(decode(self.files[0], self.channels, self.background).pixels)
 
     def decoded(self) -> caches.Pixels:
         """The images from the cache, decoded by this process or by another one that was first.
@@ -142,10 +153,11 @@ class Folder:
             show(0)
             try:
                 with entry.building(shape) as write:
-                    decode_all(
+                    num_animated = decode_all(
                         self.files,
                         self.channels,
                         (shape[2], shape[3]),
+                        background=self.background,
                         same_size=self.image_size is None,
                         # the other processes of this machine wait
                         num_threads=useful_threads(shape[0], self.listing.num_bytes, num_cores()),
@@ -154,6 +166,8 @@ class Folder:
                     )
             finally:
                 progress.end()
+            if num_animated:
+                entry.write_note(ANIMATED, str(num_animated))
             print(
                 f"Decoded {shape[0]:,} images of {what} in {progress.elapsed_s:.1f} s, "
                 f"{shape[0] / progress.elapsed_s:,.0f} images/s, into {entry.path} ({size_text(int(np.prod(shape)))})",
@@ -190,6 +204,7 @@ class FileSettings:
 
     image_size: int | None
     channels: int
+    background: str
     val_fraction: float
     test_fraction: float
     split_seed: int
@@ -200,7 +215,7 @@ class FileSettings:
 
     def folder(self, setting: str, listing: FileListing) -> Folder:
         """The files of a listing; `setting` names them in messages."""
-        return Folder(setting, listing, self.image_size, self.channels, self.cache)
+        return Folder(setting, listing, self.image_size, self.channels, self.background, self.cache)
 
     def cut(
         self, parts: Mapping[str, Tensor], names: Sequence[str], groups: Tensor, lacks: Callable[[str], tuple[str, str]]
@@ -269,6 +284,7 @@ def _pixels(folder: Folder, positions: Sequence[Tensor], memory: str, started: f
             if memory != "auto":
                 raise
             return _streamed(folder, positions, str(error).partition(":")[0])
+    _tell_animated(folder.setting, int(folder.entry.read_note(ANIMATED) or 0))
     whole = torch.from_numpy(table)
     return [Rows(whole, places, origin) for places in positions]
 
@@ -277,15 +293,18 @@ def _streamed(folder: Folder, positions: Sequence[Tensor], reason: str) -> list[
     first = folder.files[0] if folder.image_size is None else ""
     size = folder.size()
     return [
-        ImageFiles(folder.files.select(places.numpy()), size, folder.channels, first, reason) for places in positions
+        ImageFiles(folder.files.select(places.numpy()), size, folder.channels, folder.background, first, reason)
+        for places in positions
     ]
 
 
 def _in_memory(folder: Folder, positions: Sequence[Tensor]) -> Sequence[Tensor]:
     """One tensor and views of it, so that one message names every broken image."""
     files = folder.files.select(torch.cat(list(positions)).numpy())
-    size, num_bytes = folder.size(), folder.listing.num_bytes
-    pixels = _decoded(folder.setting, files, size, folder.channels, num_bytes, same_size=folder.image_size is None)
+    is_one_size, num_bytes = folder.image_size is None, folder.listing.num_bytes
+    pixels = _decoded(
+        folder.setting, files, folder.size(), folder.channels, folder.background, num_bytes, same_size=is_one_size
+    )
     return pixels.split([len(places) for places in positions])
 
 
@@ -301,7 +320,14 @@ def streaming_reason(folder: Folder, memory: str) -> str:
 
 
 def _decoded(
-    setting: str, files: Names, size: tuple[int, int], channels: int, num_bytes: int, *, same_size: bool
+    setting: str,
+    files: Names,
+    size: tuple[int, int],
+    channels: int,
+    background: str,
+    num_bytes: int,
+    *,
+    same_size: bool,
 ) -> Tensor:
     """Decode `files`, `num_bytes` in all, into one tensor (N, C, H, W)."""
     _check_memory(setting, len(files) * channels * size[0] * size[1])
@@ -310,17 +336,24 @@ def _decoded(
     def store(start: int, block: Tensor) -> None:
         pixels[start : start + len(block)] = block
 
-    decode_all(
+    num_animated = decode_all(
         files,
         channels,
         size,
+        background=background,
         same_size=same_size,
         # every rank decodes for itself
         num_threads=useful_threads(len(files), num_bytes, torch.get_num_threads()),
         store=store,
         show=lambda num_done: None,
     )
+    _tell_animated(setting, num_animated)
     return pixels
+
+
+def _tell_animated(setting: str, count: int) -> None:
+    if count:
+        print(f"{setting}: {count:,} animated, of which the first frame is used", flush=True)
 
 
 def size_text(num_bytes: int) -> str:

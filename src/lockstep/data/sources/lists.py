@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep.data.images.listing import SPLIT_FOLDERS, existing, list_files
+from lockstep.data.images.listing import SPLIT_FOLDERS, class_order, existing, list_files
 from lockstep.data.images.splits import Splits
 from lockstep.data.sources.folders import Contents, FileSettings
 from lockstep.data.sources.tables import Table, raise_faults, read_table
@@ -26,6 +26,7 @@ def image_list(
     split_column: str | None,
     image_size: int | None,
     channels: int,
+    background: str,
     val_fraction: float,
     test_fraction: float,
     split_seed: int,
@@ -47,6 +48,7 @@ def image_list(
     settings = FileSettings(
         image_size=image_size,
         channels=channels,
+        background=background,
         val_fraction=val_fraction,
         test_fraction=test_fraction,
         split_seed=split_seed,
@@ -133,7 +135,7 @@ def _classes(table: Table, column: str, train: Tensor | None) -> tuple[Tensor, t
         ]
     )
     texts = [str(cell) for cell in cells]
-    names = sorted({texts[row] for row in train.tolist()} if train is not None else set(texts), key=_order)
+    names = sorted({texts[row] for row in train.tolist()} if train is not None else set(texts), key=class_order)
     if len(names) < 2:
         raise ValueError(f"{table.setting} has one class only, {names[0]}, in column {column}: add the other classes.")
     numbers = {name: number for number, name in enumerate(names)}
@@ -145,11 +147,6 @@ def _classes(table: Table, column: str, train: Tensor | None) -> tuple[Tensor, t
         ]
     )
     return torch.tensor([numbers[text] for text in texts]), tuple(names)
-
-
-def _order(name: str) -> tuple[float, str]:
-    """Whole numbers by their value, before texts by the alphabet."""
-    return (int(name), name) if name.removeprefix("-").isdecimal() else (math.inf, name)
 
 
 def _numbers(table: Table, columns: Sequence[str], convert: Any) -> Tensor:

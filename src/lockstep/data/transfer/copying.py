@@ -42,6 +42,8 @@ from lockstep.runs.files import atomic_file
 LOCK, USED, PART = ".lock", ".used", ".part"
 NUM_THREADS = 16  # wait for a network or a disk
 NUM_PER_BLOCK = 256
+# thumbnails, remains of archives and deleted files, which systems put next to images
+SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN")
 BLOCK_BYTES = 4096  # of a disk: a file takes whole ones
 REMOVE_S = 2.0  # others that leave at the same time hold the lock for an instant
 
@@ -284,6 +286,11 @@ class Copy:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._no_space(f"more than its disk holds ({error.strerror})") from error
             raise ValueError(f"{self.setting} cannot be used ({error}): {self._cure}") from error
+
+
+def is_left_out(name: str) -> bool:
+    """True for a file or folder that is hidden, or that a system put next to images."""
+    return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
 def place_of(folder: str, source: str, name: str) -> Path:

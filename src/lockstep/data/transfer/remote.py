@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from lockstep.data.transfer.copying import NUM_PER_BLOCK, NUM_THREADS, Source, State, digest_of
+from lockstep.data.transfer.copying import NUM_PER_BLOCK, NUM_THREADS, Source, State, digest_of, is_left_out
 
 # what drivers tell of the content of a file, or of its last change
 TELLING = ("etag", "md5", "crc", "checksum", "digest", "sha", "modified", "updated", "mtime", "created", "date_time")
@@ -90,13 +90,15 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
             raise ValueError(
                 f"{setting} is no folder with files: give one; an archive is one as {key}=zip://::{shown(url)}"
             )
-        if suffixes and (not name.lower().endswith(tuple(suffixes)) or name.rpartition("/")[2].startswith(".")):
+        if suffixes and not name.lower().endswith(tuple(suffixes)):
             continue
         # no part may be empty either: "/etc/passwd" joined to a folder is /etc/passwd
         if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
             raise ValueError(
                 f"{setting} has a file {name!r}, which would lie outside the folder of a copy: rename it there."
             )
+        if suffixes and any(map(is_left_out, name.split("/"))):
+            continue
         paths[name] = remote_path
     if not paths:
         what = f"a file that ends with {', '.join(suffixes)}" if suffixes else "a file"
