@@ -99,7 +99,8 @@ def _trains_here(arguments: "Namespace") -> bool:
 
 def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
     """The run to go on with, as this command changes it. Hydra then gets only what it must read. Raises ConfigError."""
-    if arguments.multirun or arguments.help or not any("resume=" in text for text in arguments.overrides):
+    is_asking = any((arguments.help, arguments.hydra_help, arguments.cfg, arguments.info, arguments.shell_completion))
+    if is_asking or arguments.multirun or not any("resume=" in text for text in arguments.overrides):
         return None
     from lockstep.config import compose, options, overrides, saved_run
 

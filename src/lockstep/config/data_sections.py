@@ -98,7 +98,10 @@ class Decoded(Split):
         description="resize and crop to a square of so many pixels; null = all have one size"
     )
     channels: Literal[1, 3] = Field(description="1 = grey, 3 = RGB")
-    background: Literal["white", "black", "grey"] = Field(description="what transparent pixels are laid on")
+    background: Literal["white", "black", "grey"] = Field(
+        default="white",  # runs of earlier versions have no such key
+        description="what transparent pixels are laid on",
+    )
     cache: Annotated[Path | None, Scope.PLACE] = Field(
         description="folder that keeps the decoded images; null = decode in every run"
     )

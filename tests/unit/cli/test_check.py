@@ -219,4 +219,4 @@ def test_a_folder_that_is_cut_is_looked_at_as_it_will_be_trained(
 ) -> None:
     write_folder(tmp_path / "images", count=10)
     rows, _ = said(capsys, *FOLDER)
-    assert [rows[split].partition(" ")[0] for split in ("train", "val", "test")] == ["16", "2", "2"]
+    assert [rows[split].partition(" ")[0] for split in ("train", "val", "test")] == ["15", "3", "2"]

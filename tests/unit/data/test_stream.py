@@ -319,7 +319,7 @@ def test_workers_leave_signals_to_the_training(reader: tuple[subprocess.Popen[st
     time.sleep(0.2)
     assert all(is_alive(pid) for pid in pids)
     say(process)
-    assert process.stdout.readline() == "3\n"
+    assert process.stdout.readline() == "4\n"
     say(process)
     assert process.wait(PATIENCE_S) == 0
     wait_until(lambda: not any(map(is_alive, pids)), "end of the workers")
