@@ -113,6 +113,8 @@ def _task_rules(config: Config) -> Iterator[str]:
                     f"task.{key}={shown(value)} is of cross-entropy, and task.loss={task.loss.target} takes its place: "
                     f"set task.{key}={shown(plain)}"
                 )
+    if isinstance(task, Classification) and task.class_weights is not None and not any(task.class_weights):
+        yield f"task.class_weights={shown(task.class_weights)} counts no sample: give a class more than 0"
     if config.flip_test and task.target.endswith(".Regression"):
         yield "flip_test=true averages what an image and its mirror image are, and a number may turn: leave it out"
     taken = [name for name in task.metrics if name in ("loss", "count") or "/" in name]

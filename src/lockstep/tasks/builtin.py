@@ -16,8 +16,8 @@ class Classification(SupervisedTask):
     """One class of several: targets are class numbers int64 (B,), or (B, H, W) for outputs (B, C, H, W).
 
     Without a `loss` it is cross-entropy of logits (B, C, ...), smoothed by `label_smoothing` in training. With
-    `class_weights`, C numbers, a sample counts as much as its class, and the mean divides by the weights, as torch's
-    cross-entropy has it. A `loss` of one's own takes the place of all three.
+    `class_weights`, C numbers, a sample counts as much as its class, its smoothed part too, and the mean divides by the
+    weights. A `loss` of one's own takes the place of all three.
     """
 
     named = "classes"
@@ -63,15 +63,17 @@ class Classification(SupervisedTask):
     def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self._is_own_loss:
             return super().loss_of(outputs, targets)
-        smoothing = self.label_smoothing if self.training else 0.0
-        return mean_of_each(F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing))
+        return mean_of_each(self._cross_entropy(outputs, targets))
 
     def _weighted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         assert self.class_weights is not None
-        class_weights = self.class_weights.to(outputs.dtype)
+        # not torch's `weight`, which gives the smoothed part of a sample the weights of the other classes
+        weights = self.class_weights.to(outputs.dtype)[targets]
+        return _sum_of_each(weights * self._cross_entropy(outputs, targets)), _sum_of_each(weights)
+
+    def _cross_entropy(self, outputs: Tensor, targets: Tensor) -> Tensor:
         smoothing = self.label_smoothing if self.training else 0.0
-        values = F.cross_entropy(outputs, targets, class_weights, reduction="none", label_smoothing=smoothing)
-        return _sum_of_each(values), _sum_of_each(class_weights[targets])
+        return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
 
     @override
     def scores(self, outputs: Tensor, batch: Batch) -> Sequence[Tensor]:
