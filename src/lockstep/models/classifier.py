@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics.metric import Metric
 from typing_extensions import override
 
@@ -22,7 +23,7 @@ from lockstep.distributed.rng import replace_dropout
 from lockstep.models.counts import EpochCounts
 from lockstep.models.layout import Layout, compile_network
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
-from lockstep.models.schedules import Schedule
+from lockstep.models.schedules import Schedule, replay
 from lockstep.models.step import LossGuard, OptimizerStep, cures_of_bad_losses
 from lockstep.system import internals
 from lockstep.tasks.scores import Scores
@@ -261,11 +262,14 @@ class Classifier(L.LightningModule):
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Weight decay acts on weights only, not on norms and biases."""
+        optimizer, scheduler = self._optimizer_and_schedule()
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self._scheduler.interval}}
+
+    def _optimizer_and_schedule(self) -> tuple[Optimizer, LRScheduler]:
         weight_decay = self._optimizer.keywords.get("weight_decay", 0.0)
         optimizer = self._optimizer(self._groups.for_optimizer(weight_decay))
         # not trainer.estimated_stepping_batches: it builds the loader before a resume has restored its position
-        scheduler = self._scheduler.of(optimizer, self._total_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self._scheduler.interval}}
+        return optimizer, self._scheduler.of(optimizer, self._total_steps)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -274,10 +278,11 @@ class Classifier(L.LightningModule):
             self._guard.wait()
         checkpoint["image_format"] = self.image_format._asdict()
         checkpoint["train_counts"] = self.counts.state_dict()
+        checkpoint["total_steps"] = self._total_steps
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over the counts of an epoch cut in the middle.
+        """Take over the counts of an epoch cut in the middle, and the schedule only where it has the same length.
 
         Momentum gets the layout of the weights, which may be another one than that of the saved run: fused updates go
         through memory in order, and would take the momentum of another weight.
@@ -288,6 +293,8 @@ class Classifier(L.LightningModule):
             for name, value in slot.items():
                 if isinstance(value, Tensor) and value.dim() == 4:
                     slot[name] = value.contiguous(memory_format=self.layout.memory_format)
+        if checkpoint.get("total_steps") != self._total_steps and self.trainer.state.fn == TrainerFn.FITTING:
+            replay(checkpoint, *self._optimizer_and_schedule())
 
     def _evaluate(self, split: str, batch: Batch) -> Tensor | None:
         if not len(batch.indices):
