@@ -6,13 +6,34 @@ Rules about the number of workers are in workers.py, those of a cluster in slurm
 import shlex
 from collections.abc import Iterator, Sequence
 
-from lockstep.config import measured, slurm_rules
+from lockstep.config import measured, signatures, slurm_rules
 from lockstep.config.data_sections import Dataset, Files
 from lockstep.config.faults import shown
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.config.target_sections import Classification
 from lockstep.config.workers import resolve_workers
 from lockstep.data.transfer import remote
+
+# Lightning's callbacks that need its automatic optimization, another loop or a single worker, and what to use instead
+_FREEZING = "freeze by parameters.NAME.frozen_epochs"
+_PROGRESS = "leave it out, Lockstep shows the progress"
+INSTEAD = {
+    "BackboneFinetuning": _FREEZING,
+    "BaseFinetuning": _FREEZING,
+    "BasePredictionWriter": "use lockstep predict",
+    "BatchSizeFinder": "set global_batch_size",
+    "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches",
+    "LearningRateFinder": "compare values of optimizer.lr in a sweep, -m optimizer.lr=0.01,0.1",
+    "ModelPruning": "prune the network of a finished run",
+    "ProgressBar": _PROGRESS,
+    "RichProgressBar": _PROGRESS,
+    "SpikeDetection": "leave it out, a loss that is not finite ends the run",
+    "StochasticWeightAveraging": "use callbacks=ema",
+    "TQDMProgressBar": _PROGRESS,
+}
+# those that save a state, and what Lightning tells two of one kind apart by, with its defaults
+STATEFUL = ("AveragedWeights", "EMAWeightAveraging", "EarlyStopping", "ModelCheckpoint", "Timer", "WeightAveraging")
+TOLD_APART_BY = {"monitor": None, "mode": "min", "every_n_train_steps": None, "every_n_epochs": 1}
 
 SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters", "epochs", "steps")
 
@@ -92,6 +113,8 @@ def _task_rules(config: Config) -> Iterator[str]:
                     f"task.{key}={shown(value)} is of cross-entropy, and task.loss={task.loss.target} takes its place: "
                     f"set task.{key}={shown(plain)}"
                 )
+    if isinstance(task, Classification) and task.class_weights is not None and not any(task.class_weights):
+        yield f"task.class_weights={shown(task.class_weights)} counts no sample: give a class more than 0"
     if config.flip_test and task.target.endswith(".Regression"):
         yield "flip_test=true averages what an image and its mirror image are, and a number may turn: leave it out"
     taken = [name for name in task.metrics if name in ("loss", "count") or "/" in name]
@@ -129,10 +152,19 @@ def _optimizer_rules(config: Config) -> Iterator[str]:
 
 def _callback_rules(config: Config) -> Iterator[str]:
     has_logger = any(logger is not None for logger in config.logger.values())
+    states: dict[tuple[str, ...], str] = {}
     for name, callback in config.callbacks.items():
         if callback is None:
             continue
-        key, arguments = f"callbacks.{name}", callback.arguments()
+        key, arguments, kind = f"callbacks.{name}", callback.arguments(), callback.target.rpartition(".")[2]
+        if callback.target.startswith("lightning.") and kind in INSTEAD:
+            yield unfit_callback(key, callback.target, kind)
+            continue
+        if kind in STATEFUL:
+            state = (kind, *(str(arguments.get(name, default)) for name, default in TOLD_APART_BY.items()))
+            if (other := states.setdefault(state, key)) != key:
+                yield f"{key} is a second {kind} that Lightning cannot tell from {other}: change {other} instead"
+                continue
         monitor = arguments.get("monitor")
         known = measured.names(config)
         if monitor is not None and monitor not in known and not _may_log(config):
@@ -148,11 +180,20 @@ def _callback_rules(config: Config) -> Iterator[str]:
                 f"trainer.check_val_every_n_epoch={config.trainer.check_val_every_n_epoch} is above "
                 f"trainer.max_epochs={config.trainer.max_epochs}: {key} needs {monitor}, which is never measured then"
             )
-        if callback.target.endswith(".LearningRateMonitor") and not has_logger:
+        if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not has_logger:
             yield f"{key} needs a logger, and there is none: set {key}=null, or choose logger=tensorboard"
+        if kind == "DeviceStatsMonitor" and not signatures.is_there("psutil"):
+            cpu_stats = arguments.get("cpu_stats")
+            if cpu_stats or (cpu_stats is None and not resolve_workers(config).gpus):
+                yield f"{key} needs the package psutil, which is not here: install it by: pip install psutil"
         if arguments.get("train_time_interval") is not None:
             # Lightning 2.6 passes over it in manual optimization, which the step here is
             yield f"{key}.train_time_interval is not looked at: use {key}.every_n_train_steps"
+
+
+def unfit_callback(key: str, target: str, kind: str) -> str:
+    """The fault of a callback that is a `kind` of `INSTEAD`."""
+    return f"{key}._target_={target}: {kind} does not work in Lockstep's training: {INSTEAD[kind]}"
 
 
 def _may_log(config: Config) -> bool:

@@ -1,7 +1,7 @@
 """The training of a network for a task: the loss and the metrics of the global batch, from any split of it."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics.metric import Metric
 from typing_extensions import override
 
@@ -22,7 +23,7 @@ from lockstep.distributed.rng import replace_dropout
 from lockstep.models.counts import EpochCounts
 from lockstep.models.layout import Layout, compile_network
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
-from lockstep.models.schedules import Schedule
+from lockstep.models.schedules import Schedule, replay
 from lockstep.models.step import LossGuard, OptimizerStep, cures_of_bad_losses
 from lockstep.system import internals
 from lockstep.tasks.scores import Scores
@@ -111,6 +112,7 @@ class Classifier(L.LightningModule):
         self.metrics: dict[str, float] = {}
         self._step: OptimizerStep | None = None
         self._guard: LossGuard | None = None
+        self.look_at_batch: Callable[[Batch], None] | None = None  # of samples that are made as they are needed
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
@@ -182,6 +184,13 @@ class Classifier(L.LightningModule):
             before = 0.0 if self._weight_sum is None else self._weight_sum
             self._weight_sum = before + weights.detach().sum(dtype=torch.float64)
         return loss * (self.trainer.world_size / batch.share.group_size)
+
+    @override
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Look at a batch while the host has it: to look at one on a GPU waits for the device."""
+        if self.look_at_batch is not None:
+            self.look_at_batch(batch)
+        return batch
 
     def configure_callbacks(self) -> list[Callback]:
         """The end of a batch, before any callback can write a checkpoint there: the module's own hook comes after."""
@@ -261,11 +270,14 @@ class Classifier(L.LightningModule):
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Weight decay acts on weights only, not on norms and biases."""
+        optimizer, scheduler = self._optimizer_and_schedule()
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self._scheduler.interval}}
+
+    def _optimizer_and_schedule(self) -> tuple[Optimizer, LRScheduler]:
         weight_decay = self._optimizer.keywords.get("weight_decay", 0.0)
         optimizer = self._optimizer(self._groups.for_optimizer(weight_decay))
         # not trainer.estimated_stepping_batches: it builds the loader before a resume has restored its position
-        scheduler = self._scheduler.of(optimizer, self._total_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self._scheduler.interval}}
+        return optimizer, self._scheduler.of(optimizer, self._total_steps)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -274,10 +286,11 @@ class Classifier(L.LightningModule):
             self._guard.wait()
         checkpoint["image_format"] = self.image_format._asdict()
         checkpoint["train_counts"] = self.counts.state_dict()
+        checkpoint["total_steps"] = self._total_steps
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over the counts of an epoch cut in the middle.
+        """Take over the counts of an epoch cut in the middle, and the schedule only where it has the same length.
 
         Momentum gets the layout of the weights, which may be another one than that of the saved run: fused updates go
         through memory in order, and would take the momentum of another weight.
@@ -288,6 +301,8 @@ class Classifier(L.LightningModule):
             for name, value in slot.items():
                 if isinstance(value, Tensor) and value.dim() == 4:
                     slot[name] = value.contiguous(memory_format=self.layout.memory_format)
+        if checkpoint.get("total_steps") != self._total_steps and self.trainer.state.fn == TrainerFn.FITTING:
+            replay(checkpoint, *self._optimizer_and_schedule())
 
     def _evaluate(self, split: str, batch: Batch) -> Tensor | None:
         if not len(batch.indices):

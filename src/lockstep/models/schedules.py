@@ -7,11 +7,14 @@ the optimizer's learning rate by (s + 1) / w for s < w, and by d(u) with u = (s 
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # what schedules change of an optimizer
 
 
 class Schedule(NamedTuple):
@@ -43,6 +46,26 @@ class Schedule(NamedTuple):
         if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != self.mode:
             raise ValueError(f"goes by mode={schedule.mode}, but of {self.monitor} the {self.mode} is best")
         return schedule
+
+
+def replay(checkpoint: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler) -> None:
+    """Bring a new `schedule` and its `optimizer` to the step of a checkpoint, in which they replace the saved ones.
+
+    The state of a schedule of torch's has its length, and many a rate follows from the one before: at the end of the
+    old length it may be 0 for good. What goes by measured values has no length, and stays as it is.
+    """
+    if isinstance(schedule, ReduceLROnPlateau):
+        return
+    state = checkpoint["lr_schedulers"][0]
+    while "last_epoch" not in state:  # of several at once: each has its own
+        state = state["_schedulers"][0]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)  # the optimizer rests
+        for _ in range(state["last_epoch"]):
+            schedule.step()
+    checkpoint["lr_schedulers"] = [schedule.state_dict()]
+    for saved, group in zip(checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups, strict=True):
+        saved.update({name: group[name] for name in SCHEDULED if name in group})
 
 
 def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:

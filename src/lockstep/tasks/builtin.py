@@ -16,10 +16,11 @@ class Classification(SupervisedTask):
     """One class of several: targets are class numbers int64 (B,), or (B, H, W) for outputs (B, C, H, W).
 
     Without a `loss` it is cross-entropy of logits (B, C, ...), smoothed by `label_smoothing` in training. With
-    `class_weights`, C numbers, a sample counts as much as its class, and the mean divides by the weights, as torch's
-    cross-entropy has it. A `loss` of one's own takes the place of all three.
+    `class_weights`, C numbers, a sample counts as much as its class, its smoothed part too, and the mean divides by the
+    weights. A `loss` of one's own takes the place of all three.
     """
 
+    takes = "class numbers int64 from 0 to {last}"
     named = "classes"
     scored = ("accuracy",)
     takes_flips = True
@@ -47,6 +48,15 @@ class Classification(SupervisedTask):
             )
 
     @override
+    def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
+        """A loss of one's own may ignore some numbers."""
+        is_alike = targets.shape[1:] == outputs.shape[2:]
+        if not is_alike or self._is_own_loss:
+            return _all_or_none(is_alike, targets)
+        good = (targets >= 0) & (targets < outputs.shape[1])
+        return _every(good) & _all_or_none(targets.dtype == torch.int64, targets)
+
+    @override
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
         """Of mixed images the losses of both classes, by their parts."""
         if self.class_weights is None:
@@ -63,15 +73,17 @@ class Classification(SupervisedTask):
     def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self._is_own_loss:
             return super().loss_of(outputs, targets)
-        smoothing = self.label_smoothing if self.training else 0.0
-        return mean_of_each(F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing))
+        return mean_of_each(self._cross_entropy(outputs, targets))
 
     def _weighted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         assert self.class_weights is not None
-        class_weights = self.class_weights.to(outputs.dtype)
+        # not torch's `weight`, which gives the smoothed part of a sample the weights of the other classes
+        weights = self.class_weights.to(outputs.dtype)[targets]
+        return _sum_of_each(weights * self._cross_entropy(outputs, targets)), _sum_of_each(weights)
+
+    def _cross_entropy(self, outputs: Tensor, targets: Tensor) -> Tensor:
         smoothing = self.label_smoothing if self.training else 0.0
-        values = F.cross_entropy(outputs, targets, class_weights, reduction="none", label_smoothing=smoothing)
-        return _sum_of_each(values), _sum_of_each(class_weights[targets])
+        return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
 
     @override
     def scores(self, outputs: Tensor, batch: Batch) -> Sequence[Tensor]:
@@ -117,8 +129,14 @@ class Multilabel(SupervisedTask):
     `loss` takes logits and targets as floating-point numbers, e.g. torch's binary cross-entropy with logits.
     """
 
+    takes = "0 or 1 for each label ({count} of them)"
     named = "labels"
     takes_flips = True
+
+    @override
+    def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
+        """0 and 1 may be of any dtype."""
+        return _every((targets == 0) | (targets == 1)) & _all_or_none(_is_like(outputs, targets), targets)
 
     @override
     def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -148,7 +166,13 @@ class Regression(SupervisedTask):
     `loss` takes both as floating-point numbers of one shape, e.g. torch's squared error.
     """
 
+    takes = "a finite number for each output ({count} of them)"
     named = "numbers"
+
+    @override
+    def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
+        """Numbers may be of any dtype."""
+        return _every(targets.isfinite()) & _all_or_none(_is_like(outputs, targets), targets)
 
     @override
     def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -163,13 +187,26 @@ class Regression(SupervisedTask):
 
 def _like(outputs: Tensor, targets: Tensor) -> Tensor:
     """`targets` in the dtype and shape of `outputs`: (B,) for (B, 1). Raises ValueError for any other shape."""
-    if targets.dim() == outputs.dim() - 1 and outputs.shape[1] == 1:
-        targets = targets.unsqueeze(1)
-    if targets.shape != outputs.shape:  # torch would spread one over the other without a word
+    if not _is_like(outputs, targets):  # torch would spread one over the other without a word
         raise ValueError(
             f"The network gives {tuple(outputs.shape[1:])} numbers for each sample, the data {tuple(targets.shape[1:])}"
         )
-    return targets.to(outputs.dtype)
+    return targets.reshape(outputs.shape).to(outputs.dtype)
+
+
+def _is_like(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether there is a target for each output: also (B,) for (B, 1)."""
+    wanted = outputs.shape[1:]
+    return targets.shape[1:] in (wanted, wanted[1:] if wanted[:1] == (1,) else wanted)
+
+
+def _all_or_none(is_good: bool, targets: Tensor) -> Tensor:
+    return torch.full((len(targets),), is_good)
+
+
+def _every(good: Tensor) -> Tensor:
+    """(B, ...) to (B,): whether all of each sample are good."""
+    return good.flatten(1).all(1) if good.dim() > 1 else good
 
 
 def _sum_of_each(values: Tensor) -> Tensor:

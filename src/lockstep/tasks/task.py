@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -27,6 +28,9 @@ class Task(nn.Module):
     a module a task may have buffers and parameters: they move to the device, and parameters are trained.
     """
 
+    takes = (
+        "any targets"  # what `fits` looks for; {count} and {last} stand for the number of outputs and the last of them
+    )
     named = "outputs"  # what the class names of the data are names of
     scored: tuple[str, ...] = ()  # what `scores` gives of every sample, shown as train/<name>
     takes_mixed = False  # whether `losses` looks at `batch.mix`, which MixUp and CutMix leave there
@@ -66,6 +70,13 @@ class Task(nn.Module):
 
     def fit_to(self, class_names: Sequence[str]) -> None:
         """Hear once of the names of the outputs, before the training. Raises ValueError where they do not fit."""
+
+    def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
+        """Whether each of N targets (N, ...) can be learned with outputs like these (B, ...), bool (N,).
+
+        A training with others is refused.
+        """
+        return torch.ones(len(targets), dtype=torch.bool)
 
     def moved_targets(self, targets: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
         """The targets of images that were cropped and mirrored: `move` does the same to any (B, C, H, W).

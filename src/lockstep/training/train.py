@@ -19,7 +19,8 @@ from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.callbacks.wandb_logger import ResumableWandbLogger
-from lockstep.config import build, measured, project, storage
+from lockstep.config import build, measured, project, rules, storage
+from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Open
 from lockstep.runs.files import write_atomically
@@ -50,7 +51,7 @@ def train(
         if here.rank == 0:
             write_atomically(folder.environment, json.dumps(provenance.describe(project.root()), indent=1) + "\n")
             show_header(here, data, module, is_resumed=resumed_from.path is not None)
-        callbacks = [build.build(section) for section in config.callbacks.values() if section is not None]
+        callbacks = built_callbacks(config)
         checkpoint = _prepared_checkpoint(callbacks, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(
@@ -93,7 +94,7 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
         data = assembly.image_data(here, folder)
         module, first = assembly.module_to_evaluate(here, assembly.image_format(data))
-        callbacks = [build.build(section) for section in config.callbacks.values() if section is not None]
+        callbacks = built_callbacks(config)
         trainer = assembly.lightning_trainer(
             here,
             module,
@@ -124,6 +125,22 @@ def _trainer(here: Session, module: L.LightningModule, callbacks: list[Callback]
         check_val_every_n_epoch=settings.check_val_every_n_epoch,
         enable_checkpointing=True,
     )
+
+
+def built_callbacks(config: Config) -> list[Callback]:
+    """The callbacks of the configuration. Raises ConfigError for one derived from a callback that does not work here.
+
+    The check of a configuration, which does not import them, has seen their names alone.
+    """
+    built: list[Callback] = []
+    for name, section in config.callbacks.items():
+        if section is None:
+            continue
+        built.append(build.build(section))
+        lightnings = (kind.__name__ for kind in type(built[-1]).__mro__ if kind.__module__.startswith("lightning."))
+        if (kind := next(lightnings, "")) in rules.INSTEAD:
+            raise ConfigError([rules.unfit_callback(f"callbacks.{name}", section.target, kind)])
+    return built
 
 
 def _console(config: Config, record: Record, *, is_cell: bool) -> Console:

@@ -3,22 +3,28 @@
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lockstep.config import faults
 from lockstep.config.schema import Config
+from lockstep.data.images.samples import Samples
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
+from lockstep.tasks.builtin import Classification, Multilabel, Regression
 from lockstep.tasks.scores import MetricFault, Scores
 from lockstep.tasks.task import Task, checked_losses
 from lockstep.training.memory import out_of_memory
 from lockstep.training.session import Session
 
 NUM_SAMPLES = 2
+NUM_AT_ONCE = 4096  # targets, which can be as large as images
+MOST_SHOWN = 8  # values of a target
+STAGES = {"train": "train", "validate": "val", "test": "test"}  # the split of each stage of a Trainer
 # parts of the augmentation that move the pixels of an image
 MOVING, TURNING = ("crop_padding", "flip"), ("trivial", "mixup", "cutmix")
 
@@ -34,7 +40,7 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
     with _without_trace(module):
         batch = data.example(size)
         refuse_augmentation(config, module.task, batch)
-        _train_on(config, module, data.augment(batch))
+        _train_on(config, data, module, data.augment(batch))
         _measure(config, module, data.example(size))
         if here.world_size > 1:
             _try_nothing(config, module, data.example(0))
@@ -60,7 +66,48 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
         raise faults.ConfigError(wrong)
 
 
-def _train_on(config: Config, module: Classifier, batch: Batch) -> None:
+def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs: Tensor) -> None:
+    """Raise ConfigError for targets that the task cannot learn with outputs like these (B, ...).
+
+    Those of a Dataset, which makes them as they are needed, are looked at in each batch.
+    """
+    outputs = outputs.detach()[:0]
+    parts = data.splits.parts
+
+    def look(batch: Batch) -> None:
+        split = STAGES[module.trainer.state.stage or ""]
+        names = [str(parts[split].names[index]) for index in batch.indices.tolist()]
+        _refuse(config, module.task, outputs, split, batch.targets, names)
+
+    for split, images in parts.items():
+        if isinstance(images.pixels, Samples):
+            module.look_at_batch = look
+        else:
+            _refuse(config, module.task, outputs, split, images.targets, images.names)
+
+
+def _refuse(config: Config, task: Task, outputs: Tensor, split: str, targets: Tensor, names: Sequence[str]) -> None:
+    good = torch.cat([task.fits(part, outputs) for part in targets.split(NUM_AT_ONCE)])
+    bad = (~good).nonzero().flatten().tolist()
+    if not bad:
+        return
+    sample, dtype = targets[bad[0]], str(targets.dtype).removeprefix("torch.")
+    values = f"values from {sample.min()} to {sample.max()}" if sample.numel() > MOST_SHOWN else f"{sample.tolist()}"
+    found = f"{values} in {names[bad[0]]} ({len(bad)} of {len(targets)} samples)"
+    if len(bad) == len(targets):
+        found = f"{dtype} of shape {tuple(sample.shape)} for each sample, {found}"
+    built_in = {
+        "classification": Classification(loss=None, label_smoothing=0, class_weights=None),
+        "multilabel": Multilabel(loss=functional.mse_loss),
+        "regression": Regression(loss=functional.mse_loss),
+    }
+    others = [name for name, other in built_in.items() if other.fits(targets, outputs).all()]
+    takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
+    fix = "use task=" + " or task=".join(others) if others else "correct them"
+    raise faults.ConfigError([f"task._target_={config.task.target} takes {takes}, and {split} has {found}: {fix}"])
+
+
+def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch) -> None:
     module.train()
     with _telling(f"model._target_={config.model.target} cannot take inputs of shape {tuple(batch.inputs.shape[1:])}"):
         for dropout in module.dropouts:
@@ -72,6 +119,7 @@ def _train_on(config: Config, module: Classifier, batch: Batch) -> None:
         raise faults.ConfigError([f"{fault}: its outputs are to be a tensor with a row for each"])
     shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
     with _telling(f"task._target_={config.task.target} cannot take {shapes}"):
+        refuse_targets(config, data, module, outputs)
         values, _ = checked_losses(module.task, outputs, batch)
         for score in module.task.scores(outputs, batch):
             assert score.shape == values.shape, f"scores of shape {tuple(score.shape)}"

@@ -88,6 +88,14 @@ def test_the_worst_is_not_the_best() -> None:
         (["+task.metrics.f1.average=macro"], "task.metrics.f1._target_ is missing"),
         (["+task.metrics.loss._target_=torchmetrics.MeanMetric"], "task.metrics.loss cannot have this name"),
         (["task=regression", "flip_test=true"], "flip_test=true averages what an image and its mirror image are"),
+        *(
+            ([f"task.class_weights={zeros}"], f"task.class_weights={zeros} counts no sample: give a class more than 0")
+            for zeros in ("[0.0,0.0]", "[0.0]", "[]")
+        ),
+        *(
+            ([f"task.class_weights=[1,{wrong}]"], "] must be [0 <= float, ...] or null")
+            for wrong in ("nan", "inf", "-1", "a")
+        ),
         (["task.class_weights=[1,-1]"], "task.class_weights=[1,-1] must be [0 <= float, ...] or null"),
         (["task=regression", "task.loss=null"], "task.loss=null must be a section of keys with _target_"),
         (["task.loss=mse"], "task.loss=mse must be a section of keys with _target_"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch.callbacks
 import pytest
 import yaml
 
@@ -386,12 +387,91 @@ def test_an_optimizer_that_computes_the_loss_again_is_refused(name: str) -> None
     assert [fault.startswith(expected) for fault in found] == ([True] if name == "LBFGS" else [])
 
 
-def test_without_a_logger_nothing_needs_one() -> None:
+def callback(kind: str, more: str = "") -> str:
+    return f"+callbacks.x={{_target_: lightning.pytorch.callbacks.{kind}{more}}}"
+
+
+# of Lightning's callbacks those that work here, with what they need, and those that do not, with what to use instead
+WORKING = {
+    **dict.fromkeys(("Callback", "Checkpoint", "LambdaCallback", "LearningRateMonitor", "ModelSummary"), ""),
+    **dict.fromkeys(("EMAWeightAveraging", "RichModelSummary", "WeightAveraging"), ""),
+    "DeviceStatsMonitor": ", cpu_stats: false",
+    "EarlyStopping": ", monitor: val/loss",
+    "ModelCheckpoint": ", every_n_epochs: 5",
+    "OnExceptionCheckpoint": ", dirpath: x",
+    "ThroughputMonitor": ", batch_size_fn: {_target_: hydra.utils.get_method, path: builtins.len}",
+}
+INSTEAD = {
+    "BackboneFinetuning": ("", "parameters.NAME.frozen_epochs"),
+    "BaseFinetuning": ("", "parameters.NAME.frozen_epochs"),
+    "BasePredictionWriter": ("", "lockstep predict"),
+    "BatchSizeFinder": ("", "global_batch_size"),
+    "GradientAccumulationScheduler": (", scheduling: {0: 2}", "trainer.accumulate_grad_batches"),
+    "LearningRateFinder": ("", "-m optimizer.lr="),
+    "ModelPruning": (", pruning_fn: l1_unstructured", "of a finished run"),
+    "ProgressBar": ("", "leave it out"),
+    "RichProgressBar": ("", "leave it out"),
+    "SpikeDetection": ("", "leave it out"),
+    "StochasticWeightAveraging": (", swa_lrs: 0.01", "callbacks=ema"),
+    "TQDMProgressBar": ("", "leave it out"),
+    "Timer": (
+        "",
+        "callbacks.x is a second Timer that Lightning cannot tell from callbacks.timer: change callbacks.timer",
+    ),
+}
+
+
+def test_of_lightnings_callbacks_it_is_known_which_work() -> None:
+    assert sorted({*WORKING, *INSTEAD}) == sorted(lightning.pytorch.callbacks.__all__)
+
+
+@pytest.mark.parametrize("kind", WORKING)
+def test_a_callback_of_lightnings_that_works_passes(kind: str) -> None:
+    assert faults(callback(kind, WORKING[kind])) == []
+
+
+@pytest.mark.parametrize("kind", INSTEAD)
+def test_a_callback_that_assumes_another_training_is_told_with_what_to_use_instead(kind: str) -> None:
+    more, instead = INSTEAD[kind]
+    (fault,) = faults(callback(kind, more))
+    assert fault.startswith("callbacks.x")
+    assert kind in fault
+    assert instead in fault
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (callback("ModelCheckpoint", ", save_top_k: -1"), "callbacks.last"),
+        (callback("ModelCheckpoint", ", monitor: val/accuracy, mode: max"), "callbacks.checkpoint"),
+        (callback("EarlyStopping", ", monitor: val/loss, patience: 9"), "callbacks.early_stopping"),
+        ("+callbacks.x={_target_: lockstep.callbacks.AveragedWeights, multi_avg_fn: null}", "callbacks.ema"),
+    ],
+)
+def test_two_callbacks_whose_states_lightning_cannot_tell_apart_are_refused(text: str, kept: str) -> None:
+    group = kept.removeprefix("callbacks.")
+    (fault,) = faults(text, f"callbacks={group if group in ('early_stopping', 'ema') else 'default'}")
+    assert fault.startswith("callbacks.x is a second ")
+    assert fault.endswith(f"that Lightning cannot tell from {kept}: change {kept} instead")
+
+
+def test_statistics_of_cpus_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signatures, "is_there", lambda package: package != "psutil")
+    (fault,) = faults(callback("DeviceStatsMonitor"))
+    assert fault == "callbacks.x needs the package psutil, which is not here: install it by: pip install psutil"
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
+    assert faults(callback("DeviceStatsMonitor")) == []
+    (fault,) = faults(callback("DeviceStatsMonitor", ", cpu_stats: true"))
+    assert "psutil" in fault
+
+
+@pytest.mark.parametrize("kind", ["LearningRateMonitor", "DeviceStatsMonitor"])
+def test_without_a_logger_nothing_needs_one(kind: str) -> None:
     assert faults("logger=none") == []
-    monitor = "+callbacks.rate._target_=lightning.pytorch.callbacks.LearningRateMonitor"
+    monitor = callback(kind, WORKING[kind])
     assert faults(monitor) == []
     (fault,) = faults(monitor, "logger=none")
-    assert fault.startswith("callbacks.rate needs a logger")
+    assert fault.startswith("callbacks.x needs a logger")
 
 
 def test_overfitting_switches_every_augmentation_off() -> None:

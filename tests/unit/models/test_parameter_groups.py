@@ -3,6 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -10,12 +11,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiplicativeLR,
+    MultiStepLR,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
 from lockstep.data.loader import ShareLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
-from lockstep.models.schedules import Schedule, constant
+from lockstep.models.schedules import Schedule, constant, cosine
 from lockstep.tasks import Task
 from tests.support.modules import classifier
 
@@ -36,31 +53,46 @@ def network() -> nn.Sequential:
 class Batches(L.Callback):
     """Keeps what was trained on, and what the network was like after every epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, cut: Path | None, cut_after: int) -> None:
+        self.cut, self.cut_after = cut, cut_after
         self.kept: list[tuple[Tensor, Tensor]] = []
         self.states: list[dict[str, Tensor]] = []
         self.rates: list[float] = []
+        self.others: list[tuple[float, float]] = []  # momentum and weight decay
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self.kept.append((batch.inputs.clone(), batch.targets))
-        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+        group = trainer.optimizers[0].param_groups[0]
+        self.rates.append(group["lr"])
+        self.others.append((group["momentum"], group["weight_decay"]))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         net: Any = pl_module.net
         self.states.append({name: value.clone() for name, value in net.state_dict().items()})
+        if self.cut is not None and len(self.states) == self.cut_after:
+            trainer.save_checkpoint(self.cut)
 
 
 def fitted(
-    net: nn.Module, rules: tuple[ParameterRule, ...], make: Callable[..., LRScheduler] = constant, **changes: Any
+    net: nn.Module,
+    rules: tuple[ParameterRule, ...],
+    make: Callable[..., LRScheduler] = constant,
+    *,
+    epochs: int = EPOCHS,
+    cut: Path | None = None,
+    cut_after: int = EPOCHS,
+    resumed: Path | None = None,
+    **changes: Any,
 ) -> Batches:
+    """Fit for `epochs`, from the checkpoint `resumed` on; `cut` is written after `cut_after` epochs."""
     schedule = Schedule(make, **changes)
     optimizer = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
-    module = classifier(net, optimizer=optimizer, scheduler=schedule, rules=rules, total_steps=EPOCHS * STEPS)
-    batches = Batches()
+    module = classifier(net, optimizer=optimizer, scheduler=schedule, rules=rules, total_steps=epochs * STEPS)
+    batches = Batches(cut, cut_after)
     trainer = L.Trainer(
-        max_epochs=EPOCHS,
+        max_epochs=epochs,
         num_sanity_val_steps=0,
         accelerator="cpu",
         logger=False,
@@ -87,7 +119,7 @@ def fitted(
         )
         for seed in (0, None)
     ]
-    trainer.fit(module.double(), loaders[0], loaders[1])
+    trainer.fit(module.double(), loaders[0], loaders[1], ckpt_path=resumed, weights_only=True)
     return batches
 
 
@@ -161,6 +193,88 @@ def test_a_schedule_without_a_number_of_steps_is_stepped_by_steps_or_by_epochs()
     assert fitted(network(), (), halving).rates == [0.1 * 0.5**step for step in range(EPOCHS * STEPS)]
     by_epoch = fitted(network(), (), halving, interval="epoch").rates
     assert by_epoch == [0.1 * 0.5**epoch for epoch in range(EPOCHS) for _ in range(STEPS)]
+
+
+class Halved:
+    """A function with a state, which LambdaLR saves."""
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+
+    def __call__(self, step: int) -> float:
+        return 1.0 if step < self.total_steps / 2 else 0.5
+
+
+def sequence(optimizer: Any, total_steps: int) -> LRScheduler:
+    parts: list[LRScheduler] = [LinearLR(optimizer, 0.1, 1.0, 2), CosineAnnealingLR(optimizer, total_steps - 2)]
+    return SequentialLR(optimizer, parts, [2])
+
+
+def chain(optimizer: Any, total_steps: int) -> LRScheduler:
+    parts = [PolynomialLR(optimizer, total_steps, power=2.0), ConstantLR(optimizer, 0.5, total_steps // 2)]
+    return ChainedScheduler(parts, optimizer)
+
+
+class Decay(LRScheduler):
+    """Of the user's own: the weight decay falls with the rate."""
+
+    def __init__(self, optimizer: Any, total_steps: int) -> None:
+        self.length = total_steps
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        part = 1 - self.last_epoch / self.length
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.01 * part
+        return [rate * part for rate in self.base_lrs]
+
+
+KEEP_THEIR_LENGTH: dict[str, Callable[..., LRScheduler]] = {
+    "one cycle": functools.partial(OneCycleLR, max_lr=0.2),
+    "cosine annealing": lambda optimizer, total_steps: CosineAnnealingLR(optimizer, T_max=total_steps),
+    "linear": lambda optimizer, total_steps: LinearLR(optimizer, 1.0, 0.01, total_iters=total_steps),
+    "polynomial": lambda optimizer, total_steps: PolynomialLR(optimizer, total_iters=total_steps, power=0.9),
+    "cycles": lambda optimizer, total_steps: CyclicLR(optimizer, 0.01, 0.2, step_size_up=total_steps // 2),
+    "restarts": lambda optimizer, total_steps: CosineAnnealingWarmRestarts(optimizer, T_0=total_steps // 2),
+    "milestones": lambda optimizer, total_steps: MultiStepLR(optimizer, [total_steps // 3, total_steps // 2]),
+    "a function with a state": lambda optimizer, total_steps: LambdaLR(optimizer, Halved(total_steps)),
+    "factors with a state": lambda optimizer, total_steps: MultiplicativeLR(optimizer, Halved(total_steps)),
+    "one after the other": sequence,
+    "several at once": chain,
+    "a class of its own": Decay,
+    "no length at all": functools.partial(
+        ReduceLROnPlateau, patience=0, threshold=10.0, threshold_mode="abs", factor=0.5
+    ),
+    "of Lockstep's": functools.partial(cosine, warmup_fraction=0.3, final_fraction=0.1),
+}
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("name", KEEP_THEIR_LENGTH)
+def test_a_resume_with_more_epochs_has_the_rates_of_the_new_length(name: str, interval: Any, tmp_path: Path) -> None:
+    """Also where the end of the old length, at the rate 0, was reached."""
+    make, path = KEEP_THEIR_LENGTH[name], tmp_path / "cut.ckpt"
+    fitted(network(), (), make, cut=path, interval=interval)
+    longer = fitted(network(), (), make, epochs=2 * EPOCHS, resumed=path, interval=interval)
+    uncut = fitted(network(), (), make, epochs=2 * EPOCHS, interval=interval)
+    assert longer.rates == uncut.rates[EPOCHS * STEPS :]
+    assert longer.others == uncut.others[EPOCHS * STEPS :]
+
+
+@pytest.mark.parametrize("has_length", [True, False])  # checkpoints of earlier versions have not
+@pytest.mark.parametrize("name", KEEP_THEIR_LENGTH)
+def test_a_resume_with_as_many_epochs_has_the_bits_of_an_uncut_run(name: str, has_length: bool, tmp_path: Path) -> None:
+    make, path = KEEP_THEIR_LENGTH[name], tmp_path / "cut.ckpt"
+    uncut, net = network(), network()
+    whole = fitted(uncut, (), make, cut_after=1, cut=path)
+    if not has_length:
+        checkpoint = torch.load(path, weights_only=True)
+        del checkpoint["total_steps"]
+        torch.save(checkpoint, path)
+    resumed = fitted(net, (), make, resumed=path)
+    assert (resumed.rates, resumed.others) == (whole.rates[STEPS:], whole.others[STEPS:])
+    for key, value in uncut.state_dict().items():
+        assert torch.equal(net.state_dict()[key], value)
 
 
 @pytest.mark.parametrize(("mode", "monitor"), [("max", "val/accuracy"), ("min", "val/loss")])

@@ -50,31 +50,61 @@ def test_the_loss_of_mixed_labels_is_that_of_soft_targets(smoothing: float) -> N
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
 
 
+def weighted_mean(logits: Tensor, labels: Tensor, smoothing: float, class_weights: list[float] | None) -> Tensor:
+    """What a sample, or a pixel, counts is the weight of its class, of the smoothed part of its loss too."""
+    values = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    weights = torch.tensor(class_weights or [1.0] * NUM_CLASSES, dtype=torch.float64)[labels]
+    return (weights * values).sum() / weights.sum()
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("class_weights", [None, [0.5, 2.0, 0.0, 1.0, 3.0]])
-def test_the_loss_of_a_batch_is_that_of_torch(smoothing: float, class_weights: list[float] | None) -> None:
+@pytest.mark.parametrize("class_weights", [None, [1.0] * 5, [0.5, 2.0, 0.0, 1.0, 3.0], [1.0, 1.0, 1.0, 1.0, 60.0]])
+def test_the_loss_of_a_batch_weighs_each_sample_by_its_class(
+    smoothing: float, class_weights: list[float] | None
+) -> None:
     logits, labels, mix = example(40)
     task = classification(smoothing, class_weights)
-    weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
-    oracle = F.cross_entropy(logits, labels, weight, label_smoothing=smoothing)
+    oracle = weighted_mean(logits, labels, smoothing, class_weights)
     assert mean_loss(task, logits, batch_of(labels)).item() == pytest.approx(oracle.item(), rel=1e-12)
     own = batch_of(labels, mix._replace(weights=torch.ones(40)))
     assert mean_loss(task, logits, own).item() == pytest.approx(oracle.item(), rel=1e-12)
-    plain = F.cross_entropy(logits, labels, weight)
+    weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+    plain = F.cross_entropy(logits, labels, weight)  # torch's own weights, without a smoothed part
     assert mean_loss(task.eval(), logits, batch_of(labels)).item() == pytest.approx(plain.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("class_weights", [None, [0.5, 2.0, 0.0, 1.0, 3.0]])
-def test_the_loss_of_pixels_is_that_of_torch(class_weights: list[float] | None) -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("class_weights", [None, [1.0] * 5, [0.5, 2.0, 0.0, 1.0, 3.0]])
+def test_the_loss_of_pixels_weighs_each_by_its_class(smoothing: float, class_weights: list[float] | None) -> None:
     source = torch.Generator().manual_seed(1)
     logits = torch.randn(6, NUM_CLASSES, 4, 3, dtype=torch.float64, generator=source)
     masks = torch.randint(NUM_CLASSES, (6, 4, 3), generator=source)
-    weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
-    task, batch = classification(0.1, class_weights), batch_of(masks)
-    oracle = F.cross_entropy(logits, masks, weight, label_smoothing=0.1)
+    task, batch = classification(smoothing, class_weights), batch_of(masks)
+    oracle = weighted_mean(logits, masks, smoothing, class_weights)
     assert mean_loss(task, logits, batch).item() == pytest.approx(oracle.item(), rel=1e-12)
     (hits,) = task.scores(logits, batch)
     assert hits.tolist() == pytest.approx((logits.argmax(1) == masks).double().mean((1, 2)).tolist())
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_equal_class_weights_have_the_bits_of_none(is_mixed: bool) -> None:
+    logits, labels, mix = example(40)
+    batch = batch_of(labels, mix if is_mixed else None)
+    plain, _ = checked_losses(classification(0.1), logits, batch)
+    values, weights = checked_losses(classification(0.1, [1.0] * NUM_CLASSES), logits, batch)
+    assert torch.equal(values, plain)
+    assert weights is not None
+    assert weights.sum().item() == pytest.approx(40, rel=1e-6)  # parts of mixed images are float32
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("rare", [1.0, 60.0, 10_000.0])
+def test_the_best_logits_are_those_of_the_label_whatever_the_class_weights(smoothing: float, rare: float) -> None:
+    labels = torch.arange(NUM_CLASSES)
+    task = classification(smoothing, [1.0, 1.0, 1.0, 1.0, rare])
+    logits = torch.zeros(NUM_CLASSES, NUM_CLASSES, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(mean_loss(task, logits, batch_of(labels)), logits)
+    assert torch.equal(gradient.argmin(1), labels)  # what one step away from equal logits raises most
 
 
 def test_hits_count_by_the_weight_of_the_label_that_was_found() -> None:
