@@ -19,6 +19,7 @@ from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
+from lockstep.system.wording import plural
 from lockstep.training import assembly, session
 from lockstep.training.session import Session
 from lockstep.training.staging import readable
@@ -51,7 +52,7 @@ def predict(
         if here.rank == 0:
             columns = module.task.columns(image_format.class_names)
             _write(Path(output), ["file", *columns], [[images.names[index], *cells] for index, cells in gathered])
-            print(f"{len(gathered):,} predictions in {output}", flush=True)
+            print(f"{plural(len(gathered), 'prediction')} in {output}", flush=True)
     return 0
 
 
