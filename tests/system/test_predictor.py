@@ -206,7 +206,7 @@ def test_wrong_arguments_are_named_with_what_is_taken(
         lockstep.load(path, device="gpu")
     monkeypatch.setattr("lockstep.system.hardware.num_visible_gpus", lambda: 1)
     for device in ("cuda:1", "meta"):
-        with pytest.raises(ValueError, match=f'device="{device}" is not there: this machine has 1 GPUs'):
+        with pytest.raises(ValueError, match=f'device="{device}" is not there: this machine has 1 GPU,'):
             lockstep.load(path, device=device)
 
 

@@ -18,6 +18,7 @@ from lockstep.data.sampler import GlobalBatches, ShareIndices, positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Share
+from lockstep.system.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ class ImageData(L.LightningDataModule):
         if isinstance(pixels, Tensor) or (pixels.is_streamed and self._is_kept):
             return "in host memory"
         if pixels.is_streamed:
-            return f"streamed by {self._num_workers} process{'es' * (self._num_workers > 1)} ({pixels.reason})"
+            return f"streamed by {plural(self._num_workers, 'process', 'processes')} ({pixels.reason})"
         return f"in host memory, {pixels.reason}"
 
     @property

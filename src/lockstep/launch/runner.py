@@ -33,6 +33,7 @@ from lockstep.system.process import die_with, leave, no_garbage_collection
 from lockstep.system.provenance import without_secrets
 from lockstep.system.signals import STOP_SIGNALS, SignalFlag, SignalList
 from lockstep.system.terminal import is_cell
+from lockstep.system.wording import plural
 from lockstep.training import checkpoints
 
 LOCKED_EVERY_S = 0.5
@@ -225,8 +226,7 @@ def _train(
         job = spawn.Job("train", str(folder.path), options)
         if has_workers:
             if not config.silent:
-                plural = "s" if num_workers > 1 else ""
-                print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
+                print(f"Starting {plural(num_workers, 'worker')} for {run} ...", flush=True)
             code = spawn.run_workers(job, num_workers, listed, uses_gpus=bool(assigned_workers.gpus))
         else:
             code = supervision.run(job, world, flag)

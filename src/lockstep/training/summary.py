@@ -105,7 +105,8 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
         [
             (
                 "data",
-                f"{', '.join(_used(data, split) for split in data.splits.parts)} images of {channels}x{height}x{width}, {_named(module, data)}, {data.placement}",
+                f"{', '.join(_used(data, split) for split in data.splits.parts)} images of "
+                f"{channels}x{height}x{width}, {_named(module, data)}, {data.placement}",
             ),
             ("network", plural(_num_parameters(module), "parameter")),
             ("workers", f"{count} x {device_name(here)}" if count > 1 else device_name(here)),
@@ -153,10 +154,11 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     run = quoted(folder.path)
     rows: list[tuple[str, str]] = []
     tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
+    images = plural(summary["test_images"] or 0, "image")
     for number, (key, value) in enumerate((key, value) for key, value in tests.items() if value is not None):
         is_flipped = key.startswith("test_flip_")
         name = key.removeprefix("test_flip_").removeprefix("test_").replace("_", " ")
-        size = f" on {plural(summary['test_images'], 'image')}" if not number else " with mirror images" if is_flipped else ""
+        size = f" on {images}" if not number else " with mirror images" if is_flipped else ""
         rows.append((f"test {name}", f"{measure(value)}{size}"))
     if summary["best_checkpoint"]:
         rows.append(("best", f"{summary['monitor']} {measure(summary['best'])}, {shown(folder.best_checkpoint)}"))

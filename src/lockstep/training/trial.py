@@ -13,6 +13,7 @@ from lockstep.config.schema import Config
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
+from lockstep.system.wording import plural
 from lockstep.tasks.scores import MetricFault, Scores
 from lockstep.tasks.task import Task, checked_losses
 from lockstep.training.memory import out_of_memory
@@ -68,7 +69,7 @@ def _train_on(config: Config, module: Classifier, batch: Batch) -> None:
         outputs = module(batch.inputs)
     if not isinstance(outputs, Tensor) or len(outputs) != len(batch.indices):
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        fault = f"model._target_={config.model.target} gives {given} for {len(batch.indices)} samples"
+        fault = f"model._target_={config.model.target} gives {given} for {plural(len(batch.indices), 'sample')}"
         raise faults.ConfigError([f"{fault}: its outputs are to be a tensor with a row for each"])
     shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
     with _telling(f"task._target_={config.task.target} cannot take {shapes}"):

@@ -29,6 +29,7 @@ from lockstep.data.images.splits import Images, Splits, cut
 from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, value_counts
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.hardware import num_cores
+from lockstep.system.wording import plural
 
 
 def image_folder(
@@ -155,7 +156,7 @@ class Folder:
             finally:
                 progress.end()
             print(
-                f"Decoded {shape[0]:,} images of {what} in {progress.elapsed_s:.1f} s, "
+                f"Decoded {plural(shape[0], 'image')} of {what} in {progress.elapsed_s:.1f} s, "
                 f"{shape[0] / progress.elapsed_s:,.0f} images/s, into {entry.path} ({size_text(int(np.prod(shape)))})",
                 flush=True,
             )
