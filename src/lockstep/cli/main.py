@@ -1,6 +1,7 @@
 """The commands: `python train.py` (also `lockstep train`), and those of `lockstep`, which `lockstep --help` lists."""
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.system import signals
+from lockstep.system.launcher import outer_world
 from lockstep.system.process import leave
 
 if TYPE_CHECKING:
@@ -53,12 +55,29 @@ def _command() -> int:
 
             return run(sys.argv[2:])
         arguments = _parser().parse_args(_joined(sys.argv[1:]))
+        if arguments.function in (_evaluate, _predict, _benchmark, _verify):
+            _start_once(sys.argv[1])
         if arguments.function not in (_evaluate, _predict, _benchmark):
             signals.as_usual()
         return arguments.function(arguments)
     except (FileNotFoundError, ValueError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return EXIT_CONFIG
+
+
+def _start_once(command: str) -> None:
+    """Refuse to be one of several processes of a launcher; forget the one that started this process alone.
+
+    Workers that this command starts are told their places by itself.
+    """
+    world = outer_world(os.environ)
+    if world is not None and world.world_size > 1:
+        raise ValueError(
+            f"{world.launcher} started {world.world_size} processes, and lockstep {command} starts its own workers: "
+            f"start it once, without {world.launcher}; eval and predict take --devices {world.world_size}."
+        )
+    for name in ("LOCAL_RANK", "SLURM_PROCID"):
+        os.environ.pop(name, None)
 
 
 def _parser() -> argparse.ArgumentParser:
