@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     for subparser in (evaluate, predict):
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
         subparser.add_argument(
-            "--devices", type=int, metavar="N", help="number of workers; default: as many as trained it"
+            "--devices", type=int, metavar="N", help="number of workers; default: as many as trained it, on one machine"
         )
         subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
     board = commands.add_parser("board", help="show all runs in a browser", description="TensorBoard on all runs.")
