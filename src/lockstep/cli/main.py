@@ -114,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     predict = command("predict", _predict, "what a network says of images, in order, as a CSV file")
     predict.add_argument("source", help="folder or file of images; or val or test, of the data of the run")
     predict.add_argument("--output", required=True, help="CSV file: file, and class and probability, or numbers")
+    predict.add_argument("--strict", action="store_true", help="write nothing where an image cannot be read")
     for subparser in (evaluate, predict):
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
         subparser.add_argument(
@@ -323,7 +324,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output).resolve()
     if (fault := disk.unwritable(output.parent)) is not None:
         raise ValueError(f"--output {arguments.output}: {fault}.")
-    return _use(arguments, "predict", {"source": source, "output": str(output)})
+    return _use(arguments, "predict", {"source": source, "output": str(output), "is_strict": arguments.strict})
 
 
 def _prepare(arguments: argparse.Namespace) -> int:

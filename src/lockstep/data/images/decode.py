@@ -13,12 +13,16 @@ NUM_PER_RUN = 32  # images a thread decodes before it hands them over
 
 
 class ImageFault(ValueError):
-    """Image files that cannot be used, each named with the reason in a line of `faults`; the message shows ten."""
+    """Image files that cannot be used, each named with the reason in a line of `faults`; the message shows ten.
 
-    def __init__(self, faults: Sequence[str]) -> None:
+    `positions` are those of the files among all that were read, where they were read to the end.
+    """
+
+    def __init__(self, faults: Sequence[str], positions: Sequence[int] = ()) -> None:
         more = [f"... and {len(faults) - 10} more"] if len(faults) > 10 else []
         super().__init__("\n".join([*faults[:10], *more]))
         self.faults = list(faults)
+        self.positions = positions
 
 
 def check_channels(channels: int) -> None:
@@ -111,18 +115,18 @@ def decode_all(
     """Give `store` the first position and the pixels (n, C, H, W) of every run of `files`, from any thread.
 
     Images are fitted to `size`, or refused when `same_size` and one differs. `show` gets the number of those done.
-    Raises ImageFault that names every file that cannot be read.
+    Raises ImageFault that names every file that cannot be read, after all others are stored.
     """
 
-    def decode_run(start: int) -> list[str]:
+    def decode_run(start: int) -> list[tuple[int, str]]:
         faults = []
         paths = files[start : start + NUM_PER_RUN]
         block = torch.empty(len(paths), channels, *size, dtype=torch.uint8)
-        for pixels, path in zip(block, paths, strict=True):
+        for position, (pixels, path) in enumerate(zip(block, paths, strict=True), start):
             try:
                 image = decode(path, channels)
             except ImageFault as error:
-                faults += error.faults
+                faults += [(position, fault) for fault in error.faults]
                 continue
             if same_size:
                 check_size(image, path, size, files[0])
@@ -138,7 +142,7 @@ def decode_all(
             faults += run_faults
             show(min(start + NUM_PER_RUN, len(files)))
     if faults:
-        raise ImageFault(faults)
+        raise ImageFault([fault for _, fault in faults], [position for position, _ in faults])
 
 
 def useful_threads(num_files: int, num_bytes: int, num_cores: int) -> int:
