@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Literal
 
 from lockstep.config import measured
@@ -81,12 +80,14 @@ def _made(value: Any, /, **supplied: Any) -> Any:
     if "_target_" not in value:
         return made
     keywords = {key: item for key, item in made.items() if key not in SPECIAL}
-    bound = partial(_callable(value["_target_"]), *made.get("_args_", ()), **(keywords | supplied))
+    bound = _bound(value["_target_"])
+    # as a copy is made of a partial: this one has more than its target, which Hydra goes by at the call
+    bound.__setstate__((bound.func, tuple(made.get("_args_", ())), keywords | supplied, vars(bound)))
     return bound if value.get("_partial_") else bound()
 
 
-def _callable(target: str) -> Any:
-    """What a dotted name stands for, called by Hydra, which refuses some that no configuration should call."""
+def _bound(target: str) -> Any:
+    """Hydra's functools.partial of what a dotted name stands for: it refuses what no configuration should call."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 

@@ -44,6 +44,20 @@ def link_latest(root: Path, path: Path) -> None:
     os.replace(temporary, root / "latest")
 
 
+def latest(root: Path) -> str:
+    """What `root/latest` names, empty where there is none."""
+    link = root / "latest"
+    return os.readlink(link) if link.is_symlink() else ""
+
+
+def link_again(root: Path, path: Path, before: str) -> None:
+    """Let `root/latest` name again what it did `before`, if it names the run at `path`, which is gone."""
+    if latest(root) and root / latest(root) == path:
+        (root / "latest").unlink()
+        if before:
+            link_latest(root, root / before)
+
+
 def find(name: str) -> RunFolder:
     """The run at a path, or `latest` below outputs/.
 

@@ -35,6 +35,7 @@ def test_sections_of_a_section_are_made_too_unless_it_says_no() -> None:
     inner = {"_target_": "builtins.dict", "_partial_": True, "a": 1}
     made = build.build(section(x=[inner], _convert_="none"))["x"][0]
     assert isinstance(made, partial)
+    assert (made.func, made.args, made.keywords) == (dict, (), {"a": 1})
     assert made(b=2) == {"a": 1, "b": 2}
     assert build.build(section(x=inner, _recursive_=False)) == {"x": inner}
 
