@@ -160,6 +160,25 @@ def test_data_that_moved_is_found_by_its_new_place_or_from_the_project(tmp_path:
     assert RunFolder(Path(run)).read_summary()["epochs"] == 2
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(tmp_path: Path, devices: int) -> None:
+    write_classes(tmp_path / "images")
+    words = [sys.executable, "-m", "lockstep", "train"]
+    where = ["strategy=cpu", f"trainer.devices={devices}"]
+    assert commands.run([*words, *RECIPE, *FOLDER, "data.root=images", *where], tmp_path).returncode == 0
+    run = tmp_path / "outputs" / "latest"
+    files = [run / name for name in ("status.json", "summary.json", "config.yaml", "images.json.gz", "checkpoints")]
+    before = [path.read_bytes() if path.is_file() else path.stat().st_mtime_ns for path in files]
+    write_image(tmp_path / "images" / "cat" / "new.png", seed=99)
+    done = commands.run([*words, "resume=outputs/latest", "trainer.max_epochs=2", *where], tmp_path)
+    assert done.returncode == EXIT_CONFIG
+    assert "config error: the data of outputs/" in done.stderr
+    assert "1 image added, such as cat/new.png" in done.stderr
+    assert "failed" not in done.stderr
+    assert [path.read_bytes() if path.is_file() else path.stat().st_mtime_ns for path in files] == before
+    assert not (run / "failure.txt").exists()
+
+
 def test_images_that_train_lacks_a_class_of_are_refused(tmp_path: Path) -> None:
     images = synthetic(num_classes=5, channels=1, image_size=8, train_size=3, val_size=5, test_size=2, seed=0)
     assert images.absent_classes("val") == []

@@ -85,9 +85,10 @@ def test_a_dataset_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(
     ids=["broken", "augment", "empty"],
 )
 def test_a_dataset_that_cannot_be_used_ends_the_run_with_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: list[str], line: str
+    tmp_path: Path, settings: list[str], line: str
 ) -> None:
-    assert train(write_run(tmp_path / "run", settings)) == EXIT_CONFIG
-    text = capsys.readouterr().err
+    folder = write_run(tmp_path / "run", settings)
+    assert train(folder) == EXIT_CONFIG
+    text = folder.failure.read_text()
     assert line in text
     assert "Traceback" not in text

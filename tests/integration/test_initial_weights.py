@@ -143,6 +143,37 @@ def test_what_holds_no_weights_is_refused_before_there_is_a_folder(source: RunFo
             assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        (("model.width=4", "init_from={source}"), "init_from={source} holds another network: "),
+        (
+            ("data.num_classes=3", "trainer.devices=2", "init_from={source}"),
+            "init_from={source} holds another network: ",
+        ),
+        (("model.width=4", "init_from={source}", "hydra.run.dir=mine"), "init_from={source} holds another network: "),
+        (("task.class_weights=[1,2]",), "task.class_weights has 2 numbers, the data 10 classes"),
+    ],
+)
+def test_what_does_not_fit_leaves_no_run_and_the_latest_one_as_it_was(
+    source: RunFolder, tmp_path: Path, more: tuple[str, ...], fault: str
+) -> None:
+    before = tmp_path / "outputs/2026-11-20/before"
+    for folder in (before, tmp_path / "mine"):
+        folder.mkdir(parents=True)
+        (folder / "notes.txt").touch()
+    (tmp_path / "outputs/latest").symlink_to("2026-11-20/before")
+    texts = [text.format(source=source.path) for text in (*more, fault)]
+    done = commands.run(command(*RECIPE, *texts[:-1]), tmp_path)
+    assert done.returncode == EXIT_CONFIG
+    line, end = done.stderr.splitlines()
+    assert line.startswith(f"config error: {texts[-1]}")
+    assert end == "1 fault; nothing was started. See --help."
+    files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if not path.is_dir()]
+    assert sorted(files) == ["mine/notes.txt", "outputs/2026-11-20/before/notes.txt"]
+    assert (tmp_path / "outputs/latest").resolve() == before
+
+
 def test_the_trials_of_a_sweep_start_with_them(source: RunFolder, tmp_path: Path) -> None:
     typed = ["-m", *RECIPE, *STILL, f"init_from={source.path}", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"]
     assert commands.run(command(*typed), tmp_path).returncode == 0

@@ -78,10 +78,9 @@ def test_an_own_format_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(
     ],
     ids=["broken", "statistics", "stream", "floats"],
 )
-def test_what_cannot_be_used_ends_the_run_with_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], line: str
-) -> None:
-    assert train(write_run(tmp_path / "run", overrides)) == EXIT_CONFIG
-    text = capsys.readouterr().err
+def test_what_cannot_be_used_ends_the_run_with_one_line(tmp_path: Path, overrides: tuple[str, ...], line: str) -> None:
+    folder = write_run(tmp_path / "run", overrides)
+    assert train(folder) == EXIT_CONFIG
+    text = folder.failure.read_text()
     assert line in text
     assert "Traceback" not in text

@@ -311,13 +311,6 @@ def test_what_environments_say_is_not_typed_and_training_knows_no_benchmark() ->
     assert not faults("experiment=fashion_mnist", "model.width=16", "benchmark.budget_s=60")
 
 
-def test_an_outer_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="start it once, without torchrun or srun"):
-        found(2, 0)
-
-
 def test_what_hydra_alone_refuses_is_a_fault_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.run(["benchmark.environments={mine:null}"], compose.DEFAULT)

@@ -64,7 +64,7 @@ def test_lockstep_trains_in_an_empty_folder_and_goes_on(installed: Path, tmp_pat
     command = installed / "lockstep"
     stopped = run(tmp_path, command, "train", *BRIEF, "trainer.devices=2", AT_ONCE, code=EXIT_STOPPED)
     assert "  lockstep train resume=outputs/" in stopped, "there is no train.py here"
-    assert "Finished 1 epochs" in run(tmp_path, command, "train", "resume=outputs/latest", "trainer.devices=1", ENDLESS)
+    assert "Finished 1 epoch" in run(tmp_path, command, "train", "resume=outputs/latest", "trainer.devices=1", ENDLESS)
     home = run(tmp_path, installed / "python", "-c", "import lockstep; print(lockstep.__file__)")
     assert str(installed.parent) in home, "it is not this source tree that trained"
     assert "test accuracy" not in run(tmp_path, command, "status")
@@ -115,7 +115,7 @@ def test_the_files_of_a_project_have_its_name_and_no_other(installed: Path, tmp_
     assert {"src/red_roses/network.py", ".gitignore", ".github/workflows/check.yml", "outputs/.gitkeep"} <= texts.keys()
     assert texts["conf/data/images.yaml"].startswith("_target_: red_roses.data.images\n")
     said = run(project, installed / "lockstep", "train", *BRIEF)
-    assert "Finished 1 epochs" in said, "without pip install of the project: its src is searched"
+    assert "Finished 1 epoch" in said, "without pip install of the project: its src is searched"
 
 
 def test_two_workers_train_a_project_as_one_does_and_it_is_evaluated_from_anywhere(
@@ -205,7 +205,7 @@ def test_a_newer_version_says_what_it_does_not_know_any_more_and_a_run_keeps_its
     run(project, installed / "lockstep", "train", *BRIEF, AT_ONCE, code=EXIT_STOPPED)
     said = run(project, newer / "lockstep", "train", "resume=outputs/latest", ENDLESS)
     assert f"keeps the settings it has from Lockstep {lockstep.__version__} (this is 99.0.0)" in said
-    assert "Finished 1 epochs" in said
+    assert "Finished 1 epoch" in said
     assert "momentum: 0.9\n" in latest(project).config.read_text()
     said = run(project, newer / "lockstep", "train", "--cfg", "job")
     assert "momentum: 0.8\n" in said, "a new run has the new default"

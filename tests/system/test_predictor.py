@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,38 @@ def test_a_folder_is_predicted_as_the_command_does(
     assert [Path(str(one.file)).relative_to(photos).as_posix() for one in predictions] == [
         path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.png"))
     ]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_broken_photo_costs_no_other_one(
+    trained: dict[str, RunFolder], photos: Path, tmp_path: Path, num_workers: int
+) -> None:
+    whole_rows = predicted(trained["float64"], photos, tmp_path / "all.csv")
+    mixed = shutil.copytree(photos, tmp_path / "mixed")
+    paths = sorted(mixed.rglob("*.png"))
+    for place in (0, 11, 22):
+        paths[place].write_bytes(b"no image")
+    out = tmp_path / "out.csv"
+    words = [sys.executable, "-m", "lockstep", "predict", trained["float64"].path, mixed, "--output", out]
+    words += ["--devices", num_workers]
+    strict = run([*map(str, words), "--strict"], tmp_path, {**environ(), "PYTHONPATH": str(ROOT)})
+    assert (strict.returncode, strict.stdout, out.exists()) == (2, "", False)
+    done = run([*map(str, words)], tmp_path, {**environ(), "PYTHONPATH": str(ROOT)})
+    lines = [f"image {paths[place]} cannot be read (not an image): replace or delete it." for place in (0, 11, 22)]
+    assert (done.returncode, done.stdout) == (1, f"20 predictions in {out}\n")
+    assert done.stderr.splitlines()[:3] == lines
+    assert done.stderr.splitlines()[3:] == [
+        "3 of 23 images cannot be read and are left out; --strict writes nothing then"
+    ]
+    assert all(line in strict.stderr for line in lines)
+    with out.open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    kept = [place for place in range(23) if place not in (0, 11, 22)]
+    assert [row[0] for row in rows] == [paths[place].relative_to(mixed).as_posix() for place in kept]
+    # float64: a batch of other images ends with the same six digits
+    assert [row[1:] for row in rows] == [whole_rows[place] for place in kept]
+    with pytest.raises(ValueError, match="cannot be read"):
+        lockstep.load(trained["float64"].path)(mixed)
 
 
 def test_many_images_are_computed_in_the_batches_of_the_command(
@@ -206,7 +239,7 @@ def test_wrong_arguments_are_named_with_what_is_taken(
         lockstep.load(path, device="gpu")
     monkeypatch.setattr("lockstep.system.hardware.num_visible_gpus", lambda: 1)
     for device in ("cuda:1", "meta"):
-        with pytest.raises(ValueError, match=f'device="{device}" is not there: this machine has 1 GPUs'):
+        with pytest.raises(ValueError, match=f'device="{device}" is not there: this machine has 1 GPU,'):
             lockstep.load(path, device=device)
 
 

@@ -198,4 +198,4 @@ def test_its_python_runs(tmp_path: Path) -> None:
     images(tmp_path / "photos", 1)
     (tmp_path / "photos" / "0.jpg").rename(tmp_path / "photos" / "0.png")
     (tmp_path / "it.py").write_text(block.replace("max_epochs=5", 'max_epochs=1", "model.width=2'))
-    assert "Finished 1 epochs" in run(tmp_path, "python", "it.py")
+    assert "Finished 1 epoch" in run(tmp_path, "python", "it.py")

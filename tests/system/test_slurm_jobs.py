@@ -179,7 +179,7 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
     finally:
         slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME", code=None)
     assert "Lockstep: ResNet18 on synthetic" in out
-    assert "Finished 1 epochs" in out
+    assert "Finished 1 epoch" in out
     assert f"[job {run.id} completed]" in said
     assert shell.jobs("wait", run.id).returncode == 0
     assert json.loads(shell.jobs("result", run.folder.path).stdout) == run.folder.read_summary()

@@ -137,7 +137,7 @@ def test_more_failures_than_allowed_stop_the_rest(tmp_path: Path) -> None:
     breaks = "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt}"
     done = run(tmp_path, *TINY, "seed=0,1,2,3", breaks, "launcher.mode=sequential", "sweep.max_failed=0")
     assert done.returncode == 1
-    assert "1 trials failed, more than sweep.max_failed=0" in done.stdout
+    assert "1 trial failed, more than sweep.max_failed=0" in done.stdout
     states = [trial["state"] for trial in table_of(tmp_path)["trials"]]
     assert sorted(states) == ["failed", "queued", "queued", "queued"]
 

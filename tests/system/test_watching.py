@@ -18,6 +18,7 @@ from lockstep.monitoring import cells
 from lockstep.runs.discovery import STATES
 from lockstep.runs.folder import BENCHMARK, LIVE_STATES, SILENT_S, RunFolder
 from lockstep.system.terminal import duration
+from lockstep.system.wording import plural
 from tests.support.harness import environ
 from tests.support.holding import HOLD, begun_by_another_process
 from tests.support.screens import on_terminal, seen
@@ -468,7 +469,7 @@ def test_prune_removes_what_was_asked_for(every_state: Path, lockstep: Any, word
     said = lockstep("runs", "--prune", "--yes", *words)
     assert said.code == 0
     assert left(every_state) == EVERY - removed
-    assert f"Removed {cells.plural(len(removed), 'run')}" in said.out or not removed
+    assert f"Removed {plural(len(removed), 'run')}" in said.out or not removed
 
 
 @pytest.mark.parametrize("state", [state for state in STATES if state in (*LIVE_STATES, "broken")])

@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from lockstep.benchmark import results, scaling
 from lockstep.benchmark.results import Record, printable, seconds
 from lockstep.system.plots import AMBER, BLUE, DARK, FAINT, LINE, RED, new_figure
+from lockstep.system.wording import plural
 
 COLOURS = {"compute": BLUE, "input": AMBER, "communication": RED}
 
@@ -36,7 +37,7 @@ def label(record: Record) -> str:
     device = f"{record['workers']} × {', '.join(names) or record['device'].upper()}"
     if record["device"] == "cpu":
         threads = record["threads_per_worker"]
-        device += f", {threads} thread{'s' if threads > 1 else ''}{' each' if record['workers'] > 1 else ''}"
+        device += f", {plural(threads, 'thread')}{' each' if record['workers'] > 1 else ''}"
     return "\n".join([printable(record["name"]), *textwrap.wrap(printable(device), 30)[:3]])
 
 

@@ -30,6 +30,7 @@ from lockstep.runs.naming import shown
 from lockstep.system import hardware
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import duration, show_table, terminal
+from lockstep.system.wording import plural
 
 POLL_S = 0.25
 START_S = 15.0  # a guess of what starting an environment takes, for the time left
@@ -93,7 +94,8 @@ class Benchmark:
         self._flag.install()
         trained = [environment for environment in self._environments if environment.config is not None]
         budget = duration(self._settings.budget_s)
-        self._say(f"Benchmark of {len(trained)} environments, {budget} of training each, in {shown(self._path)}")
+        environments = plural(len(trained), "environment")
+        self._say(f"Benchmark of {environments}, {budget} of training each, in {shown(self._path)}")
         for environment in self._environments:
             if environment.config is None:
                 self._say(f"{environment.name}: skipped, {environment.skipped}")
@@ -277,7 +279,7 @@ def _summary(record: results.Record) -> str:
     if record["state"] == "failed":
         return f"failed: {record['reason']}"
     rate, accuracy = record["images_per_s"], record["val_accuracy"]
-    parts = [f"{record['epochs']} epochs, {record['steps']} steps"]
+    parts = [plural(record["epochs"], "epoch"), plural(record["steps"], "step")]
     parts += [f"{rate['median']:,.0f} images/s"] if rate else []
     parts += [f"val accuracy {accuracy:.4f}"] if accuracy is not None else []
     return ", ".join(parts) + (f" ({record['reason']})" if record["reason"] else "")

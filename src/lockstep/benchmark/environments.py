@@ -1,13 +1,11 @@
 """Which environments of a benchmark this machine offers, and the configuration of the run in each."""
 
-import os
 from dataclasses import dataclass
 
 from lockstep.config import build, storage, validation
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.config.sections import ExecutionEnvironment
-from lockstep.system import launcher
 
 GPU_STRATEGIES = ("single_device", "ddp")
 
@@ -34,13 +32,6 @@ def environments(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list
 
     Raises ConfigError with all faults of the runs in them.
     """
-    if launcher.outer_world(os.environ) is not None:
-        raise ConfigError(
-            [
-                "lockstep benchmark starts its workers itself, but another launcher started it: start it once, without "
-                "torchrun or srun; in a batch script of SLURM as `env -u SLURM_PROCID lockstep benchmark ...`"
-            ]
-        )
     built, faults = [], []
     for name, entry in config.benchmark.environments.items():
         if entry is None:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from lockstep.system.wording import plural
+
 FAR = (8, 64, 1024)  # workers a prediction is made for
 MIB = 2**20
 STEADY = 0.15
@@ -216,7 +218,7 @@ def verdict(results: Sequence[Result]) -> list[str]:
 
 
 def _comparison(result: Result, alone: Result | None) -> str:
-    who = f"{result.name} ({result.num_workers} workers)"
+    who = f"{result.name} ({plural(result.num_workers, 'worker')})"
     if alone is None:
         return f"{who}: no single worker on the same device was measured, so that there is nothing to compare it with."
     unsteady = " and ".join(f"in {run.name} {run.unsteady}" for run in (alone, result) if run.unsteady)

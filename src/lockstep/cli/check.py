@@ -15,6 +15,7 @@ from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import printable, say, show_table, terminal
+from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
     from lockstep.data.images.splits import Splits
@@ -105,7 +106,7 @@ def _counts(inspection: "Inspection", split: str) -> str:
     import torch
 
     targets, names = inspection.targets[split], inspection.class_names
-    total = f"{len(inspection.seen[split]):,} images"
+    total = plural(len(inspection.seen[split]), "image")
     if targets.dim() == 1 and not targets.is_floating_point() and len(targets):
         counts = torch.bincount(targets.long(), minlength=len(names)).tolist()
     elif targets.dim() == 2 and targets.shape[1] == len(names) and bool(((targets == 0) | (targets == 1)).all()):
@@ -143,9 +144,9 @@ def _use(config: Config, source: Any, inspection: "Inspection") -> str:
         channels, height, width = source.train.pixels.shape[1:]
         return f"{channels}x{height}x{width} as they are, {str(source.train.dtype).removeprefix('torch.')}"
     if size is None:
-        return f"{config.data.channels} channels, sizes as they are"
+        return f"{plural(config.data.channels, 'channel')}, sizes as they are"
     smaller = sum(each.size is not None and min(each.size) < size for seen in inspection.seen.values() for each in seen)
-    enlarged = f"; {smaller:,} are smaller and will be enlarged" if smaller else ""
+    enlarged = f"; {smaller:,} smaller, to be enlarged" if smaller else ""
     return f"scaled to cover {size}x{size}, the centre cropped: {config.data.channels}x{size}x{size}{enlarged}"
 
 
@@ -196,7 +197,8 @@ def _steps(config: Config, num_images: int) -> str:
         loads=[1],
         num_batches=trainer.limit_train_batches,
     )
-    return f"{batches.num_steps:,} an epoch of {config.global_batch_size:,} images each, {trainer.max_epochs:,} epochs"
+    size, epochs = plural(config.global_batch_size, "image"), plural(trainer.max_epochs, "epoch")
+    return f"{batches.num_steps:,} an epoch of {size} each, {epochs}"
 
 
 def _told(count: int, what: str, *, is_wrong: bool) -> Text:

@@ -1,6 +1,7 @@
 """The commands: `python train.py` (also `lockstep train`), and those of `lockstep`, which `lockstep --help` lists."""
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.system import signals
+from lockstep.system.launcher import outer_world
 from lockstep.system.process import leave
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ def _command() -> int:
 
             return run(sys.argv[2:])
         arguments = _parsed(_joined(sys.argv[1:]))
+        if arguments.function in (_evaluate, _predict, _benchmark, _verify):
+            _start_once(sys.argv[1])
         if arguments.function not in (_evaluate, _predict, _benchmark):
             signals.as_usual()
         return arguments.function(arguments)
@@ -70,6 +74,21 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     if rest:
         arguments.overrides += rest
     return arguments
+
+
+def _start_once(command: str) -> None:
+    """Refuse to be one of several processes of a launcher; forget the one that started this process alone.
+
+    Workers that this command starts are told their places by itself.
+    """
+    world = outer_world(os.environ)
+    if world is not None and world.world_size > 1:
+        raise ValueError(
+            f"{world.launcher} started {world.world_size} processes, and lockstep {command} starts its own workers: "
+            f"start it once, without {world.launcher}; eval and predict take --devices {world.world_size}."
+        )
+    for name in ("LOCAL_RANK", "SLURM_PROCID"):
+        os.environ.pop(name, None)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,10 +127,11 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("source", help="folder or file of images; or val or test, of the data of the run")
     predict.add_argument("overrides", nargs="*", help="settings that change, such as data.root=elsewhere")
     predict.add_argument("--output", required=True, help="CSV file: file, and class and probability, or numbers")
+    predict.add_argument("--strict", action="store_true", help="write nothing where an image cannot be read")
     for subparser in (evaluate, predict):
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
         subparser.add_argument(
-            "--devices", type=int, metavar="N", help="number of workers; default: as many as trained it"
+            "--devices", type=int, metavar="N", help="number of workers; default: as many as trained it, on one machine"
         )
         subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
     board = commands.add_parser("board", help="show all runs in a browser", description="TensorBoard on all runs.")
@@ -317,7 +337,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output).resolve()
     if (fault := disk.unwritable(output.parent)) is not None:
         raise ValueError(f"--output {arguments.output}: {fault}.")
-    return _use(arguments, "predict", {"source": source, "output": str(output)})
+    return _use(arguments, "predict", {"source": source, "output": str(output), "is_strict": arguments.strict})
 
 
 def _prepare(arguments: argparse.Namespace) -> int:

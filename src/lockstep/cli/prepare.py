@@ -13,6 +13,7 @@ from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import remote
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.system.wording import plural
 
 NO_TEXTS = ("null", "true", "false", "inf", "nan")
 
@@ -50,7 +51,8 @@ def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source
     count, _, height, width = table.shape
     some = ", ".join(listing.class_names[:10]) + (", ..." if len(listing.class_names) > 10 else "")
     print(
-        f"{count:,} images of {channels}x{height}x{width} in {len(listing.class_names)} classes: {some}\n"
+        f"{plural(count, 'image')} of {channels}x{height}x{width} "
+        f"in {plural(len(listing.class_names), 'class', 'classes')}: {some}\n"
         f"{'Decoded into' if is_new else 'Up to date:'} {entry.path} ({table.nbytes / 2**20:,.1f} MiB)\n"
         f"Train with:\n  {naming.training_command()} {shlex.join(overrides)}"
     )

@@ -20,6 +20,7 @@ from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.runs.naming import quoted, resuming, shown
 from lockstep.system.terminal import duration, printable, show_table, terminal
+from lockstep.system.wording import plural
 
 STYLES = {"pending": "dim", "running": "cyan", "completed": "green", "cancelled": "yellow", "stopped": "yellow"}
 DROPPED = ("time", "nodes", "best", "reason", "epoch")  # on a narrow terminal, the first one first
@@ -140,6 +141,7 @@ def _show_one(job: Job) -> None:
     read, scheduled, facts = job.record, job.scheduled, job.facts
     run = quoted(job.folder.path)
     set_ = {key: value for key, value in read.cluster.items() if value not in (None, [], "") and key != "name"}
+    workers, gpus = plural(read.workers_per_node, "worker"), plural(read.gpus_per_node, "GPU")
     rows: list[tuple[str, str | Text]] = [
         ("state", Text(job.state, style=_style(job.state))),
         ("reason", explained(scheduled.reason)),
@@ -147,10 +149,10 @@ def _show_one(job: Job) -> None:
         ("epoch", cells.epochs(facts) if "epoch" in facts else ""),
         ("best", printable(cells.best(facts)) if "best" in facts else ""),
         ("nodes", printable(scheduled.nodes)),
-        ("asked for", f"{read.num_nodes} x {read.workers_per_node} workers, {read.gpus_per_node} GPUs a node"),
+        ("asked for", f"{read.num_nodes} x {workers}, {gpus} a node"),
         ("settings", printable(", ".join(f"{key}={json.dumps(value)}" for key, value in set_.items()))),
         ("time", duration(scheduled.elapsed_s) if scheduled.elapsed_s else ""),
-        ("requeued", f"{scheduled.restarts} times" if scheduled.restarts else ""),
+        ("requeued", plural(scheduled.restarts, "time") if scheduled.restarts else ""),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("submitted", f"{cells.moment(read.submitted)} on {printable(read.host)}"),
         ("earlier jobs", ", ".join(read.earlier)),

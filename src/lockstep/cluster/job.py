@@ -23,6 +23,7 @@ from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.launcher import outer_world
 from lockstep.system.process import leave
 from lockstep.system.signals import STOP_SIGNALS
+from lockstep.system.wording import plural
 
 HELD = (*STOP_SIGNALS, signal.SIGUSR2)
 # the first words of every process of a job: signals wait until the run can take them
@@ -131,8 +132,8 @@ def _gpu_faults(settings: Settings) -> str:
     if count >= settings.gpus_per_node:
         return ""
     return (
-        f"cluster.gpus_per_node={settings.gpus_per_node}, but SLURM shows {count} GPUs on {socket.gethostname()}: "
-        "choose another partition, or strategy=cpu"
+        f"cluster.gpus_per_node={settings.gpus_per_node}, but SLURM shows {plural(count, 'GPU')} on "
+        f"{socket.gethostname()}: choose another partition, or strategy=cpu"
     )
 
 
@@ -153,8 +154,8 @@ def _refusal(folder: RunFolder, settings: Settings, restarts: int) -> str:
 
 def _over_limit(folder: RunFolder, settings: Settings, restarts: int) -> str:
     return (
-        f"the job was requeued {restarts} times, and cluster.max_requeues={settings.max_requeues} allows no more: "
-        f"go on with lockstep jobs requeue {quoted(folder.path)}"
+        f"the job was requeued {plural(restarts, 'time')}, and cluster.max_requeues={settings.max_requeues} allows no "
+        f"more: go on with lockstep jobs requeue {quoted(folder.path)}"
     )
 
 

@@ -24,6 +24,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quoted, resuming, shown
 from lockstep.system.signals import Ended, SignalFlag
 from lockstep.system.terminal import show_table
+from lockstep.system.wording import plural
 
 
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
@@ -315,7 +316,7 @@ def _show(folder: RunFolder, job: Record, config: Config) -> None:
 
 
 def _described(workers: Workers) -> str:
-    nodes = "1 node" if workers.num_nodes == 1 else f"{workers.num_nodes} nodes"
-    local = f"{workers.num_local} worker{'s' if workers.num_local > 1 else ''}"
+    nodes = plural(workers.num_nodes, "node")
+    local = plural(workers.num_local, "worker")
     local += " on it" if workers.num_nodes == 1 else " on each"
-    return f"{nodes}, {local}" + (f", {len(workers.gpus)} GPUs a node" if workers.gpus else "")
+    return f"{nodes}, {local}" + (f", {plural(len(workers.gpus), 'GPU')} a node" if workers.gpus else "")

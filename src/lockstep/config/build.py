@@ -11,6 +11,8 @@ from lockstep.config.storage import to_tree
 from lockstep.config.target_sections import Open, Target
 from lockstep.config.workers import resolve_workers
 
+SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")  # keys of Hydra
+
 
 def monitored(config: Config) -> tuple[str, Literal["min", "max"]]:
     """The metric by which best.ckpt is chosen, and which of its values is the best."""
@@ -62,15 +64,35 @@ def answering(config: Config, section: str) -> Iterator[None]:
 def build(section: Target | Open, **supplied: Any) -> Any:
     """Call the target of a section, or bind it where it is partial. What the target raises comes out as it is.
 
-    It gets plain lists and dictionaries, not those of OmegaConf.
+    Values reach it as they stand: Hydra alone would resolve the text ${...} in them.
     """
+    is_partial = getattr(section, "partial", False)
+    return _made({"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied)
+
+
+def _made(value: Any, /, **supplied: Any) -> Any:
+    """A value with the sections in it called, by the keys that Hydra has for them."""
+    if isinstance(value, list):
+        return [_made(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    made = value if value.get("_recursive_") is False else {key: _made(item) for key, item in value.items()}
+    if "_target_" not in value:
+        return made
+    keywords = {key: item for key, item in made.items() if key not in SPECIAL}
+    bound = _bound(value["_target_"])
+    # as a copy is made of a partial: this one has more than its target, which Hydra goes by at the call
+    bound.__setstate__((bound.func, tuple(made.get("_args_", ())), keywords | supplied, vars(bound)))
+    return bound if value.get("_partial_") else bound()
+
+
+def _bound(target: str) -> Any:
+    """Hydra's functools.partial of what a dotted name stands for: it refuses what no configuration should call."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
-    is_partial = getattr(section, "partial", False)
-    described = {"_target_": section.target, "_partial_": is_partial, "_convert_": "all", **section.arguments()}
     try:
-        return instantiate(described, **supplied)
+        return instantiate({"_target_": target, "_partial_": True})
     except InstantiationException as error:
         if error.__cause__ is None:
             raise

@@ -8,6 +8,9 @@ from typing import Any, NoReturn
 import yaml
 
 from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.system.wording import plural
+
+PREFIX = "config error: "
 
 
 class ConfigError(ValueError):
@@ -21,9 +24,8 @@ class ConfigError(ValueError):
 def exit_with(error: ConfigError) -> NoReturn:
     """Print every fault and leave with the exit code of a bad configuration."""
     for fault in error.faults:
-        print(f"config error: {fault}", file=sys.stderr)
-    count = len(error.faults)
-    print(f"{count} fault{'s' if count > 1 else ''}; nothing was started. See --help.", file=sys.stderr)
+        print(f"{PREFIX}{fault}", file=sys.stderr)
+    print(f"{plural(len(error.faults), 'fault')}; nothing was started. See --help.", file=sys.stderr)
     raise SystemExit(EXIT_CONFIG)
 
 

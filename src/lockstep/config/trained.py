@@ -13,9 +13,9 @@ def tree_here(saved: Config, *, devices: int | list[int] | None, strategy: str |
     On a CPU tf32 becomes float32: a CPU computes in full what TF32 rounds.
     """
     tree = storage.to_tree(saved)
-    if devices is not None:
-        tree["trainer"] |= {"devices": devices, "loads": None, "num_nodes": 1}
-    tree["strategy"]["interface"] = None  # of the machines that trained; here is only one
+    if devices is not None or saved.trainer.num_nodes > 1:  # here is one machine
+        tree["trainer"] |= {"devices": devices or saved.trainer.devices, "loads": None, "num_nodes": 1}
+    tree["strategy"]["interface"] = None  # of the machines that trained
     if strategy is not None:
         tree["strategy"]["name"] = strategy
     is_cpu = tree["strategy"]["name"] == "cpu" or not hardware.num_visible_gpus()

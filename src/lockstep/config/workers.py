@@ -10,6 +10,7 @@ from lockstep.config import slurm_rules
 from lockstep.config.schema import Config
 from lockstep.runs.naming import training_command
 from lockstep.system import hardware, launcher
+from lockstep.system.wording import plural
 
 # a worker holds less than that of its own (private pages of smaps_rollup, one thread, torch 2.15)
 WORKER_BYTES = 2**29
@@ -166,7 +167,7 @@ def _single_faults(config: Config, workers: Workers) -> list[str]:
 
 
 def _gpus(count: int) -> str:
-    return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
+    return plural(count, "GPU") if count else "no GPUs"
 
 
 def _device_faults(config: Config, workers: Workers) -> list[str]:
@@ -209,7 +210,7 @@ def _number_faults(config: Config, workers: Workers, machine: Machine) -> list[s
     """More processes than this machine can carry."""
     cure = "use fewer, or raise trainer.process_limit"
     bound, num_cores = config.trainer.process_limit, machine.num_cores
-    by_cores = f"{PROCESSES_PER_CORE} for each of {num_cores} core{'s' if num_cores > 1 else ''}"
+    by_cores = f"{PROCESSES_PER_CORE} for each of {plural(num_cores, 'core')}"
     most, reason = PROCESSES_PER_CORE * num_cores, f"worker processes, {by_cores}"
     memory = machine.memory_bytes
     if bound != "auto":
@@ -239,8 +240,8 @@ def _load_faults(config: Config, workers: Workers) -> list[str]:
         return []
     typed = f"trainer.loads={loads}".replace(" ", "")
     if len(loads) != count:
-        plural = "s" if count > 1 else ""
-        return [f"{typed} has {len(loads)} entries for {count} worker{plural}: give one load for each"]
+        entries = plural(len(loads), "entry", "entries")
+        return [f"{typed} has {entries} for {plural(count, 'worker')}: give one load for each"]
     if sum(loads) == 0:
         return [f"{typed}: at least one worker needs a load above 0"]
     return []
@@ -266,5 +267,5 @@ def _world_faults(workers: Workers, world: launcher.World | None) -> list[str]:
         cure = f"torchrun {nodes}--nproc-per-node={workers.num_local} {script} ..."
     else:
         cure = f"srun --nodes={workers.num_nodes} --ntasks-per-node={workers.num_local} {training_command()} ..."
-    started = f"{world.world_size} process{'es' if world.world_size > 1 else ''}"
-    return [f"{what} asks for {n} workers, but {world.launcher} started {started}: start it with {cure}"]
+    started = plural(world.world_size, "process", "processes")
+    return [f"{what} asks for {plural(n, 'worker')}, but {world.launcher} started {started}: start it with {cure}"]

@@ -18,6 +18,7 @@ from lockstep.data.sampler import GlobalBatches, ShareIndices, positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Share
+from lockstep.system.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ class ImageData(L.LightningDataModule):
         if isinstance(pixels, Tensor) or (pixels.is_streamed and self._is_kept):
             return "in host memory"
         if pixels.is_streamed:
-            return f"streamed by {self._num_workers} process{'es' * (self._num_workers > 1)} ({pixels.reason})"
+            return f"streamed by {plural(self._num_workers, 'process', 'processes')} ({pixels.reason})"
         return f"in host memory, {pixels.reason}"
 
     @property
@@ -106,41 +107,43 @@ class ImageData(L.LightningDataModule):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one epoch."""
-        return self.train_dataloader().batch_sampler.num_steps
+        return self.batches("train").num_steps
 
-    def _loader(self, split: str, global_batch_size: int, limit: int | None, *, parts: int = 1) -> ShareLoader:
-        is_shuffled = split == "train" and not self._batching.overfit_batches
-        images = self._images[split]
-        batches = GlobalBatches(
-            len(images),
-            global_batch_size=global_batch_size,
-            accumulate_grad_batches=parts,
-            shuffle_seed=self._seed if is_shuffled else None,
+    def batches(self, split: str) -> GlobalBatches:
+        """The batches of an epoch of a split, and this rank's share of each: all that is used of its images."""
+        b, is_train = self._batching, split == "train"
+        limits = {"train": b.limit_train_batches, "val": b.limit_val_batches, "test": b.limit_test_batches}
+        return GlobalBatches(
+            len(self._images[split]),
+            global_batch_size=b.global_batch_size if is_train else b.eval_batch_size,
+            accumulate_grad_batches=b.accumulate_grad_batches if is_train else 1,
+            shuffle_seed=self._seed if is_train and not b.overfit_batches else None,
             rank=self._rank,
-            loads=self._batching.loads,
-            num_batches=limit,
-            with_partner=split == "train" and self.augment.needs_partner,
+            loads=b.loads,
+            num_batches=limits[split],
+            with_partner=is_train and self.augment.needs_partner,
         )
+
+    def _loader(self, split: str) -> ShareLoader:
         prepare = None
         if self._device.type == "cuda" and not self.is_on_device:
             prepare = functools.partial(pinned, device=self._device)
-        return ShareLoader(images, batches, num_workers=self._num_workers, prepare=prepare)
+        return ShareLoader(self._images[split], self.batches(split), num_workers=self._num_workers, prepare=prepare)
 
     @override
     def train_dataloader(self) -> ShareLoader:
         """Micro-batches in an order drawn anew for every epoch."""
-        b = self._batching
-        return self._loader("train", b.global_batch_size, b.limit_train_batches, parts=b.accumulate_grad_batches)
+        return self._loader("train")
 
     @override
     def val_dataloader(self) -> ShareLoader:
         """Every validation sample once, in order."""
-        return self._loader("val", self._batching.eval_batch_size, self._batching.limit_val_batches)
+        return self._loader("val")
 
     @override
     def test_dataloader(self) -> ShareLoader:
         """Every test sample once, in order."""
-        return self._loader("test", self._batching.eval_batch_size, self._batching.limit_test_batches)
+        return self._loader("test")
 
     def example(self, count: int) -> Batch:
         """The first `count` training samples on the device, with the partner of the last one where they are mixed."""

@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.config import build, presence, project, rules, storage, workers
-from lockstep.config.faults import ConfigError
+from lockstep.config.faults import PREFIX, ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import notification, spawn, supervision
@@ -30,6 +31,7 @@ from lockstep.system.process import die_with, leave, no_garbage_collection
 from lockstep.system.provenance import without_secrets
 from lockstep.system.signals import STOP_SIGNALS, SignalFlag, SignalList
 from lockstep.system.terminal import is_cell
+from lockstep.system.wording import plural
 from lockstep.training import checkpoints
 
 LOCKED_EVERY_S = 0.5
@@ -68,6 +70,7 @@ def start(
         )
 
     outputs = Path("outputs").resolve()
+    latest = naming.latest(outputs)
 
     def make(held: contextlib.ExitStack) -> RunFolder:
         presence.check(config.data)
@@ -78,15 +81,34 @@ def start(
         else:
             chosen.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(chosen.resolve())
+        kept = os.listdir(folder.path)
         held.enter_context(locked(folder))
         if folder.config.exists():
             raise ConfigError([f"{chosen} holds a run already: go on with it by {resuming(folder.path)}"])
+        held.push(partial(_take_back, folder, kept, outputs, latest))
         save(folder, scaled, typed)
         if chosen is None:  # not before: init_from=outputs/latest is the run before this one
             naming.link_latest(outputs, folder.path)
         return folder
 
     return _train(make, scaled, note=note, has_test=has_test, stop_signals=stop_signals)
+
+
+def _take_back(
+    folder: RunFolder, kept: Sequence[str], outputs: Path, latest: str, kind: object, error: object, trace: object
+) -> None:
+    """Leave nothing of a new run that was refused before it began, and `latest` as it was."""
+    if isinstance(error, ConfigError):
+        folder.remove(kept=kept)
+        naming.link_again(outputs, folder.path, latest)
+
+
+def _put_back(contents: dict[Path, bytes], kind: object, error: object, trace: object) -> None:
+    """Leave a run that was refused before it went on as it was."""
+    if isinstance(error, ConfigError):
+        for path, content in contents.items():
+            with files.atomic_file(path) as file:
+                file.write(content)
 
 
 def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
@@ -106,6 +128,8 @@ def resume(folder: RunFolder, config: Config, *, stop_signals: StopSignals | Non
     def make(held: contextlib.ExitStack) -> RunFolder:
         presence.check(config.data)
         held.enter_context(locked(folder))
+        ended = (folder.config, folder.status_file, *folder.ended)
+        held.push(partial(_put_back, {path: path.read_bytes() for path in ended if path.is_file()}))
         _begin_again(folder)
         storage.save(config, folder.config)
         project.record(folder)
@@ -194,11 +218,12 @@ def _train(
         job = spawn.Job("train", str(folder.path), options)
         if has_workers:
             if not config.silent:
-                plural = "s" if num_workers > 1 else ""
-                print(f"Starting {num_workers} worker{plural} for {run} ...", flush=True)
+                print(f"Starting {plural(num_workers, 'worker')} for {run} ...", flush=True)
             code = spawn.run_workers(job, num_workers, listed, uses_gpus=bool(assigned_workers.gpus))
         else:
             code = supervision.run(job, world, flag)
+        if world is None and (faults := spawn.refused(job)):
+            raise ConfigError(faults)
     # the run is free by now: what is told of its end may go on with it
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
         notification.send(config, folder, code)
@@ -267,7 +292,7 @@ def do(path: Path, task: str) -> int:
             return test(folder)
         return go_on(folder, has_test=task == "train")
     except ConfigError as error:
-        text = "".join(f"config error: {fault}\n" for fault in error.faults)
+        text = "".join(f"{PREFIX}{fault}\n" for fault in error.faults)
         with contextlib.suppress(OSError):  # what cannot be kept is printed all the same
             folder.record_failure(text)
             folder.update_status(state="failed", reason=error.faults[0])

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.faults import PREFIX, ConfigError
 from lockstep.launch import decoding, forking
 from lockstep.launch.forking import Process, can_fork, fork
 from lockstep.runs import vitals
@@ -91,7 +91,7 @@ def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> i
     flag = flag or flag_of(job.task)
     with given_back():
         code = _guarded(job, world, flag)
-        if code in (EXIT_FAILED, EXIT_CONFIG):
+        if code in (EXIT_FAILED, EXIT_CONFIG) and (world is not None or not refused(job)):
             show_failure(job)
         elif flag.received and code == 128 + flag.received and job.task in UNSAVED:
             say_ended(flag.received)
@@ -256,7 +256,8 @@ def _outcome(job: Job, codes: list[int], first_failed: int | None) -> int:
     code = codes[first_failed]
     if code == EXIT_INTERRUPTED:
         return EXIT_INTERRUPTED
-    show_failure(job)
+    if not refused(job):
+        show_failure(job)
     return EXIT_CONFIG if code == EXIT_CONFIG else EXIT_FAILED
 
 
@@ -272,6 +273,16 @@ def record_death(job: Job, rank: int, world_size: int, code: int) -> None:
     except OSError:
         print(text, end="", file=sys.stderr, flush=True)
     vitals.forget(folder, rank)
+
+
+def refused(job: Job) -> list[str]:
+    """The errors for which a training did not begin, or did not go on; none of any other job."""
+    folder = RunFolder(Path(job.folder))
+    has_begun = folder.read_status().get("state", "starting") != "starting"
+    if job.task != "train" or has_begun or not folder.failure.exists():
+        return []
+    lines = folder.failure.read_text("utf-8").splitlines()
+    return [line.removeprefix(PREFIX) for line in lines] if lines[0].startswith(PREFIX) else []
 
 
 def show_failure(job: Job) -> None:
@@ -315,7 +326,7 @@ def _guarded(job: Job, world: World | None, flag: SignalFlag) -> int:
     except Ended as ended:
         return 128 + ended.number
     except ConfigError as error:
-        folder.record_failure("".join(f"config error: {fault}\n" for fault in error.faults))
+        folder.record_failure("".join(f"{PREFIX}{fault}\n" for fault in error.faults))
         return EXIT_CONFIG
     except BaseException as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
         if flag.left_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)

@@ -75,11 +75,6 @@ def size(num_bytes: int) -> str:
     return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
 
 
-def plural(count: int, word: str) -> str:
-    """A count with its noun: 1 run, 2 runs."""
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
 def cut(text: str, width: int, *, keeps_end: bool = False) -> str:
     """A text in at most `width` > 0 columns, with … where something is missing."""
     if cell_len(text) <= width:

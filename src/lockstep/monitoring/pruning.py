@@ -16,6 +16,7 @@ from lockstep.runs.discovery import DiscoveredRun, Watched, look
 from lockstep.runs.folder import BENCHMARK, EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, SILENT_S, RunFolder
 from lockstep.runs.naming import link_latest, shown
 from lockstep.system.terminal import printable, terminal
+from lockstep.system.wording import plural
 
 LEFTOVERS = ("failed", "no signal", "not started")
 
@@ -63,7 +64,7 @@ def remove(runs: Sequence[DiscoveredRun], root: Path, *, is_sure: bool) -> int:
 
 def _ask_and_remove(going: Sequence[Candidate], root: Path, *, is_sure: bool) -> int:
     _list(going)
-    total = f"{cells.plural(len(going), 'run')}, {cells.size(sum(candidate.num_bytes for candidate in going))}"
+    total = f"{plural(len(going), 'run')}, {cells.size(sum(candidate.num_bytes for candidate in going))}"
     if not is_sure:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             print("lockstep: nothing was removed, there is nobody to ask: add --yes to remove these.", file=sys.stderr)
@@ -190,7 +191,7 @@ def _remove_all(going: Sequence[Candidate], root: Path) -> int:
         _repoint(paths)
         _remove_empty(paths, root)
         freed = cells.size(sum(candidate.num_bytes for candidate in removed))
-        print(f"Removed {cells.plural(len(removed), 'run')}, {freed}.")
+        print(f"Removed {plural(len(removed), 'run')}, {freed}.")
     return 0 if is_whole else EXIT_FAILED
 
 

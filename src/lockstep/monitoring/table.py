@@ -19,6 +19,7 @@ from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import output
 from lockstep.system.signals import given_back
 from lockstep.system.terminal import duration, printable, terminal
+from lockstep.system.wording import plural
 
 EVERY_S = 2.0
 SEARCH_S = 10.0  # how long a new run may go unseen while the table is watched
@@ -176,7 +177,7 @@ def _cropped(text: Text, height: int) -> Text:
 
 def _head(selection: Selection, runs: Sequence[Listed]) -> Text:
     live = sum(run.facts["state"] in LIVE_STATES for run in runs)
-    text = f"{cells.plural(len(runs), 'run')} below {printable(str(selection.root))}"
+    text = f"{plural(len(runs), 'run')} below {printable(str(selection.root))}"
     text += f", {live} at work" if live else ""
     monitor = _monitor(runs)
     return Text(f"{text}, best: {monitor}" if monitor else text, style="bold")
@@ -192,7 +193,7 @@ def _nothing(selection: Selection, *, num_found: int) -> str:
     where = printable(str(selection.root))
     if not num_found:
         return f"No runs below {where}: start one with {naming.training_command()}, or name another folder."
-    return f"None of the {cells.plural(num_found, 'run')} below {where} fits: leave out --filter or --state."
+    return f"None of the {plural(num_found, 'run')} below {where} fits: leave out --filter or --state."
 
 
 def _plain_facts(run: Listed) -> dict[str, Any]:

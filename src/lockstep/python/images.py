@@ -15,6 +15,7 @@ from lockstep.data.images.decode import fit, pixels_of
 from lockstep.data.images.pixels import whole
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.models.classifier import ImageFormat
+from lockstep.system.wording import plural
 
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
 TAKEN = (
@@ -76,7 +77,9 @@ def _checked(given: Tensor, wanted: ImageFormat) -> Tensor:
     if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
         raise ValueError(f"{what} is no image: give {TAKEN}.")
     if images.shape[1] != channels or 0 in images.shape[2:]:
-        raise ValueError(f"{what} does not fit the network, which takes {channels} channels: ({channels}, H, W).")
+        raise ValueError(
+            f"{what} does not fit the network, which takes {plural(channels, 'channel')}: ({channels}, H, W)."
+        )
     images = images.as_subclass(Tensor)
     if images.is_floating_point() and wanted.is_float:
         if images.shape[2:] != (height, width):

@@ -24,6 +24,7 @@ from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system import hardware
+from lockstep.system.wording import plural
 from lockstep.training import checkpoints, predict, session
 from lockstep.training.precision import set_tf32
 from lockstep.training.session import Session
@@ -69,8 +70,9 @@ def _asked(device: str | torch.device | None) -> tuple[int | list[int], str | No
     if known.type == "cpu":
         return 1, "cpu"
     number, num_gpus = known.index or 0, hardware.num_visible_gpus()
+    gpus = plural(num_gpus, "GPU")
     if known.type != "cuda" or number >= num_gpus:
-        raise ValueError(f'device="{known}" is not there: this machine has {num_gpus} GPUs, device="cpu" uses none.')
+        raise ValueError(f'device="{known}" is not there: this machine has {gpus}, device="cpu" uses none.')
     return [number], "auto"
 
 

@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Sequence
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.faults import PREFIX, ConfigError
 from lockstep.launch import runner
 from lockstep.launch.runner import StopSignals
 from lockstep.python import configuration
@@ -12,8 +12,6 @@ from lockstep.python.run import Run
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.signals import SignalFlag, SignalList
-
-PREFIX = "config error: "
 
 
 class TrainingFailed(RuntimeError):

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -329,10 +329,14 @@ class RunFolder:
         while not self.failure.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
 
+    @property
+    def ended(self) -> list[Path]:
+        """The files that record how a run ended, besides its status."""
+        return [self.failure, self._summary, *self.pictures.glob("test_*")]
+
     def forget_end(self) -> None:
         """Forget how the run ended: it goes on."""
-        ended = (self.stop_flag, self.failure, self._summary, *self.pictures.glob("test_*"))
-        for path in (*ended, *self.ranks.glob("*")):
+        for path in (self.stop_flag, *self.ended, *self.ranks.glob("*")):
             path.unlink(missing_ok=True)
 
     # -- one trainer at a time ---------------------------------------------------------------------------------------
@@ -371,16 +375,19 @@ class RunFolder:
         """Remove what writers left that were killed: half a checkpoint, say. `is_deep`: also in the folders below."""
         files.remove_leftovers(self.path, is_deep=is_deep)
 
-    def remove(self) -> None:
-        """Remove the run and all in its folder, links themselves only. Hold the lock.
+    def remove(self, *, kept: Collection[str] = ()) -> None:
+        """Remove the run and all in its folder but what is `kept`, links themselves only. Hold the lock.
 
         The configuration and the lock go last: what an interrupted removal leaves is still a run.
         """
         for entry in list(os.scandir(self.path)):
+            if entry.name in kept:
+                continue
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
             elif entry.name not in (self.config.name, self.lock_file.name):
                 os.unlink(entry.path)
-        self.config.unlink()
+        self.config.unlink(missing_ok=True)
         self.lock_file.unlink()
-        self.path.rmdir()
+        if not kept:
+            self.path.rmdir()

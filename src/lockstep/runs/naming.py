@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from lockstep.runs.files import NO_TEXTS
-from lockstep.runs.folder import CODE, RunFolder
+from lockstep.runs.folder import CODE, SWEEP, RunFolder
 
 SCRIPTLESS = "lockstep train"  # what trains in any folder
 
@@ -44,14 +44,34 @@ def link_latest(root: Path, path: Path) -> None:
     os.replace(temporary, root / "latest")
 
 
+def latest(root: Path) -> str:
+    """What `root/latest` names, empty where there is none."""
+    link = root / "latest"
+    return os.readlink(link) if link.is_symlink() else ""
+
+
+def link_again(root: Path, path: Path, before: str) -> None:
+    """Let `root/latest` name again what it did `before`, if it names the run at `path`, which is gone."""
+    if latest(root) and root / latest(root) == path:
+        (root / "latest").unlink()
+        if before:
+            link_latest(root, root / before)
+
+
 def find(name: str) -> RunFolder:
     """The run at a path, or `latest` below outputs/.
 
-    Raises FileNotFoundError naming what was looked for, and the newest runs there are.
+    Raises FileNotFoundError, which says how to list the runs of a folder of them, or names the newest runs there are.
     """
-    for path in (Path(name), Path("outputs") / name):
+    paths = (Path(name), Path("outputs") / name)
+    for path in paths:
         if (path / "config.yaml").is_file():
             return RunFolder(path.resolve())
+    for path in paths:
+        is_sweep = (path / SWEEP).is_file()
+        if is_sweep or any(path.glob("*/config.yaml")) or any(path.glob("*/*/config.yaml")):
+            what = "a sweep" if is_sweep else "a folder of runs"
+            raise FileNotFoundError(f"{name} is {what}, not a run: lockstep runs {quoted(path)} lists its runs.")
     configs = (path for path in Path("outputs").glob("**/config.yaml") if CODE not in path.parts)
     newest = sorted(configs, key=lambda p: p.stat().st_mtime, reverse=True)[:3]
     known = ", ".join(str(p.parent) for p in newest) or "none below outputs/"

@@ -11,6 +11,7 @@ from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import views
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
 from lockstep.sweeps.table import Objective, table, write
+from lockstep.system.wording import plural
 
 
 def script(path: Path, config: Config, num_trials: int) -> str:
@@ -70,8 +71,7 @@ def _next(ledger: Ledger, num_submitted: int, num_live: int, array: str) -> str:
     """What was submitted, and what there is to be typed now."""
     where = quoted(ledger.path)
     if num_submitted:
-        plural = "s" if num_submitted > 1 else ""
-        text = f"Submitted {num_submitted} trial{plural} as job {array}. The same command shows how far they are."
+        text = f"Submitted {plural(num_submitted, 'trial')} as job {array}. The same command shows how far they are."
     elif num_live:
         text = "Nothing to submit: the rest is on its way."
     else:

@@ -24,6 +24,7 @@ from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.table import Objective, Table, table, write
 from lockstep.system import hardware, provenance
 from lockstep.system.trees import leaves
+from lockstep.system.wording import plural
 
 
 class Grid:
@@ -161,7 +162,7 @@ def run(
 
 
 def _tests(chosen: Sequence[Trial], config: Config) -> str:
-    what = f"the best trial, {chosen[0].number}" if config.sweep.test == "best" else f"{len(chosen)} trials"
+    what = f"the best trial, {chosen[0].number}" if config.sweep.test == "best" else plural(len(chosen), "trial")
     return f"Testing {what} ..."
 
 
@@ -179,13 +180,13 @@ def _num_at_once(machine: Machine, total: int, config: Config, configs: Sequence
 def _begins(ledger: Ledger, num_done: int, total: int, at_once: int) -> str:
     """What is to be done, and what is done already."""
     where = shown(ledger.path)
-    plural = "s" if total > 1 else ""
+    verb = "is" if total == 1 else "are"
     if num_done >= total:
-        return f"All {num_done} trial{plural} of {where} are done: sweep.name=... starts another sweep."
+        return f"All {plural(num_done, 'trial')} of {where} {verb} done: sweep.name=... starts another sweep."
     many = f"{at_once} at once" if at_once > 1 else "one at a time"
     if num_done or ledger.is_known:
-        return f"Going on with {where}: {num_done} of {total} trial{plural} are done; the others {many}."
-    return f"A sweep of {total} trial{plural}, {many}, in {where}"
+        return f"Going on with {where}: {num_done} of {plural(total, 'trial')} {verb} done; the others {many}."
+    return f"A sweep of {plural(total, 'trial')}, {many}, in {where}"
 
 
 def _to_be_tested(sweep_table: Table, ledger: Ledger, config: Config) -> list[Trial]:

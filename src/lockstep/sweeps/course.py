@@ -13,6 +13,7 @@ from lockstep.sweeps.devices import Need
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import Pool
 from lockstep.system.signals import STOP_SIGNALS, given_back
+from lockstep.system.wording import plural
 
 POLL_S = 0.1
 LOOK_EVERY_S = 0.5
@@ -156,5 +157,5 @@ class Course:
             return f"stop flag: {self.ledger.stop_flag.stop_reason() or 'no reason given'}"
         num_failed = states.count("failed")
         if self.max_failed is not None and num_failed > self.max_failed:
-            return f"{num_failed} trials failed, more than sweep.max_failed={self.max_failed}"
+            return f"{plural(num_failed, 'trial')} failed, more than sweep.max_failed={self.max_failed}"
         return ""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from lockstep.config.schema import Config
 from lockstep.config.sections import Launcher
+from lockstep.system.wording import plural
 
 
 class Machine(NamedTuple):
@@ -60,8 +61,8 @@ def num_at_once(launcher: Launcher, machine: Machine, num_trials: int, configs: 
         if launcher.parallel > num_devices:
             kind = "GPU" if uses_gpus else "core"
             raise ValueError(
-                f"launcher.parallel={launcher.parallel}, but this machine has {num_devices} "
-                f"{kind}{'' if num_devices == 1 else 's'}: use at most {num_devices}"
+                f"launcher.parallel={launcher.parallel}, but this machine has {plural(num_devices, kind)}: "
+                f"use at most {num_devices}"
             )
         return launcher.parallel
     fewest = 1 if uses_gpus else min(_num_cpu_workers(config) for config in configs)
@@ -74,15 +75,16 @@ def need(config: Config, machine: Machine, at_once: int) -> Need:
     if not _uses_gpus(config, machine):
         return Need(_num_cpu_workers(config), ())
     num_gpus = len(machine.gpus)
+    too_many = f"trainer.devices={devices}, but this machine has {plural(num_gpus, 'GPU')}"
     if isinstance(devices, list):
         absent = [number for number in devices if number >= num_gpus]
         if absent:
-            raise ValueError(f"trainer.devices={devices}, but this machine has {num_gpus} GPUs: use smaller numbers")
+            raise ValueError(f"{too_many}: use smaller numbers")
         return Need(len(devices), tuple(devices))
     if devices == "auto":
         devices = 1 if config.strategy.name == "single_device" else max(1, num_gpus // at_once)
     if devices > num_gpus:
-        raise ValueError(f"trainer.devices={devices}, but this machine has {num_gpus} GPUs: use at most {num_gpus}")
+        raise ValueError(f"{too_many}: use at most {num_gpus}")
     return Need(devices, devices)
 
 

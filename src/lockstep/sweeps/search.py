@@ -24,6 +24,7 @@ from lockstep.config.target_sections import Search
 from lockstep.runs.naming import shown
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
 from lockstep.sweeps.table import Objective, number
+from lockstep.system.wording import plural
 
 JOURNAL = "study.journal"  # everything Optuna knows, in the folder of the sweep
 NUMBER = "trial"  # of the ledger, kept with Optuna's trial
@@ -158,10 +159,11 @@ class Draws:
             points = f"{every}{num_done} of {self._num_points} points {verb} trained"
             return f"The search space is exhausted: {points}, fewer than search.num_trials={self._num_trials}."
         if self._is_stuck:
+            verb = "is" if self._num_trials == 1 else "are"
             what = (
                 f"{type(self._study.sampler).__name__} has drawn {MOST_REPEATS} times in a row what is trained already"
             )
-            return f"{what}: {num_done} of {self._num_trials} trials are done. Use another search.sampler."
+            return f"{what}: {num_done} of {plural(self._num_trials, 'trial')} {verb} done. Use another search.sampler."
         return ""
 
     def proposed(self, num_free: int) -> Sequence[Trial]:

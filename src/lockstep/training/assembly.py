@@ -210,7 +210,7 @@ def refuse_single_values(config: Config, data: ImageData, module: Classifier) ->
 
     The sampler makes them only where all are, or where there is no other image.
     """
-    batches = data.train_dataloader().batch_sampler
+    batches = data.batches("train")
     norm = networks.norm_of_single_values(module) if batches.has_single_samples else None
     if norm is None:
         return

@@ -12,6 +12,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import show_table
+from lockstep.system.wording import plural
 from lockstep.training import assembly, session
 
 
@@ -37,11 +38,10 @@ def evaluate(
         measure = trainer.test if split == "test" else trainer.validate
         measure(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
-            num_images = len(data.splits.test if split == "test" else data.splits.val)
             metrics = metrics_of(trainer, module)
             write_json(folder.scores, metrics)
             show_table(
-                f"{checkpoint} on {num_images:,} {split} images",
+                f"{checkpoint} on {plural(data.batches(split).num_epoch_samples, f'{split} image')}",
                 [(name.partition("/")[2], f"{value:.6f}") for name, value in sorted(metrics.items())],
             )
     return 0

@@ -58,7 +58,7 @@ def measure(
         trial.joined(data, module.task)
         module.to(here.device)
         flops = flops_per_image(module.net, data.image_shape)
-        num_images = data.train_dataloader().batch_sampler.num_epoch_samples
+        num_images = data.batches("train").num_epoch_samples
         size = min(config.global_batch_size, num_images)
         steps = Steps(here, flag, num_pairs=num_steps, max_s=max_s, size=size)
         trainer = assembly.lightning_trainer(
@@ -92,7 +92,7 @@ def _facts(here: Session, module: Classifier, data: ImageData) -> dict[str, Any]
     """What was measured with, and what its devices can do. Every rank must call it."""
     num_bytes = gradient_bytes(module.net)
     return {
-        "val_images": len(data.splits.val),
+        "val_images": data.batches("val").num_epoch_samples,
         "val_accuracy": module.metrics["val/accuracy"],
         "num_parameters": sum(p.numel() for p in module.net.parameters()),
         "precision": here.precision,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lockstep.config.data_sections import Decoded
 from lockstep.config.schema import Config
 from lockstep.system.hardware import memory_bytes
+from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +116,7 @@ def _batch(config: Config, rank: int, loads: Sequence[int]) -> str:
     size, num_parts = config.global_batch_size, config.trainer.accumulate_grad_batches
     share = -(-(size // num_parts) * loads[rank] // sum(loads))
     parts = f" in {num_parts} micro-batches" if num_parts > 1 else ""
-    return f"A step has {size} images{parts}, up to {share} of them on this worker at once."
+    return f"A step has {plural(size, 'image')}{parts}, up to {share} of them on this worker at once."
 
 
 def _step_cures(

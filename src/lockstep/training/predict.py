@@ -18,9 +18,10 @@ from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import atomic_file
-from lockstep.runs.folder import RunFolder
+from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
+from lockstep.system.wording import plural
 from lockstep.training import assembly, data_record, session
 from lockstep.training.session import Session
 from lockstep.training.staging import readable
@@ -36,17 +37,21 @@ def predict(
     source: str,
     checkpoint: str,
     output: str,
+    is_strict: bool,
 ) -> int:
     """Write the name of every image of `source` and what the task says of it to the CSV file `output`.
 
-    `source` is a folder or an image file, or `val` or `test` of the data that `run` was trained on.
+    `source` is a folder or an image file, or `val` or `test` of the data that `run` was trained on. Files of a folder
+    that cannot be read are left out, listed on standard error, and make the exit code 1; where it `is_strict`, nothing
+    is written then.
     """
+    broken: list[str] = []
     settings = validation.check_tree(config)
     refuse_own_module(settings, "lockstep predict")
     with session.opened(folder, settings, world) as here:
         module = loaded(here, Path(checkpoint))
         image_format = module.image_format
-        images = _images(here, RunFolder(Path(run)), source, image_format)
+        images = _images(here, RunFolder(Path(run)), source, image_format, None if is_strict else broken)
         rows = _predicted(here, module, images)
         gathered = sorted(row for share in gather_objects(rows) for row in share)
         if [index for index, _ in gathered] != list(range(len(images))):
@@ -54,8 +59,11 @@ def predict(
         if here.rank == 0:
             columns = module.task.columns(image_format.class_names)
             _write(Path(output), ["file", *columns], [[images.names[index], *cells] for index, cells in gathered])
-            print(f"{len(gathered):,} predictions in {output}", flush=True)
-    return 0
+            print(f"{plural(len(gathered), 'prediction')} in {output}", flush=True)
+            if broken:  # what a failed job has on record is printed
+                count = f"{len(broken)} of {plural(len(images) + len(broken), 'image')} cannot be read and are left out"
+                folder.record_failure("\n".join([*broken, f"{count}; --strict writes nothing then\n"]))
+    return EXIT_FAILED if broken else 0
 
 
 def refuse_own_module(config: Config, who: str) -> None:
@@ -84,7 +92,7 @@ def predictions(module: Classifier, inputs: Tensor) -> Tensor:
         return module.task.predictions(module(inputs.to(module.device)))
 
 
-def _images(here: Session, run: RunFolder, source: str, image_format: ImageFormat) -> Images:
+def _images(here: Session, run: RunFolder, source: str, image_format: ImageFormat, broken: list[str] | None) -> Images:
     if source in ("val", "test"):
         splits = assembly.splits(here)
         data_record.compare(here, splits, run)
@@ -93,7 +101,9 @@ def _images(here: Session, run: RunFolder, source: str, image_format: ImageForma
     background = background_of(here.config)
     with contextlib.redirect_stdout(io.StringIO()) if here.rank else contextlib.nullcontext():
         return readable(
-            lambda: unlabelled_folder(source, image_size=(height, width), channels=channels, background=background)
+            lambda: unlabelled_folder(
+                source, image_size=(height, width), channels=channels, background=background, broken=broken
+            )
         )
 
 

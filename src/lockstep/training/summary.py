@@ -15,6 +15,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.runs import verified
 from lockstep.runs.naming import quoted, shown
 from lockstep.system.terminal import duration, measure, show_table
+from lockstep.system.wording import plural
 from lockstep.training import own_module
 from lockstep.training.session import Session
 
@@ -26,7 +27,7 @@ def facts(here: Session, data: ImageData) -> dict[str, Any]:
         "workers": here.world_size,
         "device": device_name(here),
         "precision": here.precision,
-        "train_images": data.train_dataloader().batch_sampler.num_epoch_samples,
+        "train_images": data.batches("train").num_epoch_samples,
     }
 
 
@@ -46,7 +47,7 @@ def summarize(
     value = score.item() if score is not None else metrics_of(trainer, module).get(default)
     times = sorted(record.epoch_times_s)
     return {
-        **tested(module, metrics_of(trainer, module)),
+        **tested(module, data, metrics_of(trainer, module)),
         "monitor": monitor or default,
         "best": value,
         "epochs": trainer.current_epoch,
@@ -58,28 +59,27 @@ def summarize(
         "workers": here.world_size,
         "device": device_name(here),
         "precision": here.precision,
-        "train_images": len(data.splits.train),
-        "val_images": len(data.splits.val),
-        "test_images": len(data.splits.test),
+        "train_images": data.batches("train").num_epoch_samples,
+        "val_images": data.batches("val").num_epoch_samples,
         **({"exact": _verified_or_not(here, module)} if here.config.has_own_module else {}),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
 
 
-def tested(module: L.LightningModule, metrics: dict[str, float]) -> dict[str, float | None]:
-    """What the test measured, the first metric of the task first; None where there was no test."""
+def tested(module: L.LightningModule, data: ImageData, metrics: dict[str, float]) -> dict[str, float | None]:
+    """What the test measured, the first metric of the task first, and on how many images; None without a test."""
     names = [(split, name) for split in module.test_splits for name in module.measured] if _is_ours(module) else []
     expected = dict.fromkeys(f"{split}/{name}" for split, name in names)
     values = {name: value for name, value in metrics.items() if name.startswith("test")}
-    return {name.replace("/", "_"): value for name, value in {**expected, **values}.items()}
+    num_images = data.batches("test").num_epoch_samples if values else None
+    return {name.replace("/", "_"): value for name, value in {**expected, **values, "test_images": num_images}.items()}
 
 
 def device_name(here: Session) -> str:
     """What this rank computes on, for people."""
     if here.device.type == "cuda":
         return torch.cuda.get_device_name(here.device)
-    threads = torch.get_num_threads()
-    return f"CPU, {threads} thread{'s' if threads > 1 else ''} each"
+    return f"CPU, {plural(torch.get_num_threads(), 'thread')} each"
 
 
 def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool) -> None:
@@ -89,16 +89,15 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
         return
     channels, height, width = data.image_shape
     count = here.world_size
-    micro = data.train_dataloader().batch_sampler.micro_batch_size
+    micro = data.batches("train").micro_batch_size
     total = sum(here.loads)
     shares = sorted({-(-micro * load // total) for load in here.loads}, reverse=True)
     local = " or ".join(str(share) for share in shares)
-    batch = f"{config.global_batch_size} images a step"
+    batch = f"{plural(config.global_batch_size, 'image')} a step"
     if config.trainer.accumulate_grad_batches > 1:
         batch += f" = {config.trainer.accumulate_grad_batches} micro-batches of {micro}"
     if count > 1:
         batch += f", up to {local} on each worker"
-    splits = data.splits
     name = config.module.target if config.has_own_module else config.model.target
     show_table(
         f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
@@ -106,15 +105,15 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
         [
             (
                 "data",
-                f"{len(splits.train):,} train, {len(splits.val):,} val, {len(splits.test):,} test "
-                f"images of {channels}x{height}x{width}, {_named(module, data)}, {data.placement}",
+                f"{', '.join(_used(data, split) for split in data.splits.parts)} images of "
+                f"{channels}x{height}x{width}, {_named(module, data)}, {data.placement}",
             ),
             *[
                 (f"no {split}", f"image of {faults.several(names)}")
                 for split in ("val", "test")
-                if (names := splits.absent_classes(split))
+                if (names := data.splits.absent_classes(split))
             ],
-            ("network", f"{_num_parameters(module):,} parameters"),
+            ("network", plural(_num_parameters(module), "parameter")),
             ("workers", f"{count} x {device_name(here)}" if count > 1 else device_name(here)),
             ("batch", batch),
             ("precision", f"{here.precision} ({here.precision_reason})"),
@@ -140,9 +139,16 @@ def _num_parameters(module: L.LightningModule) -> int:
     return sum(p.numel() for p in (module.net if _is_ours(module) else module).parameters())
 
 
+def _used(data: ImageData, split: str) -> str:
+    """How many images of a split an epoch has, and of how many where batches are limited."""
+    batches = data.batches(split)
+    used, there = batches.num_epoch_samples, batches.num_samples
+    return f"{used:,} {split}" if used == there else f"{used:,} of {there:,} {split}"
+
+
 def _named(module: L.LightningModule, data: ImageData) -> str:
-    count, word = len(data.class_names), module.task.named if _is_ours(module) else "classes"
-    return f"{count} {word}" if count > 1 else f"1 {word.removesuffix('s')}"
+    many = module.task.named if _is_ours(module) else "classes"
+    return plural(len(data.class_names), "class" if many == "classes" else many.removesuffix("s"), many)
 
 
 def show_summary(here: Session, summary: dict[str, Any]) -> None:
@@ -153,10 +159,11 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     run = quoted(folder.path)
     rows: list[tuple[str, str]] = []
     tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
+    images = plural(summary["test_images"] or 0, "image")
     for number, (key, value) in enumerate((key, value) for key, value in tests.items() if value is not None):
         is_flipped = key.startswith("test_flip_")
         name = key.removeprefix("test_flip_").removeprefix("test_").replace("_", " ")
-        size = f" on {summary['test_images']:,} images" if not number else " with mirror images" if is_flipped else ""
+        size = f" on {images}" if not number else " with mirror images" if is_flipped else ""
         rows.append((f"test {name}", f"{measure(value)}{size}"))
     if summary["best_checkpoint"]:
         rows.append(("best", f"{summary['monitor']} {measure(summary['best'])}, {shown(folder.best_checkpoint)}"))
@@ -172,7 +179,7 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         rows.append(("evaluate", f"lockstep eval {run}"))
     if not here.config.has_own_module:
         rows.append(("predict", f"lockstep predict {run} FOLDER --output predictions.csv"))
-    show_table(f"Finished {summary['epochs']} epochs", rows)
+    show_table(f"Finished {plural(summary['epochs'], 'epoch')}", rows)
 
 
 def show_stopped(here: Session, step: int, stopped: Stopped, command: str) -> None:

@@ -107,7 +107,7 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
             trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:
             metrics = metrics_of(trainer, module)
-            folder.write_summary(folder.read_summary() | tested(module, metrics))
+            folder.write_summary(folder.read_summary() | tested(module, data, metrics))
             folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
     return 0
 

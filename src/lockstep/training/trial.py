@@ -15,6 +15,7 @@ from lockstep.data.images.samples import Samples
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
+from lockstep.system.wording import plural
 from lockstep.tasks.builtin import Classification, Multilabel, Regression
 from lockstep.tasks.scores import MetricFault, Scores
 from lockstep.tasks.task import Task, checked_losses
@@ -115,7 +116,7 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
         outputs = module(batch.inputs)
     if not isinstance(outputs, Tensor) or len(outputs) != len(batch.indices):
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        fault = f"model._target_={config.model.target} gives {given} for {len(batch.indices)} samples"
+        fault = f"model._target_={config.model.target} gives {given} for {plural(len(batch.indices), 'sample')}"
         raise faults.ConfigError([f"{fault}: its outputs are to be a tensor with a row for each"])
     shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
     with _telling(f"task._target_={config.task.target} cannot take {shapes}"):

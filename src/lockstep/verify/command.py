@@ -25,6 +25,7 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware
 from lockstep.system.signals import Ended, SignalList
 from lockstep.system.terminal import say, terminal
+from lockstep.system.wording import plural
 from lockstep.training import checkpoints
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Verification:
     def run(self) -> int:
         """Train and compare. Returns the exit code."""
         where = "GPUs" if self._uses_gpus else "CPU processes"
-        steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {self._config.global_batch_size} samples"
+        steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {plural(self._config.global_batch_size, 'sample')}"
         say(
             self._out, Text(f"Training {steps} in float64, on {where}: 1 worker, and {len(VARIANTS)} times several ...")
         )

@@ -4,6 +4,8 @@ import pytest
 
 from lockstep.config.compose import composed, plain
 from lockstep.config.schema import Config
+from lockstep.config.storage import to_tree
+from lockstep.config.trained import tree_here
 from lockstep.config.validation import check_tree
 from lockstep.config.workers import Workers, resolve_workers
 from lockstep.system import hardware
@@ -17,6 +19,14 @@ VARIABLES += ("SLURM_GPUS_ON_NODE",)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("asked", [None, 1])
+def test_a_run_of_several_machines_is_used_on_one(asked: int | None) -> None:
+    tree = to_tree(check_tree(plain(composed(["data=synthetic", "strategy=cpu"]))[0]))
+    tree["trainer"] |= {"num_nodes": 2, "devices": 3, "loads": [1, 2, 0, 1, 1, 1]}
+    config = check_tree(tree_here(Config.model_validate(tree), devices=asked, strategy=None))
+    assert resolve_workers(config).world_size == (asked or 3)
 
 
 def faults(config: Config) -> list[str]:

@@ -87,6 +87,23 @@ def test_a_wrong_name_is_answered_with_the_three_newest_runs_once_each(
     assert str(caught.value).endswith(f"Newest runs: {day}newest, {day}second, {day}third.")
 
 
+@pytest.mark.parametrize("name", ["sweep", "outputs/sweep", "2026-11-20", "outputs", "new sweep"])
+def test_a_folder_of_runs_is_told_from_a_wrong_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    create(Path("outputs"), "run", NOW).config.touch()
+    for sweep, trials in (("sweep", ["0", "1"]), ("new sweep", [])):
+        for folder in (sweep, *(f"{sweep}/{trial}" for trial in trials)):
+            Path("outputs", folder).mkdir()
+        Path("outputs", sweep, "sweep.json").touch()
+    for trial in "01":
+        Path("outputs/sweep", trial, "config.yaml").touch()
+    what = "a sweep" if "sweep" in name else "a folder of runs"
+    with pytest.raises(FileNotFoundError) as caught:
+        find(name)
+    path = name if name.startswith("outputs") else f"outputs/{name}"
+    assert str(caught.value) == f"{name} is {what}, not a run: {shlex.join(['lockstep', 'runs', path])} lists its runs."
+
+
 def test_without_any_run_a_wrong_name_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="none below outputs/"):

@@ -24,8 +24,9 @@ SPLITS = Splits(
 RECORD = data_record.record_of(SPLITS)
 
 
-def changed(path: list[str | int], value: Any) -> dict[str, Any]:
-    record = part = copy.deepcopy(RECORD)
+def changed(path: list[Any], value: Any) -> dict[str, Any]:
+    record = copy.deepcopy(RECORD)
+    part: Any = record
     for key in path[:-1]:
         part = part[key]
     part[path[-1]] = value
@@ -40,6 +41,7 @@ def test_a_record_comes_back_and_is_that_of_the_same_images(tmp_path: Any) -> No
     data_record._write(run, data_record.record_of(SPLITS))
     assert run.images.read_bytes() == first
     read = data_record._read(run)
+    assert read is not None
     assert read == RECORD
     assert data_record.differences(read, RECORD) == []
 

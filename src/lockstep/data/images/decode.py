@@ -29,12 +29,16 @@ TRANSPARENT_SCALES = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
 
 
 class ImageFault(ValueError):
-    """Image files that cannot be used, each named with the reason in a line of `faults`; the message shows ten."""
+    """Image files that cannot be used, each named with the reason in a line of `faults`; the message shows ten.
 
-    def __init__(self, faults: Sequence[str]) -> None:
+    `positions` are those of the files among all that were read, where they were read to the end.
+    """
+
+    def __init__(self, faults: Sequence[str], positions: Sequence[int] = ()) -> None:
         more = [f"... and {len(faults) - 10} more"] if len(faults) > 10 else []
         super().__init__("\n".join([*faults[:10], *more]))
         self.faults = list(faults)
+        self.positions = positions
 
 
 def check_channels(channels: int) -> None:
@@ -180,18 +184,19 @@ def decode_all(
     """Give `store` the first position and the pixels (n, C, H, W) of every run of `files`, from any thread.
 
     Images are fitted to `size`, or refused when `same_size` and one differs. `show` gets the number of those done.
-    Returns the number of animated files. Raises ImageFault that names every file that cannot be read.
+    Returns the number of animated files. Raises ImageFault that names every file that cannot be read, after all others
+    are stored.
     """
 
-    def decode_run(start: int) -> tuple[list[str], int]:
+    def decode_run(start: int) -> tuple[list[tuple[int, str]], int]:
         faults, num_animated = [], 0
         paths = files[start : start + NUM_PER_RUN]
         block = torch.empty(len(paths), channels, *size, dtype=torch.uint8)
-        for pixels, path in zip(block, paths, strict=True):
+        for position, (pixels, path) in enumerate(zip(block, paths, strict=True), start):
             try:
                 image, _, is_animated = decode(path, channels, background)
             except ImageFault as error:
-                faults += error.faults
+                faults += [(position, fault) for fault in error.faults]
                 continue
             num_animated += is_animated
             if same_size:
@@ -209,7 +214,7 @@ def decode_all(
             num_animated += run_animated
             show(min(start + NUM_PER_RUN, len(files)))
     if faults:
-        raise ImageFault(faults)
+        raise ImageFault([fault for _, fault in faults], [position for position, _ in faults])
     return num_animated
 
 

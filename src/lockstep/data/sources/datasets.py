@@ -21,6 +21,7 @@ from lockstep.data.images.statistics import (
     value_counts,
 )
 from lockstep.data.transfer.file_lock import Progress
+from lockstep.system.wording import plural
 
 
 def dataset(
@@ -139,7 +140,7 @@ def _statistics(samples: Any, mean: Sequence[float] | None, std: Sequence[float]
             )
         if len(mean) != num_channels or len(std) != num_channels:
             raise ValueError(
-                f"data.mean={list(mean)} and data.std={list(std)} are not those of {num_channels} channels: "
+                f"data.mean={list(mean)} and data.std={list(std)} are not those of {plural(num_channels, 'channel')}: "
                 "give one number for each."
             )
         return Statistics(tuple(mean), tuple(std))

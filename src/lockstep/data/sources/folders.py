@@ -14,7 +14,15 @@ from torch import Tensor
 
 from lockstep.data.images import cache as caches
 from lockstep.data.images.cache import Entry, NoSpace
-from lockstep.data.images.decode import NUM_PER_RUN, check_channels, decode, decode_all, size_of, useful_threads
+from lockstep.data.images.decode import (
+    NUM_PER_RUN,
+    ImageFault,
+    check_channels,
+    decode,
+    decode_all,
+    size_of,
+    useful_threads,
+)
 from lockstep.data.images.listing import (
     IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
@@ -29,6 +37,7 @@ from lockstep.data.images.splits import Images, Splits, cut_by_name
 from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, value_counts
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.hardware import available_bytes, num_cores
+from lockstep.system.wording import plural
 
 ANIMATED = "animated"  # the note in a cache of how many files are
 
@@ -82,10 +91,14 @@ def folder_contents(*, root: str, settings: "FileSettings") -> "Contents":
     return Contents(settings.folder(f"data.root={root}", listing), positions, labels, listing.class_names)
 
 
-def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int, background: str) -> Images:
+def unlabelled_folder(
+    root: str, *, image_size: tuple[int, int], channels: int, background: str, broken: list[str] | None = None
+) -> Images:
     """Read every image below a folder in sorted order, or one image file, scaled and cropped to `image_size` (H, W).
 
     The geometry is that of `image_folder`: a model sees the same pixels of a file in training and here. Labels are -1.
+    Images that cannot be read are left out, with a line for each in `broken`. Raises ImageFault where that is not
+    given, or none can be read.
     """
     check_channels(channels)
     path = existing(root, root)
@@ -94,8 +107,14 @@ def unlabelled_folder(root: str, *, image_size: tuple[int, int], channels: int, 
         raise FileNotFoundError(f"{root} holds no image: looked for {', '.join(IMAGE_SUFFIXES)} in it and below.")
     files = names.below(path if path.is_dir() else path.parent)
     num_bytes = sum(Path(file).stat().st_size for file in files)
-    pixels = _decoded(root, files, image_size, channels, background, num_bytes, same_size=False)
-    return Images(pixels, torch.full((len(files),), -1), names)
+    pixels, fault = _decoded(root, files, image_size, channels, background, num_bytes, same_size=False)
+    if fault is not None:
+        kept = np.setdiff1d(np.arange(len(files)), fault.positions)
+        if broken is None or not len(kept):
+            raise fault
+        broken += fault.faults
+        names, pixels = names.select(kept), pixels[kept]
+    return Images(pixels, torch.full((len(names),), -1), names)
 
 
 @dataclass(frozen=True)
@@ -169,7 +188,7 @@ class Folder:
             if num_animated:
                 entry.write_note(ANIMATED, str(num_animated))
             print(
-                f"Decoded {shape[0]:,} images of {what} in {progress.elapsed_s:.1f} s, "
+                f"Decoded {plural(shape[0], 'image')} of {what} in {progress.elapsed_s:.1f} s, "
                 f"{shape[0] / progress.elapsed_s:,.0f} images/s, into {entry.path} ({size_text(int(np.prod(shape)))})",
                 flush=True,
             )
@@ -302,9 +321,11 @@ def _in_memory(folder: Folder, positions: Sequence[Tensor]) -> Sequence[Tensor]:
     """One tensor and views of it, so that one message names every broken image."""
     files = folder.files.select(torch.cat(list(positions)).numpy())
     is_one_size, num_bytes = folder.image_size is None, folder.listing.num_bytes
-    pixels = _decoded(
+    pixels, fault = _decoded(
         folder.setting, files, folder.size(), folder.channels, folder.background, num_bytes, same_size=is_one_size
     )
+    if fault is not None:
+        raise fault
     return pixels.split([len(places) for places in positions])
 
 
@@ -328,27 +349,30 @@ def _decoded(
     num_bytes: int,
     *,
     same_size: bool,
-) -> Tensor:
-    """Decode `files`, `num_bytes` in all, into one tensor (N, C, H, W)."""
+) -> tuple[Tensor, ImageFault | None]:
+    """Decode `files`, `num_bytes` in all, into one tensor (N, C, H, W); those that the fault names have no pixels."""
     _check_memory(setting, len(files) * channels * size[0] * size[1])
     pixels = torch.empty(len(files), channels, *size, dtype=torch.uint8)
 
     def store(start: int, block: Tensor) -> None:
         pixels[start : start + len(block)] = block
 
-    num_animated = decode_all(
-        files,
-        channels,
-        size,
-        background=background,
-        same_size=same_size,
-        # every rank decodes for itself
-        num_threads=useful_threads(len(files), num_bytes, torch.get_num_threads()),
-        store=store,
-        show=lambda num_done: None,
-    )
+    try:
+        num_animated = decode_all(
+            files,
+            channels,
+            size,
+            background=background,
+            same_size=same_size,
+            # every rank decodes for itself
+            num_threads=useful_threads(len(files), num_bytes, torch.get_num_threads()),
+            store=store,
+            show=lambda num_done: None,
+        )
+    except ImageFault as error:
+        return pixels, error
     _tell_animated(setting, num_animated)
-    return pixels
+    return pixels, None
 
 
 def _tell_animated(setting: str, count: int) -> None:

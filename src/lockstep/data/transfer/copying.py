@@ -38,6 +38,7 @@ from lockstep.data.transfer.copy_record import (
 )
 from lockstep.data.transfer.file_lock import Lock, Progress
 from lockstep.runs.files import atomic_file
+from lockstep.system.wording import plural
 
 LOCK, USED, PART = ".lock", ".used", ".part"
 NUM_THREADS = 16  # wait for a network or a disk
@@ -223,7 +224,7 @@ class Copy:
         num_bytes = sum(file.size for file in brought.values())
         if brought:
             print(
-                f"Copied {len(brought):,} files of {self.name} ({num_bytes / 2**20:,.1f} MiB) in "
+                f"Copied {plural(len(brought), 'file')} of {self.name} ({num_bytes / 2**20:,.1f} MiB) in "
                 f"{progress.elapsed_s:.1f} s to {self.folder}",
                 flush=True,
             )

@@ -1,0 +1,73 @@
+"""A command that starts its own workers is started once; what a launcher left behind in a shell does not concern it."""
+
+import os
+import sys
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.system.launcher import outer_world
+
+COMMANDS = {
+    "_evaluate": ["eval", "latest"],
+    "_predict": ["predict", "latest", "photos", "--output", "out.csv"],
+    "_benchmark": ["benchmark"],
+    "_verify": ["verify"],
+}
+TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n2"}
+SALLOC = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+ONE_OF_TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The commands that were not refused, in a process without variables of a launcher."""
+    for name in {*TORCHRUN, *STEP, *BATCH_SCRIPT, "MASTER_ADDR"}:
+        monkeypatch.delenv(name, raising=False)
+    found: list[str] = []
+
+    def starting(name: str) -> object:
+        def start(arguments: object) -> int:
+            assert outer_world(os.environ) is None
+            found.append(name)
+            return 0
+
+        return start
+
+    for name in COMMANDS:
+        monkeypatch.setattr(main, name, starting(name))
+    return found
+
+
+def code_of(monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str]) -> int:
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(sys, "argv", ["lockstep", *COMMANDS[name]])
+    return main._command()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("launcher", "variables"), [("torchrun", TORCHRUN), ("srun", STEP)])
+def test_several_processes_are_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    started: list[str],
+    name: str,
+    launcher: str,
+    variables: dict[str, str],
+) -> None:
+    assert code_of(monkeypatch, name, variables) == 2
+    assert started == []
+    line = f"lockstep: {launcher} started 2 processes, and lockstep {COMMANDS[name][0]} starts its own workers: "
+    assert capsys.readouterr().err.startswith(line)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("variables", [BATCH_SCRIPT, SALLOC, ONE_OF_TORCHRUN, {}])
+def test_a_single_process_starts_its_own_workers(
+    monkeypatch: pytest.MonkeyPatch, started: list[str], name: str, variables: dict[str, str]
+) -> None:
+    assert code_of(monkeypatch, name, variables) == 0
+    assert started == [name]
