@@ -81,6 +81,7 @@ class ImageData(L.LightningDataModule):
         )
         self._images = {name: self._placed(images) for name, images in parts.items()}
         self.placement = self._placement(splits.train.pixels)
+        self.look_at_batch: Callable[[Batch], None] | None = None  # of samples that are made as they are needed
 
     def _placed(self, images: Images) -> TensorImages:
         if self.is_on_device:
@@ -152,6 +153,13 @@ class ImageData(L.LightningDataModule):
         return self.transfer_batch_to_device(
             self._images["train"].__getitems__(ShareIndices(wanted, share)), self._device, 0
         )
+
+    @override
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Look at a batch while the host has it: to look at one on a GPU waits for the device."""
+        if self.look_at_batch is not None:
+            self.look_at_batch(batch)
+        return batch
 
     @override
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:

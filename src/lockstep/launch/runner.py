@@ -103,9 +103,10 @@ def _take_back(
         naming.link_again(outputs, folder.path, latest)
 
 
-def _put_back(contents: dict[Path, bytes], kind: object, error: object, trace: object) -> None:
+def _put_back(folder: RunFolder, contents: dict[Path, bytes], kind: object, error: object, trace: object) -> None:
     """Leave a run that was refused before it went on as it was."""
     if isinstance(error, ConfigError):
+        folder.failure.unlink(missing_ok=True)
         for path, content in contents.items():
             with files.atomic_file(path) as file:
                 file.write(content)
@@ -129,7 +130,7 @@ def resume(folder: RunFolder, config: Config, *, stop_signals: StopSignals | Non
         presence.check(config.data)
         held.enter_context(locked(folder))
         ended = (folder.config, folder.status_file, *folder.ended)
-        held.push(partial(_put_back, {path: path.read_bytes() for path in ended if path.is_file()}))
+        held.push(partial(_put_back, folder, {path: path.read_bytes() for path in ended if path.is_file()}))
         _begin_again(folder)
         storage.save(config, folder.config)
         project.record(folder)

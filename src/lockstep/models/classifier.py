@@ -1,7 +1,7 @@
 """The training of a network for a task: the loss and the metrics of the global batch, from any split of it."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -112,7 +112,6 @@ class Classifier(L.LightningModule):
         self.metrics: dict[str, float] = {}
         self._step: OptimizerStep | None = None
         self._guard: LossGuard | None = None
-        self.look_at_batch: Callable[[Batch], None] | None = None  # of samples that are made as they are needed
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
@@ -184,13 +183,6 @@ class Classifier(L.LightningModule):
             before = 0.0 if self._weight_sum is None else self._weight_sum
             self._weight_sum = before + weights.detach().sum(dtype=torch.float64)
         return loss * (self.trainer.world_size / batch.share.group_size)
-
-    @override
-    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Look at a batch while the host has it: to look at one on a GPU waits for the device."""
-        if self.look_at_batch is not None:
-            self.look_at_batch(batch)
-        return batch
 
     def configure_callbacks(self) -> list[Callback]:
         """The end of a batch, before any callback can write a checkpoint there: the module's own hook comes after."""

@@ -82,7 +82,7 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
 
     for split, images in parts.items():
         if isinstance(images.pixels, Samples):
-            module.look_at_batch = look
+            data.look_at_batch = look
         else:
             _refuse(config, module.task, outputs, split, images.targets, images.names)
 

@@ -165,7 +165,7 @@ def test_targets_of_a_dataset_are_looked_at_in_each_batch(config: Config, stage:
     refuse_targets(config, data, module, torch.zeros(2, 3))
     module.trainer = SimpleNamespace(state=SimpleNamespace(stage=stage))  # pyright: ignore[reportAttributeAccessIssue]
     batch: Any = SimpleNamespace(targets=CLASSES, indices=torch.arange(COUNT))
-    assert module.on_before_batch_transfer(batch, 0) is batch
+    data.look_at_batch(batch)
     batch.targets = with_value(CLASSES, -100)
     with pytest.raises(ConfigError, match=rf"and {split} has -100 in {split}/4 \(1 of 6 samples\)"):
-        module.on_before_batch_transfer(batch, 0)
+        data.look_at_batch(batch)
