@@ -20,7 +20,6 @@ from lockstep.data.images.listing import list_classes
 from lockstep.data.sources import builtin
 from lockstep.data.transfer import copying
 from lockstep.launch import spawn
-from lockstep.runs.folder import RunFolder
 from lockstep.training import staging
 from tests.support.copies import contents, make, section
 from tests.support.harness import difference, train_all, wait_until, write_run
@@ -287,16 +286,12 @@ def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypat
         assert bool(list(scratch.iterdir())) == is_left
 
 
-def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(tmp_path: Path) -> None:
     images = write_folder(tmp_path / "images", count=6)
     (tmp_path / "scratch").write_text("no folder")
     folder = write_run(tmp_path / "run", recipe(images, tmp_path / "scratch"))
     job = spawn.Job("train", str(folder.path), {"command": "none", "has_test": True})
     assert spawn.run_here(job, None) == spawn.EXIT_CONFIG
-    text = capsys.readouterr().err
-    assert f"config error: data.copy_to={tmp_path / 'scratch'} cannot be used" in text
-    assert "Traceback" not in text
-    assert RunFolder(folder.path).read_status()["state"] == "failed"
+    (fault,) = spawn.refused(job)
+    assert fault.startswith(f"data.copy_to={tmp_path / 'scratch'} cannot be used")
     assert len(list_classes(str(images)).names) == 12
