@@ -13,6 +13,7 @@ from lockstep.data.images.splits import Splits
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
+from lockstep.system.wording import plural
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 
@@ -79,7 +80,7 @@ def differences(before: Record, now: Record) -> list[str]:
     }
     for what, keys in kinds.items():
         if keys:
-            found.append(f"{len(keys):,} image{'s' * (len(keys) > 1)} {what}, such as {keys[0][0]}")
+            found.append(f"{plural(len(keys), 'image')} {what}, such as {keys[0][0]}")
     return found or ["the order of its images"]
 
 
