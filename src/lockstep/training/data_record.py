@@ -68,7 +68,7 @@ def differences(before: Record, now: Record) -> list[str]:
     if before["class_names"] != now["class_names"]:
         renamed = zip(before["class_names"], now["class_names"], strict=False)
         pairs = [f"{old} is now {new}" for old, new in renamed if old != new]
-        counts = f"{len(before['class_names'])} classes, now {len(now['class_names'])}"
+        counts = f"{plural(len(before['class_names']), 'class', 'classes')}, now {len(now['class_names'])}"
         found.append(f"classes in their order: {several(pairs) or counts}")
     old_rows, rows = _rows(before), _rows(now)
     both = [key for key in old_rows if key in rows]

@@ -94,7 +94,7 @@ def _refuse(config: Config, task: Task, outputs: Tensor, split: str, targets: Te
         return
     sample, dtype = targets[bad[0]], str(targets.dtype).removeprefix("torch.")
     values = f"values from {sample.min()} to {sample.max()}" if sample.numel() > MOST_SHOWN else f"{sample.tolist()}"
-    found = f"{values} in {names[bad[0]]} ({len(bad)} of {len(targets)} samples)"
+    found = f"{values} in {names[bad[0]]} ({len(bad)} of {plural(len(targets), 'sample')})"
     if len(bad) == len(targets):
         found = f"{dtype} of shape {tuple(sample.shape)} for each sample, {found}"
     built_in = {
