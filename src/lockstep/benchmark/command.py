@@ -196,6 +196,7 @@ class Benchmark:
         assert environment.config is not None
         options = {
             "config": storage.to_tree(environment.config),
+            "run": str(folder.path),
             "split": "test",
             "checkpoint": str(folder.best_checkpoint),
         }

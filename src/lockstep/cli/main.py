@@ -363,7 +363,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
-    from lockstep.config import faults, presence, project, saved_run, storage, trained, validation
+    from lockstep.config import faults, presence, project, saved_run, storage, trained
     from lockstep.config.workers import resolve_workers
     from lockstep.launch import spawn, supervision
     from lockstep.training import checkpoints
@@ -374,8 +374,8 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     source = _entered()
     project.use(folder, saved)
     try:
-        saved = saved_run.changed(folder, saved, arguments.overrides, source)
-        config = validation.check_tree(trained.tree_here(saved, devices=arguments.devices, strategy=arguments.strategy))
+        here = trained.here(saved, devices=arguments.devices, strategy=arguments.strategy)
+        config = saved_run.changed(folder, here, arguments.overrides, source)
         if task == "evaluate" or options["source"] in ("val", "test"):
             presence.check(config.data)
     except faults.ConfigError as error:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.config import trained, validation
+from lockstep.config import storage, trained, validation
 from lockstep.models.classifier import Classifier
 from lockstep.python import configuration
 from lockstep.python.images import ImageLike, inputs_of
@@ -54,7 +54,7 @@ def load(
     with unchanged(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         saved = configuration.saved(folder)
         predict.refuse_own_module(saved, "lockstep.load")
-        config = validation.check_tree(trained.tree_here(saved, devices=devices, strategy=strategy))
+        config = validation.check_tree(storage.to_tree(trained.here(saved, devices=devices, strategy=strategy)))
         with session.opened(RunFolder(Path(scratch)), config, None) as here:
             return Predictor(here, predict.loaded(here, path), path)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from lockstep.config import storage, trained
 from lockstep.config.compose import composed, plain
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
-from lockstep.config.trained import tree_here
 from lockstep.config.validation import check_tree
 from lockstep.config.workers import Workers, resolve_workers
 from lockstep.system import hardware
@@ -25,7 +25,7 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_of_several_machines_is_used_on_one(asked: int | None) -> None:
     tree = to_tree(check_tree(plain(composed(["data=synthetic", "strategy=cpu"]))[0]))
     tree["trainer"] |= {"num_nodes": 2, "devices": 3, "loads": [1, 2, 0, 1, 1, 1]}
-    config = check_tree(tree_here(Config.model_validate(tree), devices=asked, strategy=None))
+    config = check_tree(storage.to_tree(trained.here(Config.model_validate(tree), devices=asked, strategy=None)))
     assert resolve_workers(config).world_size == (asked or 3)
 
 

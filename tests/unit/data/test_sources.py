@@ -785,21 +785,21 @@ def test_what_prediction_cannot_read_is_listed_and_left_out_where_that_is_asked_
     for number in range(80):  # several runs of a thread
         write(tmp_path / f"{number:02}.png", height=9, width=12, seed=number)
     settings: Any = {"image_size": (4, 6), "channels": 3}
-    sound = unlabelled_folder(str(tmp_path), **settings)
+    sound = unlabelled(str(tmp_path), **settings)
     for number, content in ((0, b""), (33, b"no image"), (79, (tmp_path / "79.png").read_bytes()[:60])):
         (tmp_path / f"{number:02}.png").write_bytes(content)
     broken: list[str] = []
-    images = unlabelled_folder(str(tmp_path), **settings, broken=broken)
+    images = unlabelled(str(tmp_path), **settings, broken=broken)
     kept = [number for number in range(80) if number not in (0, 33, 79)]
     assert images.names == tuple(f"{number:02}.png" for number in kept)
     assert torch.equal(whole(images.pixels), whole(sound.pixels)[kept])
     assert images.targets.tolist() == [-1] * 77
     assert [line.split()[1] for line in broken] == [str(tmp_path / f"{number}.png") for number in ("00", "33", "79")]
     with pytest.raises(ImageFault) as caught:
-        unlabelled_folder(str(tmp_path), **settings)
+        unlabelled(str(tmp_path), **settings)
     assert caught.value.faults == broken
     with pytest.raises(ImageFault, match=r"33\.png cannot be read"):
-        unlabelled_folder(str(tmp_path / "33.png"), **settings, broken=[])
+        unlabelled(str(tmp_path / "33.png"), **settings, broken=[])
 
 
 def test_prediction_reads_one_file_as_training_does(tmp_path: Path) -> None:

@@ -367,7 +367,7 @@ def test_one_value_per_channel_over_all_ranks_is_refused_by_all_as_torch_refuses
             ["global_batch_size=2", "trainer.accumulate_grad_batches=2"],
             "trainer.accumulate_grad_batches=2 cuts global_batch_size=2 into parts of one image: use fewer parts",
         ),
-        (["data.train_size=1"], "there is one training image: use more"),
+        (["trainer.overfit_batches=1", "global_batch_size=1"], "there is one training image: use more"),
     ],
 )
 def test_a_training_by_single_values_is_refused_before_its_first_step(
