@@ -1,5 +1,6 @@
 """Data that changed since a run was trained: refused by every use of the run, or used when asked to, and named."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from lockstep.config import overrides, storage, validation
 from lockstep.config.compose import composed
 from lockstep.config.faults import ConfigError
+from lockstep.data.images.splits import Splits
 from lockstep.data.sources.builtin import synthetic
 from lockstep.launch import spawn
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
@@ -128,12 +130,31 @@ def test_a_dataset_with_another_class_or_more_samples_is_refused(
     assert_refused(folder, tmp_path, capfd, "cat is now dog, dog is now zcat")
 
 
+def own_source(file: str) -> Splits:
+    """A source of the user's own: what it gives stands in a file."""
+    names = Path(file).read_text().split()
+    images = synthetic(num_classes=2, channels=1, image_size=16, train_size=20, val_size=4, test_size=4, seed=0)
+    return dataclasses.replace(images, train=dataclasses.replace(images.train, names=tuple(names)))
+
+
+def test_a_source_of_the_user_with_other_images_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "names"
+    file.write_text(" ".join(f"a{number}" for number in range(20)))
+    source = f"data={{_target_:tests.integration.test_changed_data.own_source,file:'{file}'}}"
+    folder = trained(tmp_path, "~data", f"+{source}")
+    file.write_text(file.read_text().replace("a7", "new"))
+    assert_refused(folder, tmp_path, capfd, "1 image added, such as new", "1 image removed, such as a7")
+
+
 def test_a_run_of_an_earlier_version_has_no_record_and_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = trained(tmp_path)
+    write_classes(tmp_path / "images")
+    folder = trained(tmp_path, *FOLDER, f"data.root={tmp_path / 'images'}")
     folder.images.unlink()
     assert_refused(folder, tmp_path, capfd, "earlier version of Lockstep trained it, which kept no record")
+    (tmp_path / "images" / "cat").rename(tmp_path / "images" / "zcat")
+    assert_refused(folder, tmp_path, capfd, "kept no record", "cat is now dog, dog is now zcat")
 
 
 def test_data_that_moved_is_found_by_its_new_place_or_from_the_project(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from lockstep.config.faults import several
 from lockstep.data.images.splits import Splits
 from lockstep.runs.files import atomic_file
@@ -38,11 +40,12 @@ def compare(here: Session, images: Splits, run: RunFolder) -> None:
         if here.rank != 0:
             return
         before, now = _read(run), record_of(images)
-        changes = differences(before, now) if before is not None else [NO_RECORD]
+        learned = before["class_names"] if before is not None else _class_names(run)
+        changes = [NO_RECORD, *_renamed(learned, now["class_names"])] if before is None else differences(before, now)
         if not changes:
             return
         text = f"the data of {shown(run.path)} changed: {'; '.join(changes)}"
-        if before is not None and len(before["class_names"]) != len(now["class_names"]):
+        if learned and len(learned) != len(now["class_names"]):
             raise ValueError(f"{text}. Its network has another number of outputs: restore the data, or train a new run")
         if here.config.changed_data == "refuse":
             raise ValueError(f"{text}. Restore the data, or add changed_data=accept to use them as they are now")
@@ -64,12 +67,7 @@ def differences(before: Record, now: Record) -> list[str]:
     """What changed from one record to another, each kind with its number and an example; empty where nothing did."""
     if before == now:
         return []
-    found = []
-    if before["class_names"] != now["class_names"]:
-        renamed = zip(before["class_names"], now["class_names"], strict=False)
-        pairs = [f"{old} is now {new}" for old, new in renamed if old != new]
-        counts = f"{plural(len(before['class_names']), 'class', 'classes')}, now {len(now['class_names'])}"
-        found.append(f"classes in their order: {several(pairs) or counts}")
+    found = _renamed(before["class_names"], now["class_names"])
     old_rows, rows = _rows(before), _rows(now)
     both = [key for key in old_rows if key in rows]
     kinds = {
@@ -82,6 +80,23 @@ def differences(before: Record, now: Record) -> list[str]:
         if keys:
             found.append(f"{plural(len(keys), 'image')} {what}, such as {keys[0][0]}")
     return found or ["the order of its images"]
+
+
+def _renamed(before: Sequence[str], now: Sequence[str]) -> list[str]:
+    """How the classes changed, which the outputs of a network go by in their order; empty where they did not."""
+    if not before or list(before) == list(now):
+        return []
+    pairs = [f"{old} is now {new}" for old, new in zip(before, now, strict=False) if old != new]
+    counts = f"{plural(len(before), 'class', 'classes')}, now {len(now)}"
+    return [f"classes in their order: {several(pairs) or counts}"]
+
+
+def _class_names(run: RunFolder) -> Sequence[str]:
+    """The classes in the last checkpoint of a run; none where there is none, or that of a module of the user's own."""
+    if not run.last_checkpoint.exists():
+        return ()
+    saved = torch.load(run.last_checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    return saved.get("image_format", {}).get("class_names", ())
 
 
 def _rows(record: Record) -> Rows:
