@@ -16,7 +16,7 @@ Every case is a real training of its own on CPU processes: one of its processes 
 processes are watched until the last one is gone. n=1 for each case; the seconds run from the signal to the end of the
 last process, on this machine with other cases beside.
 
-- **Who:** the parent is the command that was typed; it starts the ranks, watches them, and trains nothing itself.
+- **Who:** the parent is the command that was typed; it waits for the process that starts and watches the ranks.
 - **When:** the first second (parent: half a second after its start, once Python itself has started and before there
   is a run folder; ranks: as soon as they exist), after a step, in the validation, in a checkpoint whose file is open
   and empty, and in the test.
@@ -36,9 +36,10 @@ A frozen rank is noticed when a collective has waited for `strategy.timeout_s`, 
 """
 
 
-def markdown(outcomes: Mapping[Case, Outcome]) -> str:
-    """The page of what has been tried so far."""
-    parts = [HEAD.format(conditions=conditions())]
+def markdown(outcomes: Mapping[Case, Outcome], before: str) -> str:
+    """The page of what has been tried so far. Its section "Around a run" is written by hand: from the page `before`."""
+    around = before[before.index("## Around a run") : before.index("## 1 process")]
+    parts = [HEAD.format(conditions=conditions()), around.rstrip() + "\n"]
     for num_processes in sorted({case.num_processes for case in outcomes}):
         cases = [case for case in outcomes if case.num_processes == num_processes]
         lines = [["signal", "to", *MOMENTS]]
