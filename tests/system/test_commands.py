@@ -161,6 +161,25 @@ def test_an_unknown_run_is_named_with_those_there_are(trained: RunFolder, argume
     assert "Traceback" not in done.stderr
 
 
+COMMANDS = {
+    "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"], "status": ["RUN"],
+    "runs": ["RUNS"], "compare": ["RUN", "RUN"], "jobs": ["list", "--folder", "RUNS"], "stop": ["RUN"], "eval": ["RUN"],
+    "predict": ["RUN", "val", "--output", "out.csv"], "board": ["--help"], "data": ["check"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_works_as_installed_from_any_folder(trained: RunFolder, tmp_path: Path, name: str) -> None:
+    paths = {"RUN": str(trained.path), "RUNS": str(cwd_of(trained) / "outputs")}
+    done = lockstep(tmp_path, name, *(paths.get(word, word) for word in COMMANDS[name]))
+    assert done.returncode == (2 if name == "stop" else 0), done.stderr  # it has ended
+    assert "Traceback" not in done.stderr
+
+
+def test_no_command_is_left_out_of_those_that_are_tried(tmp_path: Path) -> None:
+    assert re.findall(r"^    (\w+)\b", lockstep(tmp_path, "--help").stdout, re.MULTILINE) == list(COMMANDS)
+
+
 def test_lockstep_train_is_train_py(tmp_path: Path) -> None:
     done = lockstep(tmp_path, "train", "trainer.max_epochs=0")
     assert done.returncode == 2

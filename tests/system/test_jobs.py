@@ -36,6 +36,7 @@ from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, 
 from tests.support.screens import on_terminal
 
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
+TOOL = Path(sys.executable).parent / "lockstep"  # as it is installed: to Python, its folder is that of the script
 WORDS = ("partition", "account", "qos", "constraint")
 MONITORED = Objective("val/accuracy", True)
 SLURM = ("cluster=slurm", "cluster.time_min=60", "trainer.devices=2")
@@ -1047,7 +1048,7 @@ def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
 
 
 def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return run_command([sys.executable, "-m", "lockstep.cli.main", "jobs", *words], cwd)
+    return run_command([TOOL, "jobs", *words], cwd)
 
 
 @pytest.mark.processes
@@ -1071,7 +1072,8 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
     done = lockstep_jobs(tmp_path, "wait", "run")
     assert (done.returncode, done.stdout.split("\t")[:2]) == (EXIT_STOPPED, [name, "cancelled"])
     assert lockstep_jobs(tmp_path, "result", "run").returncode == EXIT_FAILED
-    done = lockstep_jobs(tmp_path, "requeue", "run")
+    (tmp_path / "elsewhere").mkdir()
+    done = lockstep_jobs(tmp_path / "elsewhere", "requeue", str(folder.path))
     assert done.returncode == 0, done.stderr
     done = lockstep_jobs(tmp_path, "follow", "run")
     assert done.returncode == 0, done.stderr

@@ -103,9 +103,7 @@ def submit_all(
         raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
     cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
     with contextlib.ExitStack() as undone:
-        if files is None:
-            files = code.needed(configs, project.root())
-        frozen = old_code or undone.enter_context(_frozen(files, base))
+        frozen = old_code or undone.enter_context(_frozen(files or code.needed(configs, project.root()), base))
         for folder, config in zip(folders, configs, strict=True):
             storage.save(for_job(config), folder.config)
             if old_code is None:
