@@ -1094,6 +1094,15 @@ def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(t
     assert folder.read_status()["reason"] == "signal SIGTERM"
 
 
+@pytest.mark.processes
+def test_a_job_in_the_background_needs_no_code_of_a_project(tmp_path: Path) -> None:
+    words = [*TINY, "trainer.max_epochs=1", "trainer.devices=1", "cluster=local", "hydra.run.dir=run"]
+    done = run_command([TOOL, "train", *words], tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = lockstep_jobs(tmp_path, "wait", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_dry_run_in_the_background_leaves_nothing(tmp_path: Path) -> None:
     done = run_command(command(*TINY, "cluster=local", "dry_run=true", "cluster.setup=[module load x]"), tmp_path)
     assert done.returncode == 0, done.stderr

@@ -69,6 +69,7 @@ def freeze(paths: Sequence[Path], base: Path, root: Path) -> Path:
     Never one that is there: a job that waits or runs may read it.
     """
     new = base / f".{secrets.token_hex(4)}"
+    new.mkdir(parents=True)  # also where there is no code
     try:
         for path in paths:
             (new / path).parent.mkdir(parents=True, exist_ok=True)
