@@ -144,9 +144,10 @@ class Study(Sweeper):
                     trial, configs[trial.number] = command.prepared(ledger, texts, partial(self._compose, texts))
                     return trial
 
+                drawn_from = search.distributions(space)
                 draws = search.Draws(
-                    search.study_in(ledger.path, config.search, objectives),
-                    search.distributions(space),
+                    search.study_in(ledger, drawn_from, config.search, objectives),
+                    drawn_from,
                     ledger,
                     make,
                     objectives=objectives,

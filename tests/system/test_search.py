@@ -49,7 +49,7 @@ class Fake:
         self.search = search
         self.result = result
         _, self.space = searched([space], OPTIONS)
-        self.study = study_in(path, search, [ACCURACY])
+        self.study = study_in(self.ledger, distributions(self.space), search, [ACCURACY])
         self.draws = self.begin()
 
     def begin(self) -> Draws:
@@ -147,6 +147,24 @@ def test_a_study_goes_on_with_other_draws_and_with_what_was_interrupted(tmp_path
     assert len(longer.run()) == 2
 
 
+@pytest.mark.parametrize("kept", ["all and half a line", "half", "nothing"])
+def test_a_study_whose_file_is_cut_off_learns_from_the_ledger_what_was_trained(tmp_path: Path, kept: str) -> None:
+    seed = f"search.sampler.seed={'null' if kept == 'nothing' else 0}"  # with a seed the same is drawn again
+    space, search = "optimizer.lr=tag(log,interval(0.01,1))", search_of("search.num_trials=30", seed)
+    first = Fake(tmp_path / "s", search, space, rate)
+    first.run(most=25, at_once=1)
+    (open_one,) = first.draws.proposed(1)
+    file = tmp_path / "s" / "study.journal"
+    text = file.read_text()
+    file.write_text({"all and half a line": text + text[:20], "half": text[: len(text) // 2], "nothing": ""}[kept])
+    for expected in ([open_one.number, 26, 27, 28, 29], []):  # the same command again has nothing left
+        again = Fake(tmp_path / "s", search, space, rate)
+        assert [trial.number for trial in again.run(at_once=1)] == expected
+        assert {trial.state for trial in again.ledger.trials} == {"finished"}
+        values = [trial.value for trial in again.study.trials if trial.user_attrs.get("trial") is not None]
+        assert values == pytest.approx([rate(trial.settings) for trial in again.ledger.trials])
+
+
 def seed_of(drawn: dict[str, str]) -> float:
     return float(drawn["seed"])
 
@@ -230,9 +248,10 @@ def test_a_trial_that_is_poorer_than_the_median_is_pruned_after_the_warm_up(tmp_
 
 
 def test_a_study_is_not_turned_around_under_its_name(tmp_path: Path) -> None:
-    study_in(tmp_path, search_of(), [ACCURACY])
+    ledger = Ledger.opened(tmp_path, None, ())
+    study_in(ledger, {}, search_of(), [ACCURACY])
     with pytest.raises(ConfigError, match="optimizes something else"):
-        study_in(tmp_path, search_of(), [Objective("val/loss", False)])
+        study_in(ledger, {}, search_of(), [Objective("val/loss", False)])
 
 
 @pytest.mark.parametrize("name", ["CmaEsSampler", "GPSampler", "QMCSampler"])
@@ -264,7 +283,7 @@ def test_a_study_that_cannot_be_read_or_draws_from_something_else_is_refused(tmp
         Fake(tmp_path / "s", search_of("search.num_trials=9"), "seed=1,2,3,4", lambda drawn: 0.5).run()
     (tmp_path / "s" / "study.journal").write_text("no journal\nat all\n")
     with pytest.raises(ConfigError, match=r"study\.journal cannot be read"):
-        study_in(tmp_path / "s", search_of(), [ACCURACY])
+        study_in(fake.ledger, {}, search_of(), [ACCURACY])
 
 
 def test_what_is_optimized_need_not_be_what_the_best_checkpoint_is_chosen_by(tmp_path: Path) -> None:
@@ -272,8 +291,8 @@ def test_what_is_optimized_need_not_be_what_the_best_checkpoint_is_chosen_by(tmp
     fake = Fake(tmp_path / "s", search, "seed=1,2,3,4,5,6", lambda drawn: 0.9)
     objectives = [Objective("training_s", False), Objective("val/loss", False)]
     (tmp_path / "two").mkdir()
-    study = study_in(tmp_path / "two", search, objectives)
     space = distributions(fake.space)
+    study = study_in(Ledger.opened(tmp_path / "two", None, ()), space, search, objectives)
     draws = Draws(study, space, fake.ledger, fake.make, objectives=objectives, monitored=ACCURACY, num_trials=2)
     (trial,) = draws.proposed(1)
     trial.folder.write_summary({"best": 0.9, "monitor": "val/accuracy", "training_s": 12.5})

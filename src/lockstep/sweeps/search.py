@@ -7,7 +7,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -75,20 +74,40 @@ def _place(drawn: BaseDistribution, value: Any) -> Any:
     return value if drawn.step is None else round((value - drawn.low) / drawn.step)
 
 
-def study_in(folder: Path, search: Search, objectives: Sequence[Objective]) -> optuna.Study:
-    """The study of a sweep, from its file where there is one. Hold the sweep. Raises ConfigError."""
+def _typed(drawn: BaseDistribution, text: str) -> Any:
+    """The value that a distribution has drawn, from its override."""
+    if isinstance(drawn, CategoricalDistribution):
+        return text
+    return int(text) if isinstance(drawn, IntDistribution) else float(text)
+
+
+def study_in(
+    ledger: Ledger, space: Mapping[str, BaseDistribution], search: Search, objectives: Sequence[Objective]
+) -> optuna.Study:
+    """The study of a sweep, from its file where there is one. Hold the sweep. Raises ConfigError.
+
+    It asks first for the trials of the ledger that a file which was cut off or lost does not know.
+    """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    file = folder / JOURNAL
+    file = ledger.path / JOURNAL
     file.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed
     directions = [StudyDirection.MAXIMIZE if objective.is_max else StudyDirection.MINIMIZE for objective in objectives]
     try:
+        with open(file, "a+b") as journal:  # a full disk or a power cut leaves half a line, to which Optuna would add
+            journal.seek(0)
+            journal.truncate(journal.read().rfind(b"\n") + 1)
         storage = JournalStorage(JournalFileBackend(str(file)))
         study = optuna.create_study(storage=storage, study_name="study", directions=directions, load_if_exists=True)
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError([f"{shown(file)} cannot be read: choose another sweep.name"]) from error
     if study.directions != directions:
-        raise ConfigError([f"{shown(folder)} optimizes something else: choose another sweep.name"])
+        raise ConfigError([f"{shown(ledger.path)} optimizes something else: choose another sweep.name"])
+    known = {trial.user_attrs.get(NUMBER) for trial in study.get_trials(deepcopy=False)}
+    for trial in ledger.trials:
+        if trial.number not in known:
+            params = {key: _typed(drawn, trial.settings[key.lstrip("+")]) for key, drawn in space.items()}
+            study.enqueue_trial(params, user_attrs={NUMBER: trial.number})
     study.sampler = _sampler(search, len(study.trials))
     study.pruner = build.build(search.pruner) if search.pruner is not None else optuna.pruners.NopPruner()
     return study
@@ -132,7 +151,7 @@ class Draws:
         frozen_trials = study.get_trials(deepcopy=False)
         for frozen in frozen_trials:
             number = frozen.user_attrs.get(NUMBER, -1)
-            if number in self._done:
+            if number in self._done and frozen.state != TrialState.WAITING:
                 self._taken[self._point(frozen.params)] = by_number[number]
         self._resumed: list[Trial] = []
         for frozen in frozen_trials:
