@@ -16,6 +16,8 @@ import torch
 from PIL import Image
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from lockstep.benchmark import child
+from lockstep.benchmark.environments import Environment
 from lockstep.config import build
 from lockstep.launch import forking, spawn
 from lockstep.runs.files import read_json
@@ -313,6 +315,23 @@ def test_a_process_with_threads_or_a_debugger_or_for_gpus_is_not_forked(monkeypa
     with monkeypatch.context() as one:
         one.setattr(sys, "gettrace", lambda: print)
         assert not forking.can_fork(uses_gpus=False)
+
+
+@pytest.mark.parametrize("is_of_benchmark", [False, True])
+def test_a_job_may_be_longer_than_a_command_line_and_stands_on_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_benchmark: bool
+) -> None:
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.max_epochs=1"])
+    job = spawn.Job("train", str(folder.path), {"command": "token" * 40_000, "has_test": True})
+    started: list[subprocess.Popen[bytes]] = []
+    start = forking.start
+    monkeypatch.setattr(forking, "start", lambda *given, **more: started.append(start(*given, **more)) or started[-1])
+    if is_of_benchmark:
+        code = child.start(job, Environment("cpu", "cpu", 1, 1, None, "")).wait(PATIENCE_S)
+    else:
+        code = spawn.run_workers(job, 1, uses_gpus=True)
+    assert code == 0
+    assert "token" not in str(started[0].args)
 
 
 def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def start(job: spawn.Job, environment: Environment) -> subprocess.Popen[bytes]:
         "sys_path": sys.path,
     }
     environ = {**os.environ, "OMP_NUM_THREADS": str(environment.num_threads)}
-    return forking.start(["lockstep.benchmark.child", json.dumps(message)], environ, log=Path(job.folder) / LOG)
+    log = Path(job.folder) / LOG
+    return forking.start(["lockstep.benchmark.child"], environ, log=log, message=json.dumps(message))
 
 
 def _work(text: str) -> int:
@@ -46,4 +47,4 @@ def _work(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_work(sys.argv[1]))
+    sys.exit(_work(sys.stdin.read()))

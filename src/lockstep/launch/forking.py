@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -130,18 +131,24 @@ def await_end(processes: Sequence[Process], most_s: float) -> None:
         ends.poll(1000 * most_s)
 
 
-def start(words: Sequence[str], environ: Mapping[str, str], *, log: Path | None) -> subprocess.Popen[bytes]:
+def start(
+    words: Sequence[str], environ: Mapping[str, str], *, log: Path | None, message: str = ""
+) -> subprocess.Popen[bytes]:
     """A new interpreter, `python -m` and `words`, in a process group of its own: Ctrl-C reaches its parent alone.
 
-    It has no standard input, and writes to the end of `log` where there is one. Stop signals are held back until it has
-    handlers for them: one in its first moments is neither lost nor deadly.
+    Its standard input is `message`, in a file without a name: a command line has a limit, and all users of the machine
+    can read it. It writes to the end of `log` where there is one. Stop signals are held back until it has handlers for
+    them: one in its first moments is neither lost nor deadly.
     """
     with signals.blocked(), contextlib.ExitStack() as opened:
+        stdin = opened.enter_context(tempfile.TemporaryFile())
+        stdin.write(message.encode())
+        stdin.seek(0)
         file = opened.enter_context(open(log, "ab")) if log is not None else None
         return subprocess.Popen(
             [sys.executable, "-m", *words],
             env=environ,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=file,
             stderr=subprocess.STDOUT if file is not None else None,
             process_group=0,

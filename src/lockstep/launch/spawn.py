@@ -213,7 +213,8 @@ def _fork_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, liste
 def _start_worker(job: Job, folder: RunFolder, rank: int, num_workers: int, listener: socket.socket) -> Process:
     text = json.dumps({"job": job, "parent": os.getpid(), "sys_path": sys.path, "argv": sys.argv})
     environ = _environ(rank, num_workers, listener.getsockname()[1])
-    return forking.start(["lockstep.launch.spawn", text], environ, log=folder.rank_log(rank) if rank else None)
+    log = folder.rank_log(rank) if rank else None
+    return forking.start(["lockstep.launch.spawn"], environ, log=log, message=text)
 
 
 def _rendezvous_store(listener: socket.socket, port: int) -> object:
@@ -393,4 +394,4 @@ def _work(text: str) -> None:
 
 
 if __name__ == "__main__":
-    _work(sys.argv[1])
+    _work(sys.stdin.read())
