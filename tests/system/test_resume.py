@@ -198,6 +198,20 @@ def test_a_job_without_a_whole_checkpoint_fails_with_their_names(folder: RunFold
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("name", ["status.json", "summary.json"])
+@pytest.mark.parametrize("content", [b'{"state": "stop', b'{"state": "\xff"}', b"[1]", b'{"epochs": []}'])
+def test_a_run_with_a_damaged_file_does_not_go_on_and_names_it(folder: RunFolder, name: str, content: bytes) -> None:
+    (folder.path / name).write_bytes(content)
+    done = resumed(folder, "trainer.max_epochs=3")
+    assert done.returncode == EXIT_CONFIG
+    fault, _ = done.stderr.splitlines()
+    assert name in fault
+    assert (folder.path / name).read_bytes() == content
+    assert runner.do(folder.path, "train") == EXIT_CONFIG
+    assert name in folder.failure.read_text()
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [("eval",), ("predict", "val", "--output", "out.csv")])
 def test_a_damaged_checkpoint_is_not_evaluated(folder: RunFolder, words: tuple[str, ...]) -> None:
     cut_short(folder.best_checkpoint)

@@ -1,5 +1,6 @@
 """`lockstep status`, `runs`, `compare` and `runs --prune`: what they say, and what they never remove."""
 
+import itertools
 import json
 import os
 import re
@@ -417,6 +418,9 @@ def test_on_a_narrow_terminal_the_runs_stand_below_each_other(two: Any) -> None:
     assert "All settings are the same." in lines
 
 
+BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in itertools.pairwise("abcdef"))
+
+
 def test_what_cannot_be_compared_is_named(two: Any, lockstep: Any) -> None:
     said = lockstep("compare", "a", "nowhere")
     assert (said.code, said.out) == (2, "")
@@ -428,6 +432,8 @@ def test_what_cannot_be_compared_is_named(two: Any, lockstep: Any) -> None:
         assert said.code in (0, 2)
         assert len(said.err.splitlines()) == (said.code == 2), said.err
         assert said.code == 0 or said.err.startswith("lockstep: b/config.yaml cannot be read: ")
+    two[1].config.write_text(BOMB)
+    assert "cannot be read: an alias" in lockstep("compare", "a", "b").err
 
 
 def left(root: Path) -> set[str]:

@@ -11,6 +11,7 @@ from lockstep.config.compose import Source
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.runs import naming
+from lockstep.runs.discovery import look_at
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 
@@ -62,10 +63,22 @@ def changed(folder: RunFolder, saved: Config, texts: Sequence[str], source: Sour
 def _refuse_finished(folder: RunFolder, config: Config, name: str) -> None:
     """Raise ConfigError where the configuration leaves nothing to train."""
     max_epochs = config.trainer.max_epochs
-    summary, epoch = folder.read_summary(), folder.read_status().get("epoch", 0)
-    if summary and max_epochs <= summary["epochs"]:
+    epochs, epoch = progress(folder)
+    if max_epochs <= epochs:
         cure = f"train longer with trainer.max_epochs above {max_epochs}"
         raise ConfigError([f"resume={name} is finished: {cure}"])
     if max_epochs < epoch:
         where = f"{shown(folder.path)} is in epoch {epoch} already"
         raise ConfigError([f"trainer.max_epochs={max_epochs}: {where}: take that, or more"])
+
+
+def progress(folder: RunFolder) -> tuple[int, int]:
+    """How many epochs a finished run has, else 0, and the epoch in which a run is. Raises ConfigError for damage."""
+    facts = look_at(folder)
+    if facts["state"] == "broken":
+        raise ConfigError([f"{shown(folder.path)}: {facts['reason']}: remove that file"])
+    try:
+        epochs = int(folder.read_summary().get("epochs", 0))
+    except (OSError, OverflowError, TypeError, ValueError) as error:
+        raise ConfigError([f"{shown(folder.path)}: summary.json cannot be read: remove that file"]) from error
+    return epochs, facts.get("epoch", 0)

@@ -13,8 +13,9 @@ from lockstep.config.faults import ConfigError, one_line
 from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
 from lockstep.config.schema import Config
 from lockstep.config.validation import schema_faults
-from lockstep.runs.files import write_atomically
+from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
+from lockstep.system.trees import from_yaml
 
 
 def to_tree(config: Config) -> dict[str, Any]:
@@ -60,8 +61,8 @@ def load(path: Path) -> Config:
 def load_tree(path: Path) -> dict[str, Any]:
     """The plain values of a saved configuration, of whatever version. Raises ConfigError where it cannot be read."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        tree = from_yaml(read_text(path))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError([f"{path} cannot be read: {one_line(error)}"]) from error
     if not isinstance(tree, dict):
         raise ConfigError([f"{path} holds no configuration"])

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.config import build, presence, project, rules, storage, workers
+from lockstep.config import build, presence, project, rules, saved_run, storage, workers
 from lockstep.config.faults import PREFIX, ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
@@ -151,6 +151,7 @@ def go_on(folder: RunFolder, *, has_test: bool) -> int:
     project.use(folder, config)
     if faults := resolve_workers(config).faults:
         raise ConfigError(faults)
+    saved_run.progress(folder)  # refuses what is damaged
     if folder.is_locked():
         print(f"{shown(folder.path)} is being trained by another process: waiting for its end", flush=True)
     while folder.is_locked():  # every rank: one that waits in a collective would run into its timeout

@@ -14,7 +14,7 @@ from lockstep.runs.files import read_text, to_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.terminal import duration, printable, terminal
-from lockstep.system.trees import leaves
+from lockstep.system.trees import from_yaml, leaves
 
 WIDEST = 24  # letters of a value that are shown beside others on a terminal
 MOST_KEYS = 10_000
@@ -56,7 +56,7 @@ def differences(folders: Sequence[RunFolder]) -> list[Row]:
 def _settings(folder: RunFolder) -> dict[str, Any]:
     path = folder.config
     try:
-        tree = yaml.safe_load(read_text(path))
+        tree = from_yaml(read_text(path))
         if not isinstance(tree, dict):
             raise ValueError("no configuration")
         settings: dict[str, Any] = {}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 MAX_BYTES = 16 * 2**20  # of a file of plain values
+MAX_TABLE_BYTES = 128 * 2**20  # of metrics.csv, which has a row for every epoch
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `atomic_file` calls a file before it is whole
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # the answers of a file system that has none
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
@@ -132,11 +133,15 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The values of a file, empty where there is none. Raises ValueError for what is no JSON object."""
+    """The values of a file, empty where there is none. Raises ValueError, with its name, for what is no JSON object."""
     try:
-        value = json.loads(read_text(path))
+        text = read_text(path)
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
     if not isinstance(value, dict):
         raise ValueError(f"{path} does not hold a JSON object.")
     return value
@@ -153,13 +158,16 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"{path} is longer than {max_bytes:,} bytes.")
-    return content.decode()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8.") from error
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by column; none where there is no file."""
     try:
-        return list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+        return list(csv.DictReader(io.StringIO(read_text(path, MAX_TABLE_BYTES), newline="")))
     except FileNotFoundError:
         return []
 

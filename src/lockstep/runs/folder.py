@@ -205,8 +205,12 @@ class RunFolder:
         write_json(self.status_file, {**fields, "updated": time.time()})
 
     def update_status(self, **fields: Any) -> None:
-        """Change some fields of status.json. Only while no training writes it: before its start or after its end."""
-        self.write_status(**{**self._read_json(self.status_file.name), **fields})
+        """Change some fields of status.json, of a damaged one all. Only while no training writes it."""
+        try:
+            before = self._read_json(self.status_file.name)
+        except ValueError:
+            before = {}
+        self.write_status(**{**before, **fields})
 
     def read_status(self) -> dict[str, Any]:
         """Fields of status.json, empty before the first one is written.
@@ -298,10 +302,10 @@ class RunFolder:
             file.write(reason + "\n")
 
     def stop_reason(self) -> str:
-        """Why the run was asked to stop; empty when nobody asked or said."""
+        """Why the run was asked to stop; empty when nobody asked or said, or no plain file says it."""
         try:
-            return self.stop_flag.read_text().strip()
-        except FileNotFoundError:
+            return read_text(self.stop_flag).strip()
+        except (OSError, ValueError):
             return ""
 
     def clear_stop(self) -> None:

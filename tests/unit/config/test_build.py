@@ -1,5 +1,6 @@
 """What the sections of a saved configuration describe is made of their values, which are values and no expressions."""
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from lockstep.config import build, storage
 from lockstep.config.compose import composed
+from lockstep.config.faults import ConfigError
 from lockstep.config.target_sections import Open
 from lockstep.config.validation import check_tree, checked
 
@@ -29,6 +31,14 @@ def test_a_text_reaches_its_target_as_it_stands(text: str, tmp_path: Path) -> No
     tree = storage.to_tree(checked(composed(["data=synthetic"])))
     storage.save(check_tree({**tree, "notify": {**tree["notify"], "command": text}}), tmp_path / "config.yaml")
     assert storage.load(tmp_path / "config.yaml").notify.command == text
+
+
+@pytest.mark.parametrize("content", ["seed: &a [1]\ntask: *a\n", None])
+def test_a_configuration_with_an_alias_or_that_is_a_pipe_is_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "config.yaml"
+    os.mkfifo(path) if content is None else path.write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read: .*(alias|no plain file)"):
+        storage.load(path)
 
 
 def test_sections_of_a_section_are_made_too_unless_it_says_no() -> None:

@@ -349,6 +349,18 @@ def test_a_pipe_or_a_link_in_the_place_of_a_file_is_refused_at_once(folder: RunF
         folder.read_summary()
 
 
+def test_a_pipe_in_the_place_of_the_stop_flag_stops_without_a_reason(folder: RunFolder) -> None:
+    os.mkfifo(folder.stop_flag)
+    assert folder.stop_flag.exists()
+    assert folder.stop_reason() == ""
+
+
+def test_metrics_of_190_000_epochs_are_read(folder: RunFolder) -> None:
+    row = ",".join(["0.12345678901234567"] * 6)
+    (folder.path / "metrics.csv").write_text("epoch,a,b,c,d,e,f\n" + "".join(f"{n},{row}\n" for n in range(190_000)))
+    assert len(folder.read_metrics()) == 190_000
+
+
 def test_a_longer_file_than_any_of_ours_is_not_read(folder: RunFolder) -> None:
     (folder.path / "status.json").write_text(f'{{"state": "{"x" * MAX_BYTES}"}}')
     with pytest.raises(ValueError, match="is longer than"):
