@@ -62,7 +62,9 @@ def _command() -> int:
         return arguments.function(arguments)
     except (FileNotFoundError, ValueError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
-        return EXIT_CONFIG
+    except PermissionError as error:
+        print(f"lockstep: {error.filename}: {error.strerror}", file=sys.stderr)
+    return EXIT_CONFIG
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
@@ -312,7 +314,7 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 
 def _stop_sweep(folder: RunFolder, reason: str) -> int:
-    if not folder.is_locked():
+    if folder.is_locked() is False:
         print(f"lockstep: the sweep in {shown(folder.path)} is not running", file=sys.stderr)
         return EXIT_CONFIG
     folder.request_stop(reason)

@@ -33,7 +33,7 @@ def start(
     name = f"local-{secrets.token_hex(3)}"
     folder.job_files.mkdir(exist_ok=True)
     log = folder.job_files / f"{name}_0_log.out"
-    lock = os.open(folder.job_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    lock = os.open(folder.job_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process shares it, to its end
         # blocked until the run takes them: a signal in the first moments is neither lost nor deadly

@@ -162,7 +162,8 @@ def _joined(read: Sequence[tuple[DiscoveredRun, Record]], *, may_be_silent: bool
 def _without_scheduler(folder: RunFolder, job: Record, facts: dict[str, Any]) -> Scheduled:
     """What the run says itself: of a job in the background, or of one that SLURM has forgotten."""
     is_here = job.engine == "local" and job.host == socket.gethostname()
-    if folder.has_job_here() if is_here else facts["state"] in LIVE_STATES:
+    has_job = folder.has_job_here() if is_here else None
+    if facts["state"] in LIVE_STATES if has_job is None else has_job:
         return Scheduled("running", nodes=job.host if job.engine == "local" else "")
     state = "cancelled" if job.cancelled else ENDED.get(facts["state"], "unknown")
     return Scheduled("completed" if facts["state"] == "finished" else state)

@@ -74,8 +74,14 @@ def flock(file: IO[bytes], how: int) -> bool:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if need be. Raises BlockingIOError while another process holds it."""
+    """Hold the lock of a file, which is made if need be. Raises BlockingIOError while another process holds it.
+
+    Only users that may write the file may read it: whoever opens it can hold its lock.
+    """
     with open(path, "ab", opener=no_link) as file:
+        writers = os.fstat(file.fileno()).st_mode & 0o222
+        with contextlib.suppress(PermissionError):  # of another user
+            os.fchmod(file.fileno(), writers | writers << 1)
         for attempt in range(20):  # `is_held` of a reader holds it for an instant
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,13 +94,15 @@ def held(path: Path) -> Iterator[None]:
         yield
 
 
-def is_held(path: Path) -> bool:
-    """Whether a live process on this machine holds the lock of a file."""
+def is_held(path: Path) -> bool | None:
+    """Whether a live process on this machine holds the lock of a file; None for a file that is closed to this user."""
     try:
         with open(path, "rb", opener=no_link) as file:
             flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
+    except PermissionError:
+        return None
     except BlockingIOError:
         return True
     return False
@@ -188,6 +196,14 @@ def append_rows(path: Path, columns: Sequence[str], rows: list[dict[str, Any]]) 
     csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
     with open(path, "a") as file:
         file.write(text.getvalue())
+
+
+def owner(path: Path) -> str:
+    """The name of the user whom a file or folder belongs to."""
+    try:
+        return path.owner()
+    except KeyError:  # a user of another machine, or of a container
+        return f"user {path.stat().st_uid}"
 
 
 def no_link(path: str, flags: int) -> int:

@@ -216,8 +216,8 @@ class RunFolder:
         """Fields of status.json, empty before the first one is written.
 
         A run with a summary is finished, also if it was killed before its last status. A live run that was asked to
-        stop shows as state "stopping", one whose process is gone as "no signal". The process of another machine counts
-        as gone when its lock is not seen here, and its status is older than `SILENT_S` by the clock of the file system.
+        stop shows as state "stopping", one whose process is gone as "no signal". The process of another machine or
+        user counts as gone when its status is older than `SILENT_S` by the clock of the file system.
         """
         status = self._read_json(self.status_file.name)
         if self._is_gone(status):
@@ -231,9 +231,10 @@ class RunFolder:
         return status
 
     def _is_gone(self, status: dict[str, Any]) -> bool:
-        if status.get("state") not in LIVE_STATES or self.is_locked():
+        is_locked = self.is_locked()
+        if status.get("state") not in LIVE_STATES or is_locked:
             return False
-        is_here = status.get("host") == socket.gethostname()
+        is_here = is_locked is not None and status.get("host") == socket.gethostname()
         return is_here or self.now_s() - self.status_file.stat().st_mtime > SILENT_S
 
     @property
@@ -289,13 +290,19 @@ class RunFolder:
         return self.path / "STOP"
 
     def request_stop(self, reason: str) -> None:
-        """Ask all ranks to stop together. A request that is already there stays as it is."""
+        """Ask all ranks to stop together. A request that is already there stays as it is.
+
+        Raises PermissionError that names the owner of a run of another user.
+        """
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             number = os.open(self.stop_flag.name, flags, 0o644, dir_fd=folder)
         except FileExistsError:
             return
+        except PermissionError as error:
+            message = f"belongs to {files.owner(self.path)}: ask them to stop it"
+            raise PermissionError(error.errno, message, str(self.path)) from error
         finally:
             os.close(folder)
         with open(number, "w") as file:
@@ -359,8 +366,8 @@ class RunFolder:
         with files.held(self.lock_file):
             yield
 
-    def is_locked(self) -> bool:
-        """Whether a live process on this machine trains the run."""
+    def is_locked(self) -> bool | None:
+        """Whether a live process on this machine trains the run; None for a run of another user."""
         return files.is_held(self.lock_file)
 
     def now_s(self) -> float:
@@ -371,8 +378,8 @@ class RunFolder:
         except OSError:  # never trained here, of another user, or read-only
             return time.time()
 
-    def has_job_here(self) -> bool:
-        """Whether a job in the background of this machine lives."""
+    def has_job_here(self) -> bool | None:
+        """Whether a job in the background of this machine lives; None for a job of another user."""
         return files.is_held(self.job_lock)
 
     def remove_leftovers(self, *, is_deep: bool = True) -> None:

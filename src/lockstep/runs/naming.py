@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import shlex
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -16,14 +17,14 @@ SCRIPTLESS = "lockstep train"  # what trains in any folder
 
 def create_path(root: Path, name: str, now: datetime) -> Path:
     """Make `root/<date>/<time>_<name>`; a number is added while somebody else owns the name already."""
-    (root / f"{now:%Y-%m-%d}").mkdir(parents=True, exist_ok=True)
+    _day(root, now).mkdir(parents=True, exist_ok=True)
     for path in _paths(root, name, now):
         try:
             path.mkdir()
         except FileExistsError:
             continue
         return path
-    raise FileExistsError(f"{root}/{now:%Y-%m-%d} has 10,000 folders of one name: give the run another one.")
+    raise FileExistsError(f"{_day(root, now)} has 10,000 folders of one name: give the run another one.")
 
 
 def free_path(root: Path, name: str, now: datetime) -> Path:
@@ -32,16 +33,29 @@ def free_path(root: Path, name: str, now: datetime) -> Path:
 
 
 def _paths(root: Path, name: str, now: datetime) -> Iterator[Path]:
-    stem = root / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}_{name}"
+    stem = _day(root, now) / f"{now:%H-%M-%S}_{name}"
     yield stem
     yield from (stem.with_name(f"{stem.name}-{attempt}") for attempt in range(2, 10_000))
 
 
+def _day(root: Path, now: datetime) -> Path:
+    """The folder of a day; a second one, with the number of this user, where that of another user is closed to it."""
+    day = root / f"{now:%Y-%m-%d}"
+    return day if os.access(day, os.W_OK) or not day.exists() else day.with_name(f"{day.name}_{os.geteuid()}")
+
+
 def link_latest(root: Path, path: Path) -> None:
-    """Let `root/latest` name the run at `path` below `root`, in one step."""
+    """Let `root/latest` name the run at `path` below `root`, in one step. Only warns where the link is another user's.
+
+    In a folder with the sticky bit nobody else can replace it.
+    """
     temporary = root / f".latest.{os.getpid()}.{secrets.token_hex(4)}"
     temporary.symlink_to(path.relative_to(root))
-    os.replace(temporary, root / "latest")
+    try:
+        os.replace(temporary, root / "latest")
+    except PermissionError:
+        temporary.unlink()
+        print(f"{shown(root / 'latest')} still names another run: it belongs to another user", file=sys.stderr)
 
 
 def latest(root: Path) -> str:

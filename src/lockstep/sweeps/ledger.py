@@ -3,6 +3,7 @@
 sweep.json lists the trials; what became of one stands in its own run folder. Standard library only.
 """
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -107,9 +108,11 @@ class Ledger:
 
 
 def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
-    """The newest sweep below `root` of this name; without a name, of the same command."""
+    """The newest sweep below `root` of this name that this user may write; without a name, of the same command."""
     folders = []
     for file in root.glob(f"*/*/{SWEEP}"):
+        if not os.access(file.parent, os.W_OK):
+            continue
         try:
             kept = _read(file.parent)
         except (OSError, ValueError):
