@@ -33,7 +33,18 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace(temporary, path)
+
+
+def replace(temporary: Path, path: Path) -> None:
+    """Rename a file so that a power cut does not undo it."""
+    os.replace(temporary, path)
+    with contextlib.suppress(OSError):  # some file systems cannot, and some folders can be written but not read
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 @contextlib.contextmanager
@@ -196,6 +207,12 @@ def append_rows(path: Path, columns: Sequence[str], rows: list[dict[str, Any]]) 
     csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
     with open(path, "a") as file:
         file.write(text.getvalue())
+
+
+def is_own_folder(path: Path) -> bool:
+    """True for a folder of this user, no link: in /tmp anybody may have put something under a name they know."""
+    state = os.stat(path, follow_symlinks=False)
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
 
 
 def owner(path: Path) -> str:

@@ -332,7 +332,7 @@ class RunFolder:
                 return
             except OSError:  # a file system without links
                 if not self.failure.exists():
-                    os.replace(temporary, self.failure)
+                    files.replace(temporary, self.failure)
 
     def await_failure(self, timeout_s: float) -> None:
         """Return when a failure is on record, or after `timeout_s`: the rank that knew of it may have died."""

@@ -281,6 +281,36 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_cure(root: Path, tmp_p
             read(root, cache=cache)
 
 
+def test_a_lock_that_is_a_link_is_not_written_through(root: Path, cache: str, tmp_path: Path) -> None:
+    read(root, cache=cache)
+    (place,) = Path(cache).iterdir()
+    (victim := tmp_path / "victim").write_text("precious")
+    (place / ".lock").unlink()
+    (place / ".lock").symlink_to(victim)
+    entries(cache)[0].unlink()
+    with pytest.raises(ValueError, match=r"\.lock.*set data\.cache to a folder of your own"):
+        read(root, cache=cache)
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
+def test_pixels_and_notes_of_another_user_are_not_used(root: Path, cache: str) -> None:
+    read(root, cache=cache)
+    (path,) = entries(cache)
+    expected = path.read_bytes()
+    (note,) = path.parent.glob("*statistics*")
+    path.write_bytes(expected[:-1] + bytes([expected[-1] ^ 1]))
+    note.write_text("[[9], [9]]")
+    for planted in (path, note):
+        os.chown(planted, 61001, 61001)
+    assert_same(read(root, cache=cache), read(root))
+    assert path.read_bytes() == expected
+    os.chown(path.parent, 61001, 61001)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"belongs to somebody else: set data\.cache to a folder of your own"):
+        read(root, cache=cache)
+
+
 def test_a_cache_that_is_only_readable_is_used(root: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read(root, cache=cache)
     (path,) = entries(cache)

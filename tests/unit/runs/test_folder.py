@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -35,6 +36,20 @@ def create(root: Path, name: str, now: datetime) -> RunFolder:
 
 def names(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()}
+
+
+def test_the_name_of_a_new_file_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, int]] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+
+        def noted(*given: Any, name: str = name, real: Any = real) -> None:
+            done.append((name, os.fstat(given[0]).st_ino if name == "fsync" else 0))
+            real(*given)
+
+        monkeypatch.setattr(os, name, noted)
+    write_atomically(tmp_path / "file", "whole")
+    assert done == [("fsync", (tmp_path / "file").stat().st_ino), ("replace", 0), ("fsync", tmp_path.stat().st_ino)]
 
 
 def test_a_run_is_found_by_its_day_time_and_name(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,11 @@ from numpy.typing import NDArray
 from lockstep.data.images.listing import FileListing
 from lockstep.data.transfer import file_lock
 from lockstep.data.transfer.file_lock import Lock
-from lockstep.runs.files import write_atomically
+from lockstep.runs.files import is_own_folder, no_link, replace, write_atomically
 
 FORMAT = 2  # other pixels from the same files: a new number
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # mmap.MAP_NORESERVE of Python 3.13
+CURE = "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
 Pixels = NDArray[np.uint8]
 
 
@@ -55,18 +57,16 @@ class Entry:
 
         Pages are read when they are needed and shared by all processes. Writing to them changes this process alone.
         """
-        with self._explained():
-            try:
-                with open(self.path, "rb") as file:
-                    return _mapped(file.fileno())
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        with self._explained(), self._read(self.path) as file:
+            return _mapped(file.fileno()) if file is not None else None
 
     @contextlib.contextmanager
     def locked(self, what: str) -> Iterator[Lock]:
         """Hold the place for this process; while another one does, wait, and show how far `what` it builds is."""
         with self._explained():
-            descriptor = os.open(self._made() / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            if not is_own_folder(self._made()):
+                raise ValueError(f"data.cache={self.setting}: {self.place} belongs to somebody else: {CURE}")
+            descriptor = os.open(self.place / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             try:
                 lock = Lock(descriptor)
                 while not lock.take():
@@ -104,18 +104,15 @@ class Entry:
                     yield lambda position, block: _write(file.fileno(), block, start + position * row)
                     os.ftruncate(file.fileno(), start + shape[0] * row)
                     os.fsync(file.fileno())
-                os.replace(path, self.path)
+                replace(path, self.path)
             finally:
                 path.unlink(missing_ok=True)
             self._remove_others()
 
     def read_note(self, name: str) -> str | None:
         """What was noted about the entry under `name`; None where nothing was."""
-        with self._explained():
-            try:
-                return self._note(name).read_text()
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        with self._explained(), self._read(self._note(name)) as file:
+            return file.read().decode() if file is not None else None
 
     def write_note(self, name: str, text: str) -> None:
         """Note it where this process may write; a cache that others keep is only read."""
@@ -132,6 +129,17 @@ class Entry:
             if not other.name.startswith((f"{self.digest}.", ".")):
                 other.unlink(missing_ok=True)  # who has it mapped goes on reading it
 
+    @contextlib.contextmanager
+    def _read(self, path: Path) -> Iterator[BinaryIO | None]:
+        """A file of the cache; None where there is none of this user or root, for others may change theirs."""
+        try:
+            opened = open(path, "rb", opener=no_link)  # noqa: SIM115
+        except (FileNotFoundError, NotADirectoryError):
+            yield None
+            return
+        with opened as file:
+            yield file if os.fstat(file.fileno()).st_uid in (os.geteuid(), 0) else None
+
     def _made(self) -> Path:
         self.place.mkdir(parents=True, exist_ok=True)
         return self.place
@@ -143,10 +151,7 @@ class Entry:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._no_space(f"more than its disk holds ({error.strerror})") from error
-            raise ValueError(
-                f"data.cache={self.setting} cannot be used ({error}): set data.cache to a folder of your own, or "
-                "data.cache=null to decode into memory in every run."
-            ) from error
+            raise ValueError(f"data.cache={self.setting} cannot be used ({error}): {CURE}") from error
 
     def _no_space(self, needs: str) -> NoSpace:
         return NoSpace(

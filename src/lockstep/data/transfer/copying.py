@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,7 +36,7 @@ from lockstep.data.transfer.copy_record import (
     scan,
 )
 from lockstep.data.transfer.file_lock import Lock, Progress
-from lockstep.runs.files import atomic_file
+from lockstep.runs.files import atomic_file, is_own_folder
 from lockstep.system.wording import plural
 
 LOCK, USED, PART = ".lock", ".used", ".part"
@@ -161,9 +160,7 @@ class Copy:
 
     def _make_place(self) -> None:
         self.place.mkdir(parents=True, exist_ok=True)
-        state = os.stat(self.place, follow_symlinks=False)
-        # in /tmp anybody may have put something under a name that can be foreseen
-        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
+        if not is_own_folder(self.place):
             raise ValueError(f"{self.setting}: {self.place} belongs to somebody else: {self._cure}")
 
     # -- copying -------------------------------------------------------------------------------------------------------
