@@ -62,6 +62,8 @@ class Ledger:
         ledger = cls(path, kept["name"], tuple(kept["command"]), is_known=True)
         for entry in kept["trials"]:
             folder = RunFolder(path / entry["folder"])
+            if not folder.path.resolve().is_relative_to(path.resolve()):
+                raise ValueError(f"{path / SWEEP} names a folder outside of the sweep: {entry['folder']}")
             trial = Trial(entry["number"], tuple(entry["overrides"]), folder, entry["device"])
             ledger.trials.append(trial)
             if entry.get("is_pruned") is True and trial.state == "stopped":

@@ -296,6 +296,22 @@ def test_a_foreign_ledger_is_passed_over_and_refused(tmp_path: Path, text: str) 
         pass
 
 
+@pytest.mark.parametrize("folder", ["../victim", "{root}/victim", "link"])
+def test_a_ledger_that_names_a_folder_outside_of_its_sweep_is_refused(tmp_path: Path, folder: str) -> None:
+    victim = RunFolder(tmp_path / "victim")
+    victim.path.mkdir()
+    victim.write_status(state="stopped")
+    before = victim.status_file.read_bytes()
+    ledger = book(tmp_path / "sweep", "lr=1")
+    (ledger.path / "link").symlink_to(victim.path)
+    kept = json.loads((ledger.path / "sweep.json").read_text())
+    kept["trials"][0] |= {"folder": folder.format(root=tmp_path), "is_pruned": True}
+    (ledger.path / "sweep.json").write_text(json.dumps(kept))
+    with pytest.raises(ConfigError, match=r"names a folder outside of the sweep"), opened(ledger.path, None, []):
+        pass
+    assert victim.status_file.read_bytes() == before
+
+
 def test_a_trial_that_cannot_be_composed_is_no_trial(tmp_path: Path) -> None:
     def compose(number: int) -> tuple[Config, str]:
         raise ConfigError(["no"])
