@@ -99,18 +99,18 @@ def test_predictions_of_a_split_are_in_order_and_agree_with_the_evaluation(train
 def test_predictions_of_a_folder_name_every_file_once(trained: RunFolder, tmp_path: Path) -> None:
     truth = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test
     for number, pixels in enumerate(whole(truth.pixels)[:11]):
-        path = tmp_path / "images" / f"{number % 2}" / f"img {number:02d}.png"
+        path = tmp_path / "images" / ("=0", "1")[number % 2] / f"img {number:02d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[0].numpy().astype(np.uint8)).save(path)
     odd = os.fsdecode(b"caf\xe9 10.png")  # no UTF-8
-    (tmp_path / "images" / "0" / "img 10.png").rename(tmp_path / "images" / odd)
+    (tmp_path / "images" / "=0" / "img 10.png").rename(tmp_path / "images" / odd)
     output = tmp_path / "folder.csv"
     done = lockstep(cwd_of(trained), "predict", "latest", str(tmp_path / "images"), "--output", str(output))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = list(csv.DictReader(os.fsdecode(output.read_bytes()).splitlines()))
-    assert [row["file"] for row in rows] == sorted(
-        [*(f"{number % 2}/img {number:02d}.png" for number in range(10)), odd]
-    )
+    names = sorted([*(f"{('=0', '1')[number % 2]}/img {number:02d}.png" for number in range(10)), odd])
+    # as a text, for a spreadsheet
+    assert [row["file"] for row in rows] == [f"'{name}" if name.startswith("=") else name for name in names]
     lockstep(cwd_of(trained), "predict", "latest", "test", "--output", str(tmp_path / "test.csv"), "--devices", "1")
     by_split = list(csv.DictReader((tmp_path / "test.csv").read_text().splitlines()))
     for row in rows:

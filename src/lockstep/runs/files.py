@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -20,6 +20,7 @@ MAX_BYTES = 16 * 2**20  # of a file of plain values
 MAX_TABLE_BYTES = 128 * 2**20  # of metrics.csv, which has a row for every epoch
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `atomic_file` calls a file before it is whole
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # the answers of a file system that has none
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a formula begins, see OWASP's "CSV injection"; or one that is marked
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 
 
@@ -189,6 +190,28 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(io.StringIO(read_text(path, MAX_TABLE_BYTES), newline="")))
     except FileNotFoundError:
         return []
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """The text of a CSV file with names in it: a `'` marks what a spreadsheet would take for a formula as a text."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str) or not FORMULA.match(value):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def uncell(text: str) -> str:
+    """A cell without the mark of `csv_text`."""
+    return text[1:] if text[:1] == "'" and FORMULA.match(text) else text
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

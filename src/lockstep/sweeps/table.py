@@ -4,7 +4,6 @@ views.py shows it.
 """
 
 import csv
-import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lockstep.runs.discovery import is_test, look_at
-from lockstep.runs.files import to_json, write_atomically
+from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.system.terminal import measure
@@ -183,9 +182,7 @@ def write(ledger: Ledger, sweep_table: Table) -> None:
     ]
     heads += ["training_s", "device", "folder", "reason"]
     lines = [_plain(row, sweep_table) for row in sweep_table.rows]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([heads, *lines])
-    write_atomically(ledger.path / f"{STEM}.csv", text.getvalue())
+    write_atomically(ledger.path / f"{STEM}.csv", csv_text([heads, *lines]))
     best = sweep_table.best
     kept = {
         "name": ledger.name,

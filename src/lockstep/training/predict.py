@@ -1,7 +1,6 @@
 """What a network says of images, each predicted once, in order, by any number of workers."""
 
 import contextlib
-import csv
 import io
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import atomic_file
+from lockstep.runs.files import atomic_file, csv_text
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
@@ -133,8 +132,6 @@ def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[
 
 
 def _write(path: Path, head: list[str], rows: list[list[str]]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *rows])
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
-        file.write(text.getvalue().encode(errors="surrogateescape"))  # a file name need not be UTF-8
+        file.write(csv_text([head, *rows]).encode(errors="surrogateescape"))  # a file name need not be UTF-8

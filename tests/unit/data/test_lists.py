@@ -1,5 +1,6 @@
 """CSV and Parquet lists of images: the pixels of a folder of the same files, and faults by file, row and column."""
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lockstep.config.presence import check
 from lockstep.data.images.pixels import ImageFiles, Rows, whole
 from lockstep.data.images.splits import Splits
 from lockstep.data.sources.lists import image_list
+from lockstep.runs.files import csv_text
 from tests.support.image_files import SETTINGS, write_image, write_list, write_listed
 
 LIST: dict[str, Any] = {
@@ -41,6 +43,19 @@ def test_a_list_gives_the_pixels_targets_and_splits_of_its_rows(tmp_path: Path, 
         assert part.targets.tolist() == [number % 2 for number in numbers]
         for pixels, name in zip(whole(part.pixels), part.names, strict=True):
             assert torch.equal(pixels, torch.from_numpy(np.array(Image.open(tmp_path / name))).permute(2, 0, 1))
+
+
+def test_names_that_were_marked_as_texts_for_a_spreadsheet_are_found(tmp_path: Path) -> None:
+    texts = ["=1+1", "'=1+1", "-a", "@b", "'c"]
+    rows = [[f"{text}{i}.png", text] for text in texts for i in range(5)]
+    for name, _ in rows:
+        write_image(tmp_path / name)
+    file = tmp_path / "list.csv"
+    file.write_text(csv_text([["path", "label"], *rows]))
+    cells = [row[1] for row in csv.reader(file.read_text().splitlines())]
+    assert cells[1::5] == ["'=1+1", "''=1+1", "'-a", "'@b", "'c"]
+    splits = read(file, image_size=8, val_fraction=0.2, test_fraction=0.2)
+    assert set(splits.class_names) == set(texts)
 
 
 def test_several_columns_are_labels_that_hold_or_not_and_numbers_stay(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.runs.files import uncell
+
 SUFFIXES = (".csv", ".parquet")
 
 
@@ -63,14 +65,14 @@ def _csv(path: Path, setting: str) -> Columns:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            header = next(reader, [])
+            header = [uncell(cell) for cell in next(reader, [])]
             for row in reader:
                 if row and len(row) != len(header):
                     what = f"has {len(row)} cells, and the first line has {len(header)}"
                     raise ValueError(f"{setting}, row {reader.line_num} {what}: give it one for each column.")
                 if row:
                     numbers.append(reader.line_num)
-                    rows.append(row)
+                    rows.append([uncell(cell) for cell in row])
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{setting} cannot be read ({error}): save it as CSV with commas, in UTF-8.") from error
     cells = [list(column) for column in zip(*rows, strict=True)]
