@@ -53,7 +53,7 @@ class OnTerminal:
 
     def end(self) -> int:
         """Read all there is; the exit code."""
-        while self._read():
+        while self._read() or self.process.poll() is None:
             pass
         return self.process.wait(PATIENCE_S)
 

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
+from tests.support.image_files import write_image
+from tests.support.screens import on_terminal
 
 pytestmark = pytest.mark.processes
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
@@ -101,3 +104,29 @@ def test_a_listing_that_nobody_reads_to_the_end_ends_quietly(tmp_path: Path) -> 
     done = shell(tmp_path, f"{TOOL} runs | head -1")
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.count(b"\n") == 1
+
+
+EVIL = "\x1b]0;title\x07\x1b[2J\x1b[35;7m\x9b35m"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("status no{evil}thing", "thing is no run folder"),
+        ("data prepare {root} --image-size 8 --cache {cache}", "Train with"),
+        ("data check data=image_folder data.root='{root}' data.image_size=8 data.cache=null", "leaks"),
+        ("train data=image_folder data.root='{root}/no' data.cache=null", "nothing was started"),
+    ],
+)
+def test_a_name_does_not_command_the_terminal(tmp_path: Path, words: str, shown: str) -> None:
+    root = tmp_path / f"flo{EVIL}wers"
+    for name in ("a", "b"):
+        for number in range(10):
+            write_image(root / f"{name}{EVIL}" / f"{number}{EVIL}.png")
+    with on_terminal(
+        80, *(word.format(evil=EVIL, root=root, cache=tmp_path / "cache") for word in words.split())
+    ) as on:
+        on.end()
+    assert re.search(shown, on.text), on.text
+    for part in ("\x1b]", "\x07", "\x1b[2J", "\x1b[35", "\x9b"):
+        assert part not in on.text, on.text

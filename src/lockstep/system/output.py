@@ -1,7 +1,8 @@
 """Standard output and error that never end a process: what cannot be shown is not shown, the work goes on.
 
 A pipe whose reader has left, a closed descriptor, a terminal window that is gone and letters that a terminal does not
-have are all met here, so that nothing else needs to think of them. Standard library only.
+have are all met here, so that nothing else needs to think of them. Nor do names of files and classes that are printed
+command a terminal; only `Terminal` of terminal.py does. Standard library only.
 """
 
 import codecs
@@ -9,6 +10,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +21,8 @@ NAMES = ("stdin", "stdout", "stderr")  # by descriptor
 GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # nobody reads this any more, unlike a disk that is full
 PLAIN = {"─": "-", "━": "=", "±": "+-", "×": "x", "…": "...", "→": "->"}
 ERRORS = "lockstep.plain"
+# a carriage return begins a text that is shown in the place of the last one
+CONTROLS = re.compile(r"\x1b\[[\d;]*m|(?!\A\r)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Steady(io.RawIOBase):
@@ -51,6 +55,38 @@ class _Steady(io.RawIOBase):
         return os.isatty(self._descriptor)
 
 
+class _Printed(io.TextIOWrapper):
+    """Text without commands to a terminal."""
+
+    @override
+    def write(self, s: str, /) -> int:
+        return super().write(without_commands(s))
+
+
+class Unfiltered:
+    """A stream of `outlive`, for a writer that commands a terminal and removes commands from texts itself."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the text as it is."""
+        return io.TextIOWrapper.write(self._stream, text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def unfiltered(stream: Any) -> Any:
+    """The stream itself, where it is none of `outlive`."""
+    return Unfiltered(stream) if isinstance(stream, _Printed) else stream
+
+
+def without_commands(text: str) -> str:
+    """A text without colours; a blank takes the place of any other character that commands a terminal."""
+    return CONTROLS.sub(lambda found: "" if found[0].endswith("m") else " ", text)
+
+
 def outlive() -> None:
     """Let this process, and those it starts, outlive the readers of its output.
 
@@ -77,7 +113,7 @@ def is_read() -> bool:
 
 def _steady(before: io.TextIOWrapper, descriptor: int) -> io.TextIOWrapper:
     raw: Any = _Steady(descriptor)
-    return io.TextIOWrapper(
+    return _Printed(
         raw if before.write_through else io.BufferedWriter(raw),
         encoding=before.encoding,
         errors=ERRORS,

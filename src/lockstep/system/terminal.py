@@ -2,14 +2,33 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console as Terminal
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 from rich.text import Text
+from typing_extensions import override
+
+from lockstep.system import output
 
 PROGRAMS = ("lockstep ", "python ", "cat ")  # a value that begins so is a command
 LEAST_VALUE = 20  # letters beside a name in which words are read with ease
+
+
+class Terminal(Console):
+    """rich's console, which alone commands a terminal: texts that it is given do not."""
+
+    @property
+    @override
+    def file(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return output.unfiltered(super().file)
+
+    @override
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=output.without_commands(segment.text))
 
 
 def terminal(*, is_error: bool = False) -> Terminal:

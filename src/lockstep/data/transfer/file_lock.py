@@ -45,6 +45,7 @@ class Progress:
         self._unit = unit
         self._started = self._last = time.monotonic()
         self._is_terminal = sys.stdout.isatty()
+        self._num_letters = 0
 
     @property
     def elapsed_s(self) -> float:
@@ -58,9 +59,14 @@ class Progress:
             return
         self._last = now
         line = f"{self._what}: {num_done:,} of {total:,}, {num_done / self.elapsed_s:,.0f} {self._unit}/s"
-        print(f"\r{line}\x1b[K" if self._is_terminal else line, end="" if self._is_terminal else "\n", flush=True)
+        if not self._is_terminal:
+            print(line, flush=True)
+            return
+        print(f"\r{line:<{self._num_letters}}", end="", flush=True)
+        self._num_letters = len(line)
 
     def end(self) -> None:
         """Clear the line on a terminal, so that others can be printed."""
         if self._is_terminal:
-            print("\r\x1b[K", end="", flush=True)
+            print(f"\r{'':<{self._num_letters}}", end="")
+            print("\r", end="", flush=True)
