@@ -20,7 +20,8 @@ MAX_BYTES = 16 * 2**20  # of a file of plain values
 MAX_TABLE_BYTES = 128 * 2**20  # of metrics.csv, which has a row for every epoch
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `atomic_file` calls a file before it is whole
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # the answers of a file system that has none
-FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a formula begins, see OWASP's "CSV injection"; or one that is marked
+# how a formula begins (OWASP, "CSV injection"), or one that is marked; not a number
+FORMULA = re.compile(r"'*(?!-?(\d[\d.]*(e[-+]?\d+)?|inf|nan)$)[=+\-@\t\r]", re.IGNORECASE)
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 
 
@@ -86,11 +87,9 @@ def flock(file: IO[bytes], how: int) -> bool:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if need be. Raises BlockingIOError while another process holds it.
-
-    Only users that may write the file may read it: whoever opens it can hold its lock.
-    """
+    """Hold the lock of a file, which is made if need be. Raises BlockingIOError while another process holds it."""
     with open(path, "ab", opener=no_link) as file:
+        # whoever opens it can hold its lock: readable by those alone who may write it
         writers = os.fstat(file.fileno()).st_mode & 0o222
         with contextlib.suppress(PermissionError):  # of another user
             os.fchmod(file.fileno(), writers | writers << 1)
@@ -194,19 +193,13 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """The text of a CSV file with names in it: a `'` marks what a spreadsheet would take for a formula as a text."""
+
+    def cell(value: Any) -> Any:
+        return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows([cell(value) for value in row] for row in rows)
     return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if not isinstance(value, str) or not FORMULA.match(value):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f"'{value}"
-    return value
 
 
 def uncell(text: str) -> str:

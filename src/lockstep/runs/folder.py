@@ -290,10 +290,7 @@ class RunFolder:
         return self.path / "STOP"
 
     def request_stop(self, reason: str) -> None:
-        """Ask all ranks to stop together. A request that is already there stays as it is.
-
-        Raises PermissionError that names the owner of a run of another user.
-        """
+        """Ask all ranks to stop together. A request that is already there stays as it is."""
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW

@@ -17,14 +17,13 @@ SCRIPTLESS = "lockstep train"  # what trains in any folder
 
 def create_path(root: Path, name: str, now: datetime) -> Path:
     """Make `root/<date>/<time>_<name>`; a number is added while somebody else owns the name already."""
-    _day(root, now).mkdir(parents=True, exist_ok=True)
     for path in _paths(root, name, now):
         try:
-            path.mkdir()
+            path.mkdir(parents=True)
         except FileExistsError:
             continue
         return path
-    raise FileExistsError(f"{_day(root, now)} has 10,000 folders of one name: give the run another one.")
+    raise FileExistsError(f"{root} has 10,000 folders of one name and second: give the run another one.")
 
 
 def free_path(root: Path, name: str, now: datetime) -> Path:
@@ -33,22 +32,16 @@ def free_path(root: Path, name: str, now: datetime) -> Path:
 
 
 def _paths(root: Path, name: str, now: datetime) -> Iterator[Path]:
-    stem = _day(root, now) / f"{now:%H-%M-%S}_{name}"
+    day = root / f"{now:%Y-%m-%d}"
+    if day.exists() and not os.access(day, os.W_OK):  # of another user
+        day = day.with_name(f"{day.name}_{os.geteuid()}")
+    stem = day / f"{now:%H-%M-%S}_{name}"
     yield stem
     yield from (stem.with_name(f"{stem.name}-{attempt}") for attempt in range(2, 10_000))
 
 
-def _day(root: Path, now: datetime) -> Path:
-    """The folder of a day; a second one, with the number of this user, where that of another user is closed to it."""
-    day = root / f"{now:%Y-%m-%d}"
-    return day if os.access(day, os.W_OK) or not day.exists() else day.with_name(f"{day.name}_{os.geteuid()}")
-
-
 def link_latest(root: Path, path: Path) -> None:
-    """Let `root/latest` name the run at `path` below `root`, in one step. Only warns where the link is another user's.
-
-    In a folder with the sticky bit nobody else can replace it.
-    """
+    """Let `root/latest` name the run at `path` below `root`, in one step; warns if the link is another user's."""
     temporary = root / f".latest.{os.getpid()}.{secrets.token_hex(4)}"
     temporary.symlink_to(path.relative_to(root))
     try:

@@ -278,8 +278,7 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
                 [f"{shown(path)} is being run by another process: stop it, or wait for its end"]
             ) from error
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                [f"{shown(path)}/sweep.json cannot be read ({error}): choose another sweep.name"]
-            ) from error
+            message = f"{shown(path)}/sweep.json cannot be read ({error}): choose another sweep.name"
+            raise ConfigError([message]) from error
         ledger.stop_flag.remove_leftovers(is_deep=False)  # those of a trial are for whoever trains it
         yield ledger

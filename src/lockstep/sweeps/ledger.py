@@ -112,9 +112,7 @@ class Ledger:
 def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
     """The newest sweep below `root` of this name that this user may write; without a name, of the same command."""
     folders = []
-    for file in root.glob(f"*/*/{SWEEP}"):
-        if not os.access(file.parent, os.W_OK):
-            continue
+    for file in filter(lambda file: os.access(file.parent, os.W_OK), root.glob(f"*/*/{SWEEP}")):
         try:
             kept = _read(file.parent)
         except (OSError, ValueError):

@@ -21,8 +21,8 @@ NAMES = ("stdin", "stdout", "stderr")  # by descriptor
 GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # nobody reads this any more, unlike a disk that is full
 PLAIN = {"─": "-", "━": "=", "±": "+-", "×": "x", "…": "...", "→": "->"}
 ERRORS = "lockstep.plain"
-# a carriage return begins a text that is shown in the place of the last one
-CONTROLS = re.compile(r"\x1b\[[\d;]*m|(?!\A\r)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# colours and characters that command, but for those around a text that is shown in the place of the last one
+CONTROLS = re.compile(r"\x1b\[[\d;]*m|(?!\A\r|\x1b\[K\Z)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Steady(io.RawIOBase):
@@ -55,7 +55,7 @@ class _Steady(io.RawIOBase):
         return os.isatty(self._descriptor)
 
 
-class _Printed(io.TextIOWrapper):
+class Printed(io.TextIOWrapper):
     """Text without commands to a terminal."""
 
     @override
@@ -64,22 +64,14 @@ class _Printed(io.TextIOWrapper):
 
 
 class Unfiltered:
-    """A stream of `outlive`, for a writer that commands a terminal and removes commands from texts itself."""
+    """The same stream, for a writer that commands a terminal and removes commands from texts itself."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Printed) -> None:
         self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write the text as it is."""
-        return io.TextIOWrapper.write(self._stream, text)
+        self.write = super(Printed, stream).write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def unfiltered(stream: Any) -> Any:
-    """The stream itself, where it is none of `outlive`."""
-    return Unfiltered(stream) if isinstance(stream, _Printed) else stream
 
 
 def without_commands(text: str) -> str:
@@ -113,7 +105,7 @@ def is_read() -> bool:
 
 def _steady(before: io.TextIOWrapper, descriptor: int) -> io.TextIOWrapper:
     raw: Any = _Steady(descriptor)
-    return _Printed(
+    return Printed(
         raw if before.write_through else io.BufferedWriter(raw),
         encoding=before.encoding,
         errors=ERRORS,

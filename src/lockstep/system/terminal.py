@@ -23,7 +23,8 @@ class Terminal(Console):
     @property
     @override
     def file(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return output.unfiltered(super().file)
+        file = super().file
+        return output.Unfiltered(file) if isinstance(file, output.Printed) else file
 
     @override
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:

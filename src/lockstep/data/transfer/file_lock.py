@@ -45,7 +45,6 @@ class Progress:
         self._unit = unit
         self._started = self._last = time.monotonic()
         self._is_terminal = sys.stdout.isatty()
-        self._num_letters = 0
 
     @property
     def elapsed_s(self) -> float:
@@ -59,14 +58,9 @@ class Progress:
             return
         self._last = now
         line = f"{self._what}: {num_done:,} of {total:,}, {num_done / self.elapsed_s:,.0f} {self._unit}/s"
-        if not self._is_terminal:
-            print(line, flush=True)
-            return
-        print(f"\r{line:<{self._num_letters}}", end="", flush=True)
-        self._num_letters = len(line)
+        print(f"\r{line}\x1b[K" if self._is_terminal else line, end="" if self._is_terminal else "\n", flush=True)
 
     def end(self) -> None:
         """Clear the line on a terminal, so that others can be printed."""
         if self._is_terminal:
-            print(f"\r{'':<{self._num_letters}}", end="")
-            print("\r", end="", flush=True)
+            print("\r\x1b[K", end="", flush=True)
