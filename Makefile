@@ -27,7 +27,7 @@ lint: .venv/installed
 
 # Again only when what is installed would change.
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), "Lockstep needs Python 3.11 to 3.13, not " + sys.version.split()[0]'
+	$(PYTHON) -c 'import sys; assert (3, 11, 4) <= sys.version_info < (3, 14), "Lockstep needs Python 3.11.4 to 3.13, not " + sys.version.split()[0]'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

@@ -193,12 +193,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """The text of a CSV file with names in it: a `'` marks what a spreadsheet would take for a formula as a text."""
-
-    def cell(value: Any) -> Any:
-        return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
-
+    marked = ([f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row] for row in rows)
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([cell(value) for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(marked)
     return text.getvalue()
 
 

@@ -231,8 +231,7 @@ class RunFolder:
         return status
 
     def _is_gone(self, status: dict[str, Any]) -> bool:
-        is_locked = self.is_locked()
-        if status.get("state") not in LIVE_STATES or is_locked:
+        if status.get("state") not in LIVE_STATES or (is_locked := self.is_locked()):
             return False
         is_here = is_locked is not None and status.get("host") == socket.gethostname()
         return is_here or self.now_s() - self.status_file.stat().st_mtime > SILENT_S

@@ -277,8 +277,7 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
             raise ConfigError(
                 [f"{shown(path)} is being run by another process: stop it, or wait for its end"]
             ) from error
-        except (OSError, ValueError) as error:
-            message = f"{shown(path)}/sweep.json cannot be read ({error}): choose another sweep.name"
-            raise ConfigError([message]) from error
+        except (OSError, ValueError) as why:
+            raise ConfigError([f"{shown(path)}/sweep.json cannot be read ({why}): choose another sweep.name"]) from why
         ledger.stop_flag.remove_leftovers(is_deep=False)  # those of a trial are for whoever trains it
         yield ledger
