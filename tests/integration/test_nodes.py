@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -161,6 +163,46 @@ def test_a_frozen_rank_of_another_machine_is_named_by_the_first(two: nodes.Nodes
         for process in both.processes:
             process.kill()
             process.wait()
+
+
+def listening(two: nodes.Nodes, node: str, tmp_path: Path) -> set[str]:
+    """Addresses of the listening TCP sockets of a node; "00000000", and as many zeros more, is every address."""
+    log = tmp_path / f"{node}.sockets"
+    command = ["cat", "/proc/net/tcp", "/proc/net/tcp6"]
+    assert two.start(node, command, cwd=tmp_path, environ=environ(), log=log).wait(PATIENCE_S) == 0
+    rows = [line.split() for line in log.read_text().splitlines()]
+    codes = {row[1].partition(":")[0] for row in rows if row[3] == "0A"}
+    return {socket.inet_ntoa(bytes.fromhex(code)[::-1]) if len(code) == 8 else code for code in codes}
+
+
+def test_workers_of_one_machine_listen_on_its_loopback_alone(two: nodes.Nodes, tmp_path: Path) -> None:
+    """And with all the open files they may have: gloo aborts when others use up the last one."""
+    words = ["prlimit", "--nofile=1024:2048", *command(*SMALL, "trainer.devices=2", "trainer.max_epochs=500")]
+    run = two.start("n1", words, cwd=tmp_path, environ=environ(), log=tmp_path / "n1.log")
+    try:
+        wait_until(lambda: latest(tmp_path).read_status().get("step", 0) >= 2, "second step")
+        assert listening(two, "n1", tmp_path) == {"127.0.0.1"}
+        pid = int(latest(tmp_path).rank_beat(0).read_text().split()[1])
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (2048, 2048)
+    finally:
+        run.send_signal(signal.SIGINT)
+        assert run.wait(PATIENCE_S) == EXIT_STOPPED, (tmp_path / "n1.log").read_text()
+
+
+@pytest.mark.parametrize("variables", [{}, {"MASTER_ADDR": "n1", "MASTER_PORT": "29401"}], ids=["srun", "given"])
+def test_the_ranks_of_a_job_meet_on_one_address_of_the_first_node(
+    two: nodes.Nodes, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
+    step |= {"SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "n[1-2]", **variables}
+    place = {f"n{rank + 1}": {**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)} for rank in range(2)}
+    both = Both(
+        two, tmp_path, *command(*SMALL, "trainer.devices=1", "trainer.num_nodes=2", "trainer.max_epochs=500"), **place
+    )
+    wait_until(lambda: latest(tmp_path).read_status().get("step", 0) >= 2, "second step")
+    assert listening(two, "n1", tmp_path) == {two.addresses["n1"]}
+    latest(tmp_path).request_stop("enough")
+    assert both.codes() == [EXIT_STOPPED, EXIT_STOPPED], both.text()
 
 
 def pods(tmp_path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:

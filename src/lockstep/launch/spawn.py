@@ -10,6 +10,7 @@ would lose ranks that still write; that is why it is not used here.
 import contextlib
 import json
 import os
+import resource
 import socket
 import sys
 import time
@@ -315,6 +316,9 @@ def _guarded(job: Job, world: World | None, flag: SignalFlag) -> int:
     lost = ""
     try:
         flag.install()
+        if world and sys.platform == "linux":  # gloo aborts where connections of strangers use up the open files
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with vitals.shown(folder, rank):
             with no_garbage_collection(), lazy():
                 task = task_function(job.task)

@@ -18,6 +18,7 @@ class World:
     # where the launcher says nothing of a place to meet (srun):
     step: str = ""  # this start of the job, unlike all others: job-restart-step
     address: tuple[str, int] | None = None  # host and port on which all ranks come without talking
+    is_on_one_machine: bool = False  # as far as the launcher says it
     num_gpus_on_node: int | None = None  # of all tasks of the step on this node together, where SLURM says it
 
 
@@ -32,8 +33,14 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
         return next((int(environ[name]) for name in names if environ.get(name)), default)
 
     if "LOCAL_RANK" in environ and "WORLD_SIZE" in environ and "RANK" in environ:
+        size = number("WORLD_SIZE", default=1)
         return World(
-            "torchrun", number("RANK"), number("LOCAL_RANK"), number("GROUP_RANK"), number("WORLD_SIZE", default=1)
+            "torchrun",
+            number("RANK"),
+            number("LOCAL_RANK"),
+            number("GROUP_RANK"),
+            size,
+            is_on_one_machine=number("LOCAL_WORLD_SIZE") == size,
         )
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
         num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)  # SLURM_NTASKS counts what a batch script may yet start
@@ -43,6 +50,7 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
             number("SLURM_LOCALID"),
             number("SLURM_NODEID"),
             num_tasks,
+            is_on_one_machine=number("SLURM_STEP_NUM_NODES") == 1,
             num_gpus_on_node=number("SLURM_GPUS_ON_NODE") if environ.get("SLURM_GPUS_ON_NODE") else None,
         )
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import torch
@@ -34,7 +35,7 @@ def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
     """
     if dist.is_initialized():
         return
-    _choose_network(config)
+    _choose_network(config, world)
     device = chosen_device(config, resolve_workers(config).gpus, world)
     backend = config.strategy.process_group_backend
     if backend == "auto":
@@ -148,7 +149,7 @@ class JoinedEnvironment(ClusterEnvironment):
         return self._world.node_rank
 
 
-def _choose_network(config: Config) -> None:
+def _choose_network(config: Config, world: World) -> None:
     """Tell gloo and NCCL, which read the environment when the process group is made, what to talk over."""
     faults = workers.interface_faults(config)
     if faults:
@@ -157,14 +158,19 @@ def _choose_network(config: Config) -> None:
     if name is not None:
         # to NCCL eth1 is also eth10, but =eth1 is not
         os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=f"={name}")
+    elif world.is_on_one_machine:  # else gloo listens on the network of the host name
+        for loopback in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     os.environ.update({name: str(value) for name, value in config.strategy.variables.items()})
 
 
 @contextlib.contextmanager
 def _meeting(world: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[TCPStore | None]:
-    """The store through which the ranks find each other; None: torch's own variables say where it is."""
-    if world.address is None:
+    """The store through which the ranks find each other; None: torchrun has it, torch's own variables say where."""
+    if world.address is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         yield None
+    elif world.address is None:
+        yield _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, timeout)
     elif folder is None:
         yield _store(*world.address, world, timeout)
     elif world.rank > 0:
@@ -183,12 +189,30 @@ def _meeting(world: World, folder: RunFolder | None, timeout: timedelta) -> Iter
 def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
     """A store that rank 0 holds open, on a free port where `port` is 0."""
     try:
-        return TCPStore(host, port, is_master=world.rank == 0, timeout=timeout, wait_for_workers=False)
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
+        listener = _listener(host, port, world) if world.rank == 0 else None
+        return TCPStore(
+            host,
+            listener.getsockname()[1] if listener else port,
+            is_master=world.rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach() if listener else None,
+        )
+    except (OSError, dist.DistNetworkError) as error:
+        if "address already in use" not in str(error).lower():
             raise
         fault = f"port {port} of {host}, where the processes of this step meet, is taken by another program: "
         raise ConfigError([fault + f"set MASTER_ADDR={host} and MASTER_PORT to a free one"]) from error
+
+
+def _listener(host: str, port: int, world: World) -> socket.socket | None:
+    """A socket on the address of `host` alone; None, for all addresses, where only this machine knows that one.
+
+    Debian gives the name of a machine to 127.0.1.1 in its own /etc/hosts.
+    """
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    is_known = world.is_on_one_machine or host == address[0] or not ip_address(address[0]).is_loopback
+    return socket.create_server(address, family=family) if is_known else None
 
 
 def _own_name() -> str:
