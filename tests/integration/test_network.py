@@ -63,8 +63,8 @@ def test_a_step_of_srun_has_a_name_and_an_address_of_its_own() -> None:
 
 def test_one_machine_is_known_as_such() -> None:
     places = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    for environ in (places, {**STEP, "SLURM_STEP_NUM_NODES": "1"}):
-        world = outer_world(environ)
+    for variables in (places, {**STEP, "SLURM_STEP_NUM_NODES": "1"}):
+        world = outer_world(variables)
         assert world is not None
         assert world.is_on_one_machine
 

@@ -55,8 +55,9 @@ def save_checkpoint(folder: RunFolder) -> None:
     folder.last_checkpoint.touch()
 
 
-def board(root: Path | str, *flags: str) -> Client:
+def board(root: Path | str, *flags: str, control: str | None = "--training_control=on") -> Client:
     """The whole of TensorBoard's web application with the tab, in this process; without its reader of event files."""
+    flags = (control, *flags) if control else flags
     found = program.TensorBoard(plugins=[core_plugin.CorePluginLoader(), TrainingLoader()])
     found.configure(("", f"--logdir={root}", *flags))
     return Client(application.TensorBoardWSGIApp(found.flags, found.plugin_loaders))

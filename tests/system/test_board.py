@@ -1,5 +1,6 @@
 """The Training tab answers what is in the folders, changes nothing but STOP, and that for its own page alone."""
 
+import argparse
 import hashlib
 import http.client
 import itertools
@@ -31,13 +32,14 @@ from lockstep.runs.files import write_json
 from lockstep.runs.folder import SWEEP, RunFolder
 from tests.support.boards import BASE, board, running, save_checkpoint, told, without_rights, write_rows, write_run
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
+from tests.support.trainings import children_of
 
 LOCAL = "http://localhost:6006"
 JSON = "application/json"
 
 
-def token(client: Client, base_url: str = LOCAL) -> str:
-    return told(client.get(f"{BASE}/control", base_url=base_url))["token"]
+def why_off(client: Client, base_url: str = LOCAL) -> str:
+    return told(client.get(f"{BASE}/control", base_url=base_url))["reason"]
 
 
 def listed(client: Client) -> dict[str, dict[str, Any]]:
@@ -46,7 +48,7 @@ def listed(client: Client) -> dict[str, dict[str, Any]]:
 
 def stop(client: Client, run: Any, base_url: str = LOCAL, **changes: Any) -> Any:
     """What the button of the page does, but for `changes`."""
-    headers = {guard.TOKEN_HEADER: token(client), "Sec-Fetch-Site": "same-origin", "Origin": base_url}
+    headers = {"Sec-Fetch-Site": "same-origin", "Origin": base_url}
     headers |= changes.pop("headers", {})
     options = {"data": json.dumps({"run": run}), "content_type": JSON, "method": "POST", **changes}
     return client.open(f"{BASE}/stop", base_url=base_url, headers=headers, **options)
@@ -94,9 +96,6 @@ def test_a_second_stop_keeps_the_first_reason(client: Client, live: RunFolder) -
         ({"content_type": "application/x-www-form-urlencoded"}, 415),
         ({"content_type": "multipart/form-data; boundary=x"}, 415),
         ({"content_type": None}, 415),
-        ({"headers": {guard.TOKEN_HEADER: ""}}, 403),
-        ({"headers": {guard.TOKEN_HEADER: "guessed"}}, 403),
-        ({"headers": {guard.TOKEN_HEADER: "é"}}, 403),
         ({"headers": {"Sec-Fetch-Site": "cross-site"}}, 403),
         ({"headers": {"Sec-Fetch-Site": "same-site"}}, 403),
         ({"headers": {"Sec-Fetch-Site": "none"}}, 403),
@@ -136,19 +135,6 @@ def test_an_id_tells_nothing_of_the_path(client: Client) -> None:
     assert re.fullmatch("[0-9a-f]{16}", id_of(client))
 
 
-def test_the_token_is_compared_in_constant_time(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = []
-    monkeypatch.setattr(guard.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
-    secret = token(client)
-    assert stop(client, id_of(client)).status_code == 200
-    assert compared == [(secret.encode(), secret.encode())]
-    assert len(secret) >= 32
-
-
-def test_every_tensorboard_has_another_token(tmp_path: Path) -> None:
-    assert token(board(tmp_path)) != token(board(tmp_path))
-
-
 UNKNOWN = ("http://attacker.example:6006", "http://10.0.0.1:6006", "http://LOCALHOST.x:6006")
 
 
@@ -164,9 +150,10 @@ def test_nothing_is_told_under_unknown_host_names(client: Client, url: str, addr
             assert "--training_hosts" in told(answer)["message"]
 
 
-def test_the_token_is_not_given_to_other_sites(client: Client) -> None:
+def test_other_sites_are_told_that_stop_is_off(client: Client) -> None:
+    assert why_off(client) == ""
     answer = told(client.get(f"{BASE}/control", base_url=LOCAL, headers={"Sec-Fetch-Site": "cross-site"}))
-    assert answer["token"] is None
+    assert answer["reason"] == "A page of another site asked."
 
 
 @pytest.mark.parametrize(
@@ -180,7 +167,7 @@ def test_loopback_names_are_known(client: Client, live: RunFolder, url: str) -> 
 def test_more_host_names_can_be_allowed(live: RunFolder) -> None:
     client = board(live.path.parent, "--training_hosts=gpu7.example.org, GPU8")
     for name in ("gpu7.example.org", "gpu8"):
-        assert token(client, f"http://{name}:6006")
+        assert why_off(client, f"http://{name}:6006") == ""
     assert client.get(f"{BASE}/runs", base_url="http://gpu8:6006").status_code == 200
     assert client.get(f"{BASE}/runs", base_url="http://gpu9:6006").status_code == 403
     assert stop(client, id_of(client), base_url="http://gpu8:6006").status_code == 200
@@ -206,30 +193,13 @@ def test_a_board_for_others_is_read_by_the_names_of_its_machine(
     assert answers == {name: 200 if name in names else 403 for name in tried}
 
 
-@pytest.mark.parametrize(
-    ("flags", "is_allowed"),
-    [
-        ((), True),
-        (("--host=127.0.0.1",), True),
-        (("--host=::1",), True),
-        (("--host=0.0.0.0",), False),
-        (("--host=192.168.1.2",), False),
-        (("--bind_all",), False),
-        (("--bind_all", "--training_control=on"), True),
-        (("--training_control=off",), False),
-        (("--host=localhost", "--training_control=off"), False),
-    ],
-    ids=str,
-)
-def test_stop_is_for_this_machine_unless_told_otherwise(
-    live: RunFolder, flags: tuple[str, ...], is_allowed: bool
-) -> None:
-    client = board(live.path.parent, *flags)
-    secret = token(client)
-    assert (secret is not None) == is_allowed
-    answer = stop(client, id_of(client), headers={guard.TOKEN_HEADER: secret or "none"})
-    assert answer.status_code == (200 if is_allowed else 403)
-    assert live.stop_flag.exists() == is_allowed
+@pytest.mark.parametrize("flag", [None, "--training_control=off", "--training_control=on"], ids=str)
+def test_plain_tensorboard_which_has_no_login_stops_nothing_unless_told_to(live: RunFolder, flag: str | None) -> None:
+    client = board(live.path.parent, *[flag] if flag else [], control=None)
+    is_on = flag == "--training_control=on"
+    assert ("lockstep board" in why_off(client)) != is_on
+    assert stop(client, id_of(client)).status_code == (200 if is_on else 403)
+    assert live.stop_flag.exists() == is_on
 
 
 @pytest.mark.parametrize("state", ["stopped", "finished", "failed", "broken", None])
@@ -305,9 +275,9 @@ def test_a_folder_that_may_not_be_written_is_said_to_refuse(monkeypatch: pytest.
         Path(root).chmod(0o755)
         folder.path.chmod(0o555)
         client = board(Path(root))
-        key, secret = id_of(client, "run"), token(client)
+        key = id_of(client, "run")
         with without_rights():
-            answer = stop(client, key, headers={guard.TOKEN_HEADER: secret})
+            answer = stop(client, key)
         assert answer.status_code == 403
         assert told(answer)["message"] == "run cannot be stopped from here: Permission denied."
         folder.path.chmod(0o755)
@@ -656,6 +626,58 @@ def test_the_search_for_a_browser_says_why_there_is_none(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/google-chrome\n")
 
 
+def with_token(client: Client) -> Client:
+    """The same, as `lockstep board` serves it."""
+    flags = argparse.Namespace(training_hosts="", bind_all=False, host=None)
+    return Client(command._for_known(client.application, guard.Hosts(flags), "secret"))
+
+
+PAGES = ("/", "/data/plugins_listing", f"{BASE}/runs", f"{BASE}/index.js", "/none")
+
+
+@pytest.mark.parametrize(
+    ("query", "cookie"),
+    [
+        ("", ""),
+        ("?token=", "lockstep-board-6006="),
+        ("?token=guess", "lockstep-board-6006=guess"),
+        ("?token=%ff", "lockstep-board-6006=\xff"),
+        ("?other=secret", "lockstep-board-6007=secret"),
+        ("?token=secre", "secret"),
+    ],
+)
+def test_nothing_is_told_without_the_token(client: Client, live: RunFolder, query: str, cookie: str) -> None:
+    key = id_of(client)
+    client = with_token(client)
+    for method, path in (*itertools.product(("GET", "HEAD", "POST", "OPTIONS"), PAGES), ("POST", f"{BASE}/stop")):
+        headers = {"Cookie": cookie, "Content-Type": JSON}
+        body = json.dumps({"run": key})
+        answer = client.open(path + query, method=method, base_url=LOCAL, headers=headers, data=body)
+        assert (path, answer.status_code, answer.mimetype) == (path, 403, "text/plain")
+        assert "Set-Cookie" not in answer.headers
+        if method != "HEAD":
+            (line,) = answer.get_data(as_text=True).splitlines()
+            assert "in the terminal in which lockstep board was started" in line
+    assert not live.stop_flag.exists()
+
+
+def test_the_token_is_asked_for_once_and_compared_in_constant_time(
+    client: Client, live: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+    monkeypatch.setattr(command.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+    key = id_of(client)
+    client = with_token(client)
+    entered = client.get("/?token=secret", base_url=LOCAL)
+    assert (entered.status_code, entered.headers["Location"]) == (302, "./")
+    assert entered.headers["Set-Cookie"] == "lockstep-board-6006=secret; Path=/; HttpOnly; SameSite=Strict"
+    assert compared == [(b"secret", b"secret")]
+    assert [client.get(path, base_url=LOCAL).status_code for path in PAGES] == [200, 200, 200, 200, 404]
+    assert stop(client, key, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert stop(client, key).status_code == 200
+    assert live.stop_flag.exists()
+
+
 def test_pages_of_other_sites_cannot_frame_the_board(client: Client) -> None:
     framed = Client(command._unframed(client.application))
     policies = framed.get("/", base_url=LOCAL).headers.getlist("Content-Security-Policy")
@@ -672,27 +694,46 @@ def test_the_board_says_where_it_is_and_ends_in_good_order(tmp_path: Path, numbe
     (tmp_path / "outputs").mkdir()
     with running(tmp_path) as started:
         address = started.address()
-        assert re.fullmatch(rf"http://localhost:\d+/#{plugin.NAME}", address)
+        assert re.fullmatch(rf"http://localhost:\d+/\?token=[\w-]{{43}}#{plugin.NAME}", address)
         assert started.end(number) == 0
         assert started.output.read_text() == f"Training tab: {address}  (Ctrl-C ends it)\n"
         assert started.errors.read_text() in ("", "TensorBoard caught SIGTERM; exiting...\n")
 
 
 @pytest.mark.processes
-def test_no_tab_answers_under_a_name_that_others_pointed_here(tmp_path: Path) -> None:
-    """Also those of TensorBoard itself, whose data has no other guard."""
+def test_a_board_is_for_those_who_have_its_token_and_know_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the tabs of TensorBoard itself, whose data has no other guard; nor does another way lead to the data."""
     write_run(tmp_path / "run")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     with running(tmp_path, "--logdir", ".", "--training_hosts", "gpu7") as started:
-        port = urlsplit(started.address()).port
+        address = urlsplit(started.address())
+        port, token = address.port, address.query.removeprefix("token=")
         assert port is not None
+
+        def ask(path: str, host: str, cookie: str = "") -> tuple[int, str]:
+            connection = http.client.HTTPConnection("localhost", port, timeout=PATIENCE_S)
+            connection.request("GET", path, headers={"Host": f"{host}:{port}", "Cookie": cookie})
+            answer = connection.getresponse()
+            said = answer.getheader("Set-Cookie") or answer.read().decode(errors="replace")
+            connection.close()
+            return answer.status, said
+
+        code, said = ask(f"/?{address.query}", "localhost")
+        cookie = said.partition(";")[0]
+        assert (code, cookie) == (302, f"lockstep-board-{port}={token}")
         for path in ("/", "/data/runs", "/data/environment", "/data/plugin/scalars/tags", f"{BASE}/runs"):
+            assert ask(path, "localhost")[0] == 403
             for host, code in (("localhost", 200), ("gpu7", 200), ("attacker.example", 403), ("gpu7.attacker", 403)):
-                connection = http.client.HTTPConnection("localhost", port, timeout=PATIENCE_S)
-                connection.request("GET", path, headers={"Host": f"{host}:{port}"})
-                answer = connection.getresponse()
-                assert (path, host, answer.status) == (path, host, code)
-                assert (b"--training_hosts" in answer.read()) == (code == 403)
-                connection.close()
+                given, said = ask(path, host, cookie)
+                assert (path, host, given) == (path, host, code)
+                assert ("--training_hosts" in said) == (code == 403)
+        assert token.encode() not in Path(f"/proc/{started.process.pid}/cmdline").read_bytes()
+        assert children_of(started.process.pid) == []  # a server of TensorBoard's data answers everybody
+        assert started.errors.read_text() == ""  # nor are requests logged
+        assert not (tmp_path / "tmp" / ".tensorboard-info").exists()  # where others may have made a link
 
 
 @pytest.mark.processes

@@ -1,13 +1,12 @@
 """Who may read and stop runs through TensorBoard, which itself has no login and asks for no method, host or origin.
 
 A page on another site can send requests to a port of this machine, put this page into a frame, and let its own host
-name point here, which makes it a page of this site to the browser. `Hosts` refuses that name, `Guard` the rest.
+name point here, which makes it a page of this site to the browser. `Hosts` refuses that name, `Guard` the rest. Other
+users of this machine are kept out by the token of `lockstep board` (command.py).
 """
 
 import argparse
-import hmac
 import ipaddress
-import secrets
 import socket
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,7 +16,6 @@ from werkzeug.wrappers import Request
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARDS = frozenset({"0.0.0.0", "::"})
-TOKEN_HEADER = "X-Lockstep-Token"
 MAX_BODY_BYTES = 1024
 
 
@@ -53,37 +51,24 @@ class Hosts:
 
 
 class Guard:
-    """Lets requests through that read under a known name, or may change something, for which it hands out a token."""
+    """Lets requests through that read under a known name, or may change something."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
-        self._token = secrets.token_urlsafe(32)
         self.hosts = Hosts(flags)
-        is_local = not flags.bind_all and (flags.host or "localhost") in LOOPBACK
-        self._why_off = ""
-        if flags.training_control == "off":
-            self._why_off = "Stop is off: TensorBoard was started with --training_control off."
-        elif flags.training_control == "auto" and not is_local:
-            self._why_off = "Stop is off: others reach this TensorBoard. tensorboard --training_control on allows it."
-
-    def token(self, request: Request) -> str:
-        """The secret of this process, for pages of its own. Raises Refusal for others."""
-        self._check_origin(request)
-        return self._token
+        self._is_on = flags.training_control == "on"
 
     def admit(self, request: Request) -> None:
-        """Return if this page of this process may change something, raise Refusal if not."""
-        self._check_origin(request)
+        """Return if this page may change something, raise Refusal if not."""
+        self.check_origin(request)
         if request.mimetype != "application/json":  # which no form can send
             raise Refusal(415, "Only application/json is understood.")
-        if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), self._token.encode()):
-            raise Refusal(403, "This page is older than its TensorBoard: load it again.")
         if not 0 < (request.content_length or 0) <= MAX_BODY_BYTES:
             raise Refusal(413, f"A request has 1 to {MAX_BODY_BYTES:,} bytes.")
 
-    def _check_origin(self, request: Request) -> None:
+    def check_origin(self, request: Request) -> None:
         """Refuse where Stop is off, and pages of other sites. The host is known: `Hosts.check` comes first."""
-        if self._why_off:
-            raise Refusal(403, self._why_off)
+        if not self._is_on:
+            raise Refusal(403, "Stop is off: TensorBoard has no login. Use lockstep board, or --training_control on.")
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
         is_same_site = request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"

@@ -41,9 +41,9 @@ class TrainingLoader(base_plugin.TBLoader):
         group = parser.add_argument_group("Training tab of Lockstep")
         group.add_argument(
             "--training_control",
-            choices=("auto", "on", "off"),
-            default="auto",
-            help="May the Training tab stop runs? auto, the default: only while nobody else can reach TensorBoard.",
+            choices=("on", "off"),
+            default="off",
+            help="May the Training tab stop runs, for everybody who reaches TensorBoard? Default: off.",
         )
         group.add_argument(
             "--training_hosts",
@@ -114,9 +114,10 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _offer_control(self, request: Request) -> dict[str, Any]:
         try:
-            return {"token": self._guard.token(request), "reason": ""}
+            self._guard.check_origin(request)
         except Refusal as refusal:
-            return {"token": None, "reason": refusal.reason}
+            return {"reason": refusal.reason}
+        return {"reason": ""}
 
     def _stop(self, request: Request) -> dict[str, Any]:
         self._guard.admit(request)

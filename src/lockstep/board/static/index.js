@@ -17,7 +17,7 @@ class Refusal extends Error {}
 async function request(path, options = {}) {
   const answer = await fetch(`./${path}`, {cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS), ...options});
   const text = await answer.text();
-  if (!answer.ok) throw new Refusal(reasonIn(text) ?? `TensorBoard answered ${answer.status}.`);
+  if (!answer.ok) throw new Refusal(reasonIn(text) ?? (answer.status === 403 ? text : `TensorBoard answered ${answer.status}.`));
   return text;
 }
 
@@ -37,21 +37,19 @@ class Control {
     this.say = say;
     this.refresh = refresh;
     this.isLoaded = false;
-    this.token = null;
     this.reason = 'Stop is not ready yet.';
   }
 
-  /** Ask for the token of this TensorBoard; another one has another. */
+  /** Ask whether this TensorBoard can stop runs; another one may answer otherwise. */
   async load() {
-    const {token, reason} = await get('control');
-    this.token = token;
+    const {reason} = await get('control');
     this.isLoaded = true;
     this.reason = isFramedByStranger()
       ? 'Stop is off inside a page of another site: open TensorBoard in a window of its own.' : reason;
   }
 
   async ask(run) {
-    const headers = {'Content-Type': 'application/json', 'X-Lockstep-Token': this.token};
+    const headers = {'Content-Type': 'application/json'};
     try {
       const answer = await request('stop', {method: 'POST', headers, body: JSON.stringify({run: run.id})});
       this.say(JSON.parse(answer).message);
