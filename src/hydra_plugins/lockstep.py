@@ -71,10 +71,9 @@ class Workstation(Launcher):
         from lockstep.sweeps.ledger import DONE
 
         path = Path(self._config.hydra.sweep.dir)
+        (path / "multirun.yaml").unlink(missing_ok=True)  # Hydra's copy of the settings, with secrets
         try:
             config, _ = self._compose(job_overrides[0], initial_job_idx)
-            if config.notify.url or config.notify.command:  # Hydra's copy of them would keep what may be a token
-                (path / "multirun.yaml").unlink(missing_ok=True)
             is_submitted = config.cluster.name != "none"
             if is_submitted:
                 array.check(config)
@@ -172,7 +171,6 @@ class Study(Sweeper):
 def _remove_empty(path: Path) -> None:
     """Take back what Hydra made for a sweep that does not begin; what is there already stays."""
     if not (path / "sweep.json").exists():
-        (path / "multirun.yaml").unlink(missing_ok=True)
         for folder in (path, path.parent, path.parent.parent):
             try:
                 folder.rmdir()

@@ -288,3 +288,14 @@ class Impatient(L.Callback):
 
     def __init__(self) -> None:
         console.FIRST_S, console.EVERY_S = 0.1, 1.0
+
+
+class Secretive(L.Callback):
+    """Needs a token, and tells it when it fails, as one does that begins with `fail`."""
+
+    def __init__(self, *, api_token: str) -> None:
+        self._token = api_token
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._token.startswith("fail"):
+            raise ValueError(f"GET https://h/x?sig={self._token} has failed for api_token={self._token}")

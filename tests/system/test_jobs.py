@@ -33,6 +33,7 @@ from lockstep.sweeps.table import Objective
 from lockstep.system.signals import SignalFlag
 from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
+from tests.support.leaks import keepers
 from tests.support.screens import on_terminal
 
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
@@ -399,6 +400,42 @@ def test_the_code_is_what_git_knows_and_does_not_ignore(tmp_path: Path) -> None:
     assert (target / code.COMMIT).read_text() == f"{head}+changes\n"
     assert "+edited" in (target / code.CHANGES).read_text()
     assert code.provenance.commit(target) == f"{head}+changes"  # not that of a repository around it
+
+
+def test_the_code_of_a_job_comes_without_credentials(tmp_path: Path) -> None:
+    root, left_out = tmp_path / "it", (".env", "src/.env.local", "conf/Key.PEM", "id_rsa", ".aws/credentials", ".netrc")
+    project(root)
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for name in (*left_out, "src/credentials.py"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("first\n")
+    for words in (["init", "-q"], ["add", "-Af"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    for name in (*left_out, "train.py"):
+        (root / name).write_text(f"second of {name}\n")
+    target = code.freeze(code.files(root), tmp_path / "code", root)
+    assert not [name for name in left_out if (target / name).exists()]
+    assert (target / "src" / "credentials.py").exists()  # a module is code
+    changes = (target / code.CHANGES).read_text()
+    assert [line for line in changes.splitlines() if "second" in line] == ["+second of train.py"]
+    assert (target / code.CHANGES).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_submission_keeps_of_secrets_is_private(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool(tools, "sbatch", ANSWERS)
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    texts = [*SLURM, "cluster.setup=['export HF_TOKEN=hunter2']", "notify.command=hunter2"]
+    config = validation.checked(compose.composed(texts))
+    submission.submit_all([folder], [config], SignalFlag(), base=folder, name="it")
+    shutil.rmtree(folder.code)  # these tests are in it
+    assert keepers(folder.path) == {"config.yaml", "job.json", "17_submission.sh"}
+    assert commands.run(["show", str(folder.path)]) == 0
+    out = capsys.readouterr().out
+    assert "HF_TOKEN=***" in out
+    assert "hunter" not in out
 
 
 def test_code_in_an_old_encoding_is_frozen_with_its_changes(tmp_path: Path) -> None:

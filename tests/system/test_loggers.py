@@ -93,7 +93,6 @@ def test_a_stopped_run_goes_on_in_the_same_run_of_weights_and_biases(
     assert first.name == second.name == folder.path.name
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert first.config["seed"] == 0
-    assert "notify" not in first.config
     points = curve(first.points + second.points)
     assert [step for step, _ in points["train_step/loss"]] == list(range(1, 4 * epochs + 1))
     assert [step for step, _ in points["val/loss"]] == list(range(4, 4 * epochs + 1, 4))

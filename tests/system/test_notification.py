@@ -24,7 +24,6 @@ from lockstep.launch import notification, runner, spawn
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.system.launcher import World
-from lockstep.system.provenance import without_secrets
 from tests.support.commands import Command
 from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, SMALL, command, wait_until
@@ -296,12 +295,12 @@ def test_sigterm_waits_and_ctrl_c_ends_it(folder: RunFolder, capfd: pytest.Captu
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("notify.url=ftp://x/y", "notify.url=ftp://x/y must be an http(s) URL, no user in it or null"),
+        ("notify.url=ftp://x/y", "notify.url=*** must be an http(s) URL, no user in it or null"),
         ("notify.url=example.org", "must be an http(s) URL"),
         ("notify.url='http://'", "must be an http(s) URL"),
         ("notify.url='http://user:word@x/'", "must be an http(s) URL"),
         ("notify.url='http://x/a b'", "must be an http(s) URL"),
-        ("notify.command=''", "notify.command='' must be a command line or null"),
+        ("notify.command=''", "notify.command=*** must be a command line or null"),
         ("notify.command='  '", "must be a command line"),
         ("notify.command='\"tell me'", "is no command line: No closing quotation"),
         ("notify.timeout_s=0.0", "notify.timeout_s=0.0 must be 0 < float <= 600"),
@@ -330,17 +329,6 @@ def test_who_is_told_is_not_part_of_the_training() -> None:
     assert (config.notify.command, config.notify.url, config.notify.timeout_s) == (None, "http://x/y", 3.0)
     assert storage.fingerprint(config) == storage.fingerprint(saved)
     assert overrides.check(["resume=x"], saved=saved).configs[0].notify == saved.notify
-
-
-def test_what_is_kept_of_a_command_line_holds_no_token() -> None:
-    words = [
-        "train.py",
-        "seed=1",
-        f'notify.url="http://x/{TOKEN}"',
-        f"++notify.command=curl {TOKEN}",
-        f"notify={{url: {TOKEN}}}",
-    ]
-    assert without_secrets(words) == ["train.py", "seed=1", "notify.url=...", "++notify.command=...", "notify=..."]
 
 
 # -- when it is told ---------------------------------------------------------------------------------------------------

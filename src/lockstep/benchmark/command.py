@@ -28,6 +28,7 @@ from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system import hardware
+from lockstep.system.redaction import redacted
 from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import duration, show_table, terminal
 from lockstep.system.wording import plural
@@ -83,7 +84,7 @@ class Benchmark:
             "name": config.name,
         }
         self._environments = chosen_environments
-        self._command = shlex.join(["lockstep", "benchmark", *texts])
+        self._command = shlex.join(["lockstep", "benchmark", *redacted(texts)])
         self._out = terminal()
         self._flag = SignalFlag()
         self._started = datetime.now().astimezone()

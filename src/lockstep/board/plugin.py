@@ -7,7 +7,6 @@ names a run by its id, never by a path; whatever else it sends is not looked at.
 import argparse
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from lockstep.board.guard import Guard, Refusal
 from lockstep.runs import discovery
 from lockstep.runs.files import read_text
 from lockstep.runs.folder import LIVE_STATES, RunFolder
+from lockstep.system.redaction import redacted
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -30,7 +30,6 @@ TYPES = {".js": "text/javascript", ".css": "text/css"}
 SCAN_EVERY_S = 1.5
 MAX_CONFIG_BYTES = 256 * 2**10
 MAX_ROWS = 2000
-SECRETS = re.compile(r"^notify:.*\n(?:[ \t#-].*\n|\n)*", re.MULTILINE)  # its URL may hold a token
 
 
 class TrainingLoader(base_plugin.TBLoader):
@@ -106,10 +105,15 @@ class TrainingPlugin(base_plugin.TBPlugin):
         }
 
     def _show_config(self, request: Request) -> dict[str, Any]:
+        import yaml  # which TensorBoard does not need
+
         run = self._find(request.args.get("id"))
         try:
-            return {"text": SECRETS.sub("", read_text(run.folder.config, MAX_CONFIG_BYTES))}
-        except (OSError, ValueError) as error:
+            text = read_text(run.folder.config, MAX_CONFIG_BYTES)
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+                raise ValueError("a few aliases can stand for billions of values")
+            return {"text": yaml.safe_dump(redacted(yaml.safe_load(text)), sort_keys=False, allow_unicode=True)}
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise Refusal(404, f"config.yaml cannot be shown: {type(error).__name__}.") from error
 
     def _offer_control(self, request: Request) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
+from lockstep.system.redaction import redacted
 
 # of every chart beside those of the metrics the names of its curves, as regular expressions
 LAYOUT = {
@@ -66,8 +67,7 @@ class Curves(L.Callback):
         folder = RunFolder(Path(trainer.default_root_dir))
         writer.add_custom_scalars(layout(pl_module.measured if isinstance(pl_module, Classifier) else ("loss",)))
         environment = json.loads(folder.environment.read_text())
-        tree = yaml.safe_load(folder.config.read_text())
-        tree.pop("notify", None)  # may hold a token
+        tree = redacted(yaml.safe_load(folder.config.read_text()))
         writer.add_text("config", _code(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)))
         writer.add_text("command", _code(f"{naming.training_command()} {shlex.join(folder.read_overrides())}".rstrip()))
         writer.add_text("commit", str(environment["commit"]))
@@ -122,7 +122,7 @@ def hyperparameters(folder: RunFolder) -> dict[str, bool | str | float]:
 
 def settings(folder: RunFolder) -> dict[str, bool | str | float]:
     """The settings of a run that make its training another one, flat: `optimizer.lr`. What is no number is text."""
-    tree = yaml.safe_load(folder.config.read_text())
+    tree = redacted(yaml.safe_load(folder.config.read_text()))
     values = {name: tree[name] for name in OTHERS}
     for section in SECTIONS:
         for name, value in tree[section].items():

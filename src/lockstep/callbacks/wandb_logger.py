@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lockstep.runs.folder import SWEEP, RunFolder
+from lockstep.system.redaction import redacted
 
 STEP = "trainer/global_step"  # as Lightning's logger calls it
 
@@ -95,22 +96,24 @@ def _begun(folder: RunFolder, is_offline: bool, given: dict[str, Any]) -> Any:
     """A session of the run, which starts a process that sends its points."""
     import wandb
 
-    tree = yaml.safe_load(folder.config.read_text())
-    tree.pop("notify", None)  # may hold a token
     is_sent = not is_offline and wandb.setup().settings.mode == "online"
     if is_sent and not wandb.login(prompt=False):
         cure = "run `wandb login` once, or write logger.wandb.offline=true"
         raise ValueError(f"logger=wandb finds no key for Weights & Biases: {cure}")
-    run = wandb.init(
-        **given,
-        dir=folder.path,
-        id=folder.wandb_id(),
-        resume="allow",
-        mode="offline" if is_offline else None,
-        config=tree,
-        # the terminal is ours, and what is said there stands in no file of theirs
-        settings=wandb.Settings(console="off", silent=True),
-    )
+    argv, sys.argv = sys.argv, redacted(sys.argv)  # which goes with the run
+    try:
+        run = wandb.init(
+            **given,
+            dir=folder.path,
+            id=folder.wandb_id(),
+            resume="allow",
+            mode="offline" if is_offline else None,
+            config=redacted(yaml.safe_load(folder.config.read_text())),
+            # the terminal is ours, and what is said there stands in no file of theirs
+            settings=wandb.Settings(console="off", silent=True),
+        )
+    finally:
+        sys.argv = argv
     run.define_metric(STEP)
     run.define_metric("*", step_metric=STEP, step_sync=True)
     return run

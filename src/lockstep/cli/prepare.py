@@ -13,6 +13,7 @@ from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import remote
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.system.redaction import redacted
 from lockstep.system.wording import plural
 
 NO_TEXTS = ("null", "true", "false", "inf", "nan")
@@ -33,9 +34,8 @@ def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source
     background = settings["background"]
     if cache is None:
         raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
-    is_url = remote.is_url(root)
-    setting = f"data.root={remote.shown(root) if is_url else root}"
-    listing = list_classes(_fetched(section) if is_url else root)
+    setting = f"data.root={redacted(root)}"
+    listing = list_classes(_fetched(section) if remote.is_url(root) else root)
     entry = caches.entry(cache, listing, image_size=image_size, channels=channels, background=background)
     table = entry.opened()
     is_new = table is None

@@ -13,7 +13,7 @@ from lockstep.runs.folder import EXIT_FAILED
 from lockstep.sweeps.serial import Serial
 from lockstep.system.launcher import outer_world
 from lockstep.system.process import no_garbage_collection
-from lockstep.system.provenance import without_secrets
+from lockstep.system.redaction import redacted
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -175,7 +175,7 @@ def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source")
     from lockstep.sweeps.ledger import command_of, find
 
     new = Path("outputs"), name or "sweep", datetime.now()
-    known = find(new[0], name, without_secrets(command_of(typed)))
+    known = find(new[0], name, redacted(command_of(typed)))
     path = str(known or naming.free_path(*new))
     OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
     _check_folder("hydra.sweep.dir", path, typed, source)
@@ -205,8 +205,7 @@ def train(cfg: Any) -> float:
     chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
     if is_sweep:
         _serial.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent) or not _is_first())
-        if cfg.notify.url or cfg.notify.command:  # Hydra's copy of the settings would keep what may be a token
-            (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)
+        (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)  # Hydra's copy of the settings, with secrets
     is_submitted = (cfg if _resumed is None else _resumed.config).cluster.name != "none"
     try:
         if _resumed is not None:

@@ -5,6 +5,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from lockstep.config.faults import ConfigError
@@ -17,6 +18,8 @@ from lockstep.system import provenance
 
 WITHOUT_GIT = ("src", "conf")  # beside modules and packages
 RUNS = "outputs"  # with copies of the code in them, also where a command was typed elsewhere in the project
+# names of files and folders that stay where they are; a module among them is code
+CREDENTIALS = (".env", ".env.*", ".netrc", ".pypirc", "*credential*", "id_rsa*", "id_ed25519*", "*.pem", "*.key")
 MAX_BYTES = 100 * 2**20
 COMMIT, CHANGES = provenance.FROZEN_COMMIT, "CHANGES.diff"
 GIT_TIMEOUT_S = 60.0
@@ -34,6 +37,7 @@ def files(root: Path, max_bytes: int = MAX_BYTES) -> list[Path]:
     chosen = [path for path in paths if (root / path).is_file()]  # not what is gone, no other repositories
     if not chosen:
         chosen = [path for path in _walk(root) if RUNS not in path.parts]
+    chosen = [path for path in chosen if not _is_credential(path)]
     sizes = {path: os.stat(root / path).st_size for path in chosen}
     total = sum(sizes.values())
     if total > max_bytes:
@@ -75,7 +79,9 @@ def freeze(paths: Sequence[Path], base: Path, root: Path) -> Path:
             (new / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / path, new / path)
         (new / COMMIT).write_text(f"{provenance.commit(root) or ''}\n")
-        (new / CHANGES).write_bytes(_git(root, "diff", "HEAD"))
+        left_out = (f":(exclude,top,glob,icase)**/{name}{below}" for name in CREDENTIALS for below in ("", "/**"))
+        (new / CHANGES).touch(0o600)
+        (new / CHANGES).write_bytes(_git(root, "diff", "HEAD", "--", ":/", *left_out))
         target = next_folder(base)
         new.rename(target)
     finally:
@@ -92,6 +98,11 @@ def next_folder(base: Path) -> Path:
 def search_path(code: Path) -> str:
     """What stands first in PYTHONPATH of a job; then an editable install of the project is not found."""
     return f"{code / 'src'}:{code}"
+
+
+def _is_credential(path: Path) -> bool:
+    names = [part.lower() for part in path.parts]
+    return path.suffix != ".py" and any(fnmatch(name, pattern) for name in names for pattern in CREDENTIALS)
 
 
 def _walk(root: Path) -> Iterator[Path]:

@@ -19,6 +19,7 @@ from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.runs.naming import quoted, resuming, shown
+from lockstep.system.redaction import redacted
 from lockstep.system.terminal import duration, printable, show_table, terminal
 from lockstep.system.wording import plural
 
@@ -140,7 +141,9 @@ def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 def _show_one(job: Job) -> None:
     read, scheduled, facts = job.record, job.scheduled, job.facts
     run = quoted(job.folder.path)
-    set_ = {key: value for key, value in read.cluster.items() if value not in (None, [], "") and key != "name"}
+    set_ = {
+        key: value for key, value in redacted(read.cluster).items() if value not in (None, [], "") and key != "name"
+    }
     workers, gpus = plural(read.workers_per_node, "worker"), plural(read.gpus_per_node, "GPU")
     rows: list[tuple[str, str | Text]] = [
         ("state", Text(job.state, style=_style(job.state))),

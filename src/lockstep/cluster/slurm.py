@@ -126,6 +126,8 @@ def submit(
             jobs = slurm_executor.map_array(job.run, paths, [settings] * len(paths))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError([f"sbatch refused the job: {_said(error)}"]) from error
+    for submitted in jobs:
+        submitted.paths.submission_file.chmod(0o600)  # cluster.setup may hold secrets
     return [(submitted.job_id, submitted.paths.stdout) for submitted in jobs]
 
 

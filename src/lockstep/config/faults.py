@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import yaml
 
 from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.system.redaction import redacted
 from lockstep.system.wording import plural
 
 PREFIX = "config error: "
@@ -17,8 +18,8 @@ class ConfigError(ValueError):
     """All faults of a configuration, one line each."""
 
     def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = list(faults)
+        self.faults = [redacted(fault) for fault in faults]
+        super().__init__("\n".join(self.faults))
 
 
 def exit_with(error: ConfigError) -> NoReturn:

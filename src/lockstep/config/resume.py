@@ -16,6 +16,7 @@ from lockstep.config.sections import Scope
 from lockstep.config.storage import to_tree
 from lockstep.config.targets import Groups
 from lockstep.config.validation import check_tree
+from lockstep.system.redaction import redacted
 from lockstep.system.trees import at, leaves
 
 
@@ -65,6 +66,7 @@ def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, An
     ]
     # of a section with another target no other key is told
     replaced = tuple(key.removesuffix("_target_") for key in changed if key.endswith("._target_"))
+    before, after = redacted(before), redacted(after)
     return [
         f"{key}={shown(after.get(key))} cannot change on resume, this run has {shown(before.get(key))}: "
         "leave it out, or start a new run"

@@ -138,7 +138,7 @@ def _file_rules(config: Config) -> Iterator[str]:
     if is_url:
         yield from remote.faults(data.root, "data.root")
         if not is_kept:
-            yield f"data.root={remote.shown(data.root)} is a URL: say where its files are kept, data.copy_to=data/cache"
+            yield f"data.root={data.root} is a URL: say where its files are kept, data.copy_to=data/cache"
     if data.copy_remove and data.copy_to is None and not is_url:
         yield "data.copy_remove=true removes the copy of this run, and there is none: set data.copy_to, or leave it out"
 
@@ -210,7 +210,7 @@ def _notify_rules(config: Config) -> Iterator[str]:
     try:
         shlex.split(command)
     except ValueError as error:
-        yield f"notify.command={command} is no command line: {error}, close the quotes"
+        yield f"notify.command is no command line: {error}, close the quotes"
 
 
 def _search_rules(config: Config) -> Iterator[str]:

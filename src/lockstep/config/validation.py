@@ -19,6 +19,7 @@ from lockstep.config.schema import NAMED, Config, fields, key_depth, kind_of, ro
 from lockstep.config.sections import LARGEST
 from lockstep.config.target_sections import Target
 from lockstep.config.targets import Groups, check_faults, meant_key, target_faults, unknown_key
+from lockstep.system.redaction import redacted
 from lockstep.system.trees import at
 
 
@@ -71,11 +72,12 @@ def schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups) 
             yield key, f"{key}._target_={tree[key]['_target_']} is of another section: it cannot be the {key}"
         else:
             value = at(tree, path)
+            text = shown(redacted(value, key))
             if _is_too_large(item):
-                yield key, f"{key}={shown(value)} is too large: {LARGEST:,} at most"
+                yield key, f"{key}={text} is too large: {LARGEST:,} at most"
             is_number_for_text = item["type"] == "string_type" and isinstance(value, int | float)
-            cure = f": write \"{key}='{shown(value)}'\"" if is_number_for_text else foreign_names.cure(key, value)
-            yield key, f"{key}={shown(value)} must be {_wanted(tree, path)}{cure}"
+            cure = f": write \"{key}='{text}'\"" if is_number_for_text else foreign_names.cure(key, value)
+            yield key, f"{key}={text} must be {_wanted(tree, path)}{cure}"
 
 
 def _is_too_large(item: Mapping[str, Any]) -> bool:

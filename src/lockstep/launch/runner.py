@@ -28,7 +28,7 @@ from lockstep.runs.naming import resume_command, resuming, shown
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.lazy_imports import lazy
 from lockstep.system.process import die_with, leave, no_garbage_collection
-from lockstep.system.provenance import without_secrets
+from lockstep.system.redaction import redacted
 from lockstep.system.signals import STOP_SIGNALS, SignalFlag, SignalList
 from lockstep.system.terminal import is_cell
 from lockstep.system.wording import plural
@@ -119,7 +119,7 @@ def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
     checkpoints.keep_initial(folder, config.init_from)
     storage.save(config, folder.config)
     project.record(folder)
-    text = "".join(f"{override}\n" for override in without_secrets(typed))
+    text = "".join(f"{override}\n" for override in redacted(typed))
     files.write_atomically(folder.overrides, text)
 
 

@@ -39,6 +39,7 @@ from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.lazy_imports import lazy
 from lockstep.system.process import die_with, no_garbage_collection
+from lockstep.system.redaction import redacted
 from lockstep.system.signals import Ended, SignalEnd, SignalFlag, SignalList, given_back, say_ended
 from lockstep.training.disk import DiskFault, refusal
 from lockstep.training.memory import OutOfMemory
@@ -336,7 +337,7 @@ def _guarded(job: Job, world: World | None, flag: SignalFlag) -> int:
     except BaseException as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
         if flag.left_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
             return left_at_once(job, flag.left_by, has_record=rank == 0)
-        text = f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}"
+        text = redacted(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
         if isinstance(error, FailedElsewhere):
             folder.await_failure(GRACE_S)
         try:

@@ -13,6 +13,7 @@ from lockstep.runs.discovery import look_at, read_tests
 from lockstep.runs.files import read_text, to_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
+from lockstep.system.redaction import redacted
 from lockstep.system.terminal import duration, printable, terminal
 from lockstep.system.trees import from_yaml, leaves
 
@@ -63,7 +64,8 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
         for key, value in leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, ""):
             if len(settings) >= MOST_KEYS:
                 raise ValueError("too many keys")
-            settings[key] = json.loads(json.dumps(value, default=str))  # a date, which YAML knows, as text
+            # a date, which YAML knows, as text
+            settings[key] = json.loads(json.dumps(redacted(value, key), default=str))
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else type(error).__name__
         raise ValueError(f"{shown(path)} cannot be read: {what}.") from error

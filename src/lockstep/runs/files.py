@@ -22,6 +22,7 @@ LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `atomic_file` calls a f
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # the answers of a file system that has none
 # how a formula begins (OWASP, "CSV injection"), or one that is marked; not a number
 FORMULA = re.compile(r"'*(?!-?(\d[\d.]*(e[-+]?\d+)?|inf|nan)$)[=+\-@\t\r]", re.IGNORECASE)
+PRIVATE = ("config.yaml", "job.json", "sweep.json")  # keep secrets that are needed to run again
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 
 
@@ -32,6 +33,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     A reader sees the old content or the new one, also after a power cut.
     """
     with left_nothing(path) as temporary, opened_and_held(temporary) as file:
+        if path.name in PRIVATE:
+            os.fchmod(file.fileno(), 0o600)
         yield file
         file.flush()
         os.fsync(file.fileno())

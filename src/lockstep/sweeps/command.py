@@ -22,7 +22,8 @@ from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.table import Objective, Table, table, write
-from lockstep.system import hardware, provenance
+from lockstep.system import hardware
+from lockstep.system.redaction import redacted
 from lockstep.system.trees import leaves
 from lockstep.system.wording import plural
 
@@ -94,7 +95,7 @@ def check_study(
     """Raise ConfigError where a study that goes on would draw from something else, or train something else."""
     if not ledger.trials:
         return
-    before, now = trial_of(ledger.command), trial_of(provenance.without_secrets(overrides))
+    before, now = trial_of(ledger.command), trial_of(redacted(overrides))
     if sorted(before) != sorted(now):
         changed = next(iter({*now} ^ {*before}))
         where = shown(ledger.path)
@@ -272,7 +273,7 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(RunFolder(path.resolve()).lock())
-            ledger = Ledger.opened(path.resolve(), name, provenance.without_secrets(command))
+            ledger = Ledger.opened(path.resolve(), name, redacted(command))
         except BlockingIOError as error:
             raise ConfigError(
                 [f"{shown(path)} is being run by another process: stop it, or wait for its end"]

@@ -1,6 +1,7 @@
 """The folder of a sweep: which trials it has, and how each one ended, so that the same command goes on with it.
 
-sweep.json lists the trials; what became of one stands in its own run folder. Standard library only.
+sweep.json lists the trials by what was typed, secrets too; what became of one stands in its own run folder. Standard
+library only.
 """
 
 import os
@@ -13,6 +14,7 @@ from typing import Any
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import SWEEP, RunFolder
+from lockstep.system.redaction import redacted
 
 DONE = ("finished", "pruned")
 HOW = ("launcher", "sweep", "notify", "cluster", "dry_run", "silent", "hydra")  # say how and where, not what
@@ -35,8 +37,8 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The overrides of the trial as they were typed, by key."""
-        pairs = (override.lstrip("+").partition("=") for override in self.overrides)
+        """The overrides of the trial as they were typed, by key, without secrets."""
+        pairs = (override.lstrip("+").partition("=") for override in redacted(self.overrides))
         return {key: value for key, _, value in pairs}
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps.ledger import Ledger, Trial, trial_of
+from lockstep.system.redaction import redacted
 
 if TYPE_CHECKING:
     from lockstep.config.schema import Config
@@ -35,7 +36,7 @@ class Serial:
         from lockstep.system.terminal import terminal  # rich, which --help need not wait for
 
         of = f" ({number + 1} of {self.num_jobs})" if number < self.num_jobs else ""
-        text = f"\nJob {number}{of}: {' '.join(overrides)}"
+        text = f"\nJob {number}{of}: {' '.join(redacted(overrides))}"
         terminal().print(text, style="bold", markup=False, soft_wrap=True)
 
     def end(self, number: int, overrides: Sequence[str], folder: RunFolder, code: int) -> None:

@@ -7,11 +7,11 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lockstep
+from lockstep.system.redaction import redacted
 
 FROZEN_COMMIT = "COMMIT"  # beside the code of a job
 PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
@@ -32,7 +32,7 @@ def describe(project: Path) -> dict[str, Any]:
         "gpus": gpus,
         "cuda": torch.version.cuda,
         "commit": commit(project),
-        "command": without_secrets(sys.argv),
+        "command": redacted(sys.argv),
     }
 
 
@@ -44,18 +44,6 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def without_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command line, to be kept for people, without what may be a token: `notify`, queries of URLs."""
-
-    def hidden(word: str) -> str:
-        key = word.partition("=")[0]
-        if key.lstrip("+").partition(".")[0] == "notify":
-            return f"{key}=..."
-        return re.sub(r"\?.*", "?...", word, flags=re.DOTALL) if "://" in word else word
-
-    return [hidden(word) for word in words]
 
 
 def cpu_name() -> str:

@@ -14,6 +14,7 @@ from lockstep.data.images.listing import FOLDERS, IMAGE_SUFFIXES, list_classes
 from lockstep.data.transfer import copying, remote
 from lockstep.data.transfer.copying import Copy, Source
 from lockstep.distributed.collectives import gather_objects
+from lockstep.system.redaction import redacted
 
 T = TypeVar("T")
 BEAT_S = 5.0  # well below any strategy.timeout_s
@@ -94,8 +95,8 @@ def copy_of(section: Data) -> Copy | None:
         return None
     below = FOLDERS.get(section.target, "")
     if is_remote:
-        source = "/".join(filter(None, (section.root.rstrip("/"), below)))
-        called, name = remote.shown(source), remote.name_of(section.root)
+        source = "/".join(filter(None, (remote.without_query(section.root).rstrip("/"), below)))
+        called, name = redacted(source), remote.name_of(section.root)
     else:
         source = called = str((Path(section.root).expanduser() / below).resolve())
         name = below.partition("/")[0] or Path(source).name.lstrip(".") or "files"

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from lockstep.data.transfer.copying import NUM_PER_BLOCK, NUM_THREADS, Source, State, digest_of, is_left_out
+from lockstep.system.redaction import redacted
 
 # what drivers tell of the content of a file, or of its last change
 TELLING = ("etag", "md5", "crc", "checksum", "digest", "sha", "modified", "updated", "mtime", "created", "date_time")
@@ -31,9 +32,9 @@ def is_url(root: str) -> bool:
     return re.match(r"[A-Za-z][\w+.-]*(://|::.*:)", root) is not None
 
 
-def shown(url: str) -> str:
-    """A URL without what may be secret: no password, no query."""
-    return "::".join(re.sub(r"[?#].*", "?...", re.sub(r"://[^/?#]*@", "://", part)) for part in url.split("::"))
+def without_query(url: str) -> str:
+    """A URL, or a chain of them, as it stays when it is signed again."""
+    return "::".join(part.partition("?")[0] for part in url.split("::"))
 
 
 def name_of(url: str) -> str:
@@ -48,7 +49,7 @@ def faults(url: str, key: str) -> Iterator[str]:
 
     if re.search(r"://[^/?#@]*:[^/?#]*@|^https?://[^/?#]*@|::https?://[^/?#]*@", url):
         yield (
-            f"{key}={shown(url)} has a user or password in it, which the run folder would keep: give them to the "
+            f"{key}={redacted(url)} has a user or password in it, which the run folder would keep: give them to the "
             "driver in its own files or variables"
         )
     for part in url.split("::"):
@@ -60,9 +61,9 @@ def faults(url: str, key: str) -> Iterator[str]:
         except ImportError as error:
             missing = getattr(error.__cause__, "name", None) or protocol
             package = PACKAGES.get(missing.partition(".")[0], missing.partition(".")[0])
-            yield f"{key}={shown(url)} needs a driver for {protocol}:// that is not installed: pip install {package}"
+            yield f"{key}={redacted(url)} needs a driver for {protocol}:// that is not installed: pip install {package}"
         except ValueError:
-            yield f"{key}={shown(url)}: there is no driver for {protocol}://: correct the URL"
+            yield f"{key}={redacted(url)}: there is no driver for {protocol}://: correct the URL"
 
 
 def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: Callable[[], None]) -> Source:
@@ -71,7 +72,7 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
     `beat` is called now and then where each file is asked for. Raises ValueError where the URL cannot be listed, or has
     a name that leads out of the folder of a copy.
     """
-    setting = f"{key}={shown(url)}"
+    setting = f"{key}={redacted(url)}"
     with _Told(f"{setting} cannot be listed", "correct the URL, or give the driver access"):
         system, path = _opened(url)
         start = f"{path.rstrip('/')}/" if path.rstrip("/") else ""
@@ -88,7 +89,7 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
             name = unquote(name)
         if remote_path in (root, path):
             raise ValueError(
-                f"{setting} is no folder with files: give one; an archive is one as {key}=zip://::{shown(url)}"
+                f"{setting} is no folder with files: give one; an archive is one as {key}=zip://::{redacted(url)}"
             )
         if suffixes and not name.lower().endswith(tuple(suffixes)):
             continue
@@ -118,7 +119,7 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
 
 def check(url: str, key: str) -> None:
     """Raise ValueError where nothing answers at a URL, the value of `key`. Asks once; nothing is walked through."""
-    with _Told(f"{key}={shown(url)} cannot be listed", "correct the URL, or give the driver access"):
+    with _Told(f"{key}={redacted(url)} cannot be listed", "correct the URL, or give the driver access"):
         system, path = _opened(url)
         system.ls(path, detail=False)
 
@@ -137,16 +138,7 @@ class _Told:
         # the border to drivers, each with exceptions of its own
         if isinstance(error, Exception) and getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
             text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ValueError(f"{self._what} ({without_secrets(text)[:300]}): {self._cure}.") from None
-
-
-def without_secrets(text: str) -> str:
-    """What an error says, without queries, passwords and what is called a key, token or signature."""
-    text = re.sub(r"://[^/\s@'\"]*@", "://", text)
-    text = re.sub(r"\?[^\s'\")>]+", "?...", text)
-    return re.sub(
-        r"(?i)([\w-]*(?:token|secret|password|signature|credential|key)[\w-]*['\"]?\s*[=:]\s*)\S+", r"\1...", text
-    )
+            raise ValueError(f"{self._what} ({redacted(text)[:300]}): {self._cure}.") from None
 
 
 def _opened(url: str) -> tuple[Any, str]:

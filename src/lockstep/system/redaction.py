@@ -1,0 +1,55 @@
+"""Secrets stay out of what people and other tools read: one function for all that writes it. Standard library only."""
+
+import re
+from typing import Any
+
+HIDDEN = "***"
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+SECRET = re.compile(
+    r".*(token|secret|passw(or)?d|credential)s?|(api|access|private|secret)?key|passphrase|auth|authorization|sig(nature)?"
+)
+PLAIN = re.compile(r"(|null|none|true|false|\.{3}|[-+]?\d{0,4}(\.\d*)?(e[-+]?\d+)?)", re.IGNORECASE)
+OVERRIDE = re.compile(r"[-+~]*([\w./@-]+)=")
+USER = re.compile(r"://[^\s/?#'\"]*@")
+QUERY = re.compile(r"(://[^\s?'\"]*\?|\?(?=[\w.%-]+=))[^\s'\")>]+")
+ASSIGNED = re.compile(
+    r"(?<![\w./@-])(?<!unknown key )(?=[\w./@-]*(?:token|secret|passw|credential|key|auth|sig|notify))"
+    r"""([\w./@-]+)(['"]?\s?[=:]\s?)('[^']*'|"[^"]*"|(?:(?:Bearer|Basic)\s)?[^\s'",;}\])]+)""",
+    re.IGNORECASE,
+)
+
+
+def redacted(value: Any, key: str = "") -> Any:
+    """A configuration, a list of overrides or a text with `***` in place of its secrets.
+
+    These are what stands under `notify` or a key named like a secret, and the user and the query of a URL. A bool, null
+    and a number of up to four digits or with a point are none. `key` is where the value stands, with dots.
+    """
+    if isinstance(value, dict):
+        return {name: redacted(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_item(item, key) for item in value]
+    if _is_secret(key) and not PLAIN.fullmatch(str(value)):
+        return HIDDEN
+    return (
+        ASSIGNED.sub(_assigned, QUERY.sub(rf"\1{HIDDEN}", USER.sub(f"://{HIDDEN}@", value)))
+        if isinstance(value, str)
+        else value
+    )
+
+
+def _item(item: Any, key: str) -> Any:
+    """An item of a list; all that follows `name=` is the value of that name."""
+    found = OVERRIDE.match(item) if isinstance(item, str) else None
+    return redacted(item, key) if found is None else found[0] + redacted(item[found.end() :], f"{key}.{found[1]}")
+
+
+def _assigned(found: re.Match[str]) -> str:
+    name, sign, value = found.groups()
+    is_secret = name != "key" and _is_secret(name) and not PLAIN.fullmatch(value)  # "write key=value" is advice
+    return f"{name}{sign}{HIDDEN}" if is_secret else found[0]
+
+
+def _is_secret(key: str) -> bool:
+    names = ([word.lower() for word in WORD.findall(name)] for name in re.split(r"[./@]", key))
+    return any(words == ["notify"] or any(map(SECRET.fullmatch, words)) for words in names)

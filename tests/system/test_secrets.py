@@ -1,0 +1,103 @@
+"""What a run is given as a secret stands in the files that run it again, which are private, and nowhere else."""
+
+import functools
+import json
+import shutil
+import threading
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from lockstep.benchmark import command as benchmark
+from lockstep.benchmark import report
+from lockstep.config import compose, overrides, storage, validation
+from lockstep.config.faults import ConfigError
+from lockstep.config.schema import BenchmarkConfig
+from lockstep.monitoring.comparison import differences
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
+from lockstep.system.provenance import describe
+from tests.support import sweeps
+from tests.support.commands import run
+from tests.support.harness import ROOT, SMALL, command, environ
+from tests.support.http_server import Handler
+from tests.support.image_files import write_folder
+from tests.support.leaks import keepers
+
+OWN = "+callbacks.own={_target_:tests.support.callbacks.Secretive}"
+NOTIFY = ("notify.command='false --token hunter1'", 'notify.url="http://127.0.0.1:9/hunter1"')
+
+
+@pytest.mark.processes
+def test_a_training_keeps_its_secrets_and_goes_on_by_a_url_that_was_signed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.make_archive(str(tmp_path / "web" / "flowers"), "zip", write_folder(tmp_path / "images", count=20))
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(tmp_path / "web"))) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+
+        def signed(by: str) -> str:
+            return f"data.root='zip://::http://127.0.0.1:{server.server_address[1]}/flowers.zip?sig={by}'"
+
+        def train(*words: str) -> tuple[int, str]:
+            done = run(command(*words), tmp_path, {**environ(), "PYTHONPATH": str(ROOT)})
+            assert "hunter" not in done.stdout + done.stderr
+            return done.returncode, done.stdout + done.stderr
+
+        data = ["data=image_folder", "data.image_size=16", "data.cache=cache", "data.num_workers=1", signed("hunter1")]
+        secret = [*NOTIFY, OWN, "+callbacks.own.api_token=hunter1", "+strategy.variables.HF_TOKEN=hunter1"]
+        secret += ["+strategy.variables.OWN_PROXY='http://me:hunter1@h:1'", "data.val_fraction=0.2"]
+        curves = "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:false}"
+        loggers = ["logger=[csv,tensorboard,wandb]", "logger.wandb.offline=true", curves]
+        kept = [word for word in SMALL if not word.startswith("data")]
+        monkeypatch.setattr(Handler, "signature", "sig=hunter1")
+        code, text = train(*kept, *data, *secret, *loggers, "trainer.max_epochs=1", "data.test_fraction=0.2")
+        assert code == 0, text
+        assert "Copied 40 files of flowers.zip" in text
+        monkeypatch.setattr(Handler, "signature", "sig=hunter2")
+        code, text = train("resume=outputs/latest", "trainer.max_epochs=2")
+        assert (code, "?*** cannot be listed" in text) == (EXIT_CONFIG, True), text
+        code, text = train("resume=outputs/latest", "trainer.max_epochs=2", signed("hunter2"))
+        assert code == 0, text
+        assert "Copied" not in text
+        server.shutdown()
+    folder = RunFolder(tmp_path / "outputs" / "latest")
+    assert [row["epoch"] for row in folder.read_metrics()] == ["1", "2"]
+    assert keepers(tmp_path / "outputs") == {"config.yaml"}
+    assert keepers(tmp_path / "cache") == set()
+    assert "sig=hunter2" in folder.config.read_text()
+
+
+@pytest.mark.processes
+def test_a_sweep_keeps_its_secrets_and_goes_on(tmp_path: Path) -> None:
+    words = [*sweeps.TINY, *NOTIFY, OWN, "+callbacks.own.api_token=hunter1,fail-hunter2"]
+    for begins in ("A sweep of 2 trials", "Going on with"):
+        done = sweeps.run(tmp_path, *words)
+        assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
+        assert begins in done.stdout
+        assert "hunter" not in done.stdout + done.stderr
+    assert keepers(tmp_path / "outputs") == {"config.yaml", "sweep.json"}
+    (sweep,) = tmp_path.glob("outputs/*/*_sweep")
+    assert not (sweep / "multirun.yaml").exists()
+    trials = [RunFolder(sweep / str(number)) for number in (0, 1)]
+    assert [trial.read_status()["state"] for trial in trials] == ["finished", "failed"]
+    assert "for api_token=***" in trials[1].read_status()["reason"]
+    assert differences(trials) == []
+
+
+def test_a_benchmark_and_the_facts_of_a_run_keep_their_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["+benchmark=default", *NOTIFY, OWN, "+callbacks.own.api_token=hunter1"]
+    config = validation.checked(compose.composed(texts))
+    assert isinstance(config, BenchmarkConfig)
+    benchmark.Benchmark(tmp_path, config, [], texts)._save(None)
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert "api_token=***" in report.html(found, [])
+    monkeypatch.setattr("sys.argv", ["train.py", *texts])
+    assert "hunter" not in json.dumps([found, report.facts(found), describe(ROOT)])
+
+
+def test_what_cannot_change_on_a_resume_is_told_without_secrets() -> None:
+    saved = validation.checked(compose.composed([OWN, "+callbacks.own.api_token=hunter1"]))
+    with pytest.raises(ConfigError, match=r"api_token=\*\*\* cannot change on resume, this run has \*\*\*:"):
+        overrides.check(["resume=x", "callbacks.own.api_token=hunter2"], saved=saved)
+    assert storage.to_tree(saved)["callbacks"]["own"]["api_token"] == "hunter1"

@@ -1,0 +1,62 @@
+"""What is a secret, and what only looks like one."""
+
+from typing import Any
+
+import pytest
+
+from lockstep.config import compose, storage, validation
+from lockstep.system.redaction import redacted
+from tests.support.harness import ROOT
+
+URL = "https://h/x.zip?sig=hunter2&X-Amz-Signature=hunter3"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        # overrides
+        (["train.py", "seed=1", "data.root=a?b"], ["train.py", "seed=1", "data.root=a?b"]),
+        (["++notify.command=curl -H hunter2"], ["++notify.command=***"]),
+        (["notify={url: hunter2}", "notify.url=null"], ["notify=***", "notify.url=null"]),
+        (["+strategy.variables.WANDB_API_KEY=hunter2", "~data.apiToken=hunter2"],
+         ["+strategy.variables.WANDB_API_KEY=***", "~data.apiToken=***"]),
+        (["+data.x={_target_:a.B,api_token:hunter2,size:3}"], ["+data.x={_target_:a.B,api_token:***,size:3}"]),
+        ([f"data.root='zip://::{URL}'"], ["data.root='zip://::https://h/x.zip?***'"]),
+        (["data.key=hunter2", "data.my-passwd=hunter2", "data.pin_token=12345"],
+         ["data.key=***", "data.my-passwd=***", "data.pin_token=***"]),
+        (["cluster.setup=[export HF_TOKEN=hunter2 && x]"], ["cluster.setup=[export HF_TOKEN=*** && x]"]),
+        # trees
+        ({"a": {"auth": {"name": "hunter2"}, "credentials": ["hunter2"]}},
+         {"a": {"auth": {"name": "***"}, "credentials": ["***"]}}),
+        ({"notify": {"url": "hunter2", "command": None, "timeout_s": 10.0}},
+         {"notify": {"url": "***", "command": None, "timeout_s": 10.0}}),
+        ({"proxy": "http://me:hunter2@h:1/x", "list": [URL]}, {"proxy": "http://***@h:1/x", "list": ["https://h/x.zip?***"]}),
+        # texts
+        (f"GET {URL} said 403, token: hunter2, n=3", "GET https://h/x.zip?*** said 403, token: ***, n=3"),
+        ("{'aws_secret_access_key': 'hunter2', 'n': 1}", "{'aws_secret_access_key': ***, 'n': 1}"),
+        ("Error: password: 'hunter 2' Authorization: Bearer hunter2", "Error: password: *** Authorization: ***"),
+        ("GET /x?se=1&sig=hunter2 failed", "GET /x?*** failed"),
+        # none
+        *((same, same) for same in (
+            {"monkey": "x", "keys": ["a"], "tokenizer": "bert", "author": "me", "design": "x", "class_token": True},
+            {"key_dim": 64, "token_dropout": 0.1, "tokens": None, "val/token_accuracy": 0.98765},
+            "unknown key data.api_token: did you mean data.x?",
+            "write key=value, no spaces around =: did you mean x=3?",
+            "see https://h/x#y: a monkey=banana, keys=[a]; add it with +data.api_token=...",
+        )),
+    ],
+)  # fmt: skip
+def test_secrets_are_hidden_and_nothing_else(value: Any, shown: Any) -> None:
+    assert redacted(value) == shown
+    assert redacted(shown) == shown
+
+
+def test_no_setting_of_lockstep_is_hidden() -> None:
+    experiments = [path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")]
+    for texts in (
+        [],
+        ["logger=wandb", "data=list", "data.file=x.csv"],
+        *([f"experiment={name}"] for name in experiments),
+    ):
+        tree = storage.to_tree(validation.checked(compose.composed(texts)))
+        assert redacted(tree) == tree
