@@ -9,6 +9,7 @@ SECRET = re.compile(
     r".*(token|secret|passw(or)?d|credential)s?|(api|access|private|secret)?key|passphrase|auth|authorization|sig(nature)?"
 )
 PLAIN = re.compile(r"(|null|none|true|false|\.{3}|[-+]?\d{0,4}(\.\d*)?(e[-+]?\d+)?)", re.IGNORECASE)
+PROSE = re.compile(r"key|.*(Error|Exception)")  # "write key=value", "KeyError: 'train'"
 OVERRIDE = re.compile(r"[-+~]*([\w./@-]+)=")
 USER = re.compile(r"://[^\s/?#'\"]*@")
 QUERY = re.compile(r"(://[^\s?'\"]*\?|\?(?=[\w.%-]+=))[^\s'\")>]+")
@@ -31,23 +32,24 @@ def redacted(value: Any, key: str = "") -> Any:
         return [_item(item, key) for item in value]
     if _is_secret(key) and not PLAIN.fullmatch(str(value)):
         return HIDDEN
-    return (
-        ASSIGNED.sub(_assigned, QUERY.sub(rf"\1{HIDDEN}", USER.sub(f"://{HIDDEN}@", value)))
-        if isinstance(value, str)
-        else value
-    )
+    return _redacted_text(value) if isinstance(value, str) else value
+
+
+def _redacted_text(text: str) -> str:
+    text, start = QUERY.sub(rf"\1{HIDDEN}", USER.sub(f"://{HIDDEN}@", text)), 0
+    while found := ASSIGNED.search(text, start):
+        name, _, value = found.groups()
+        start = found.start(3)
+        if not PROSE.fullmatch(name) and _is_secret(name) and not PLAIN.fullmatch(value):
+            text = text[:start] + HIDDEN + text[found.end() :]
+            start += len(HIDDEN)
+    return text
 
 
 def _item(item: Any, key: str) -> Any:
     """An item of a list; all that follows `name=` is the value of that name."""
     found = OVERRIDE.match(item) if isinstance(item, str) else None
     return redacted(item, key) if found is None else found[0] + redacted(item[found.end() :], f"{key}.{found[1]}")
-
-
-def _assigned(found: re.Match[str]) -> str:
-    name, sign, value = found.groups()
-    is_secret = name != "key" and _is_secret(name) and not PLAIN.fullmatch(value)  # "write key=value" is advice
-    return f"{name}{sign}{HIDDEN}" if is_secret else found[0]
 
 
 def _is_secret(key: str) -> bool:

@@ -35,11 +35,13 @@ URL = "https://h/x.zip?sig=hunter2&X-Amz-Signature=hunter3"
         (f"GET {URL} said 403, token: hunter2, n=3", "GET https://h/x.zip?*** said 403, token: ***, n=3"),
         ("{'aws_secret_access_key': 'hunter2', 'n': 1}", "{'aws_secret_access_key': ***, 'n': 1}"),
         ("Error: password: 'hunter 2' Authorization: Bearer hunter2", "Error: password: *** Authorization: ***"),
+        ("KeyError: password: hunter2, 'monkey=api_token=hunter2'", "KeyError: password: ***, 'monkey=api_token=***'"),
         ("GET /x?se=1&sig=hunter2 failed", "GET /x?*** failed"),
         # none
         *((same, same) for same in (
             {"monkey": "x", "keys": ["a"], "tokenizer": "bert", "author": "me", "design": "x", "class_token": True},
             {"key_dim": 64, "token_dropout": 0.1, "tokens": None, "val/token_accuracy": 0.98765},
+            "KeyError: 'train'",
             "unknown key data.api_token: did you mean data.x?",
             "write key=value, no spaces around =: did you mean x=3?",
             "see https://h/x#y: a monkey=banana, keys=[a]; add it with +data.api_token=...",
