@@ -76,9 +76,9 @@ def progress(folder: RunFolder) -> tuple[int, int]:
     """How many epochs a finished run has, else 0, and the epoch in which a run is. Raises ConfigError for damage."""
     facts = look_at(folder)
     if facts["state"] == "broken":
-        raise ConfigError([f"{shown(folder.path)}: {facts['reason']}: remove that file"])
+        raise ConfigError([f"{shown(folder.status_file)} cannot be read: remove it"])
     try:
         epochs = int(folder.read_summary().get("epochs", 0))
     except (OSError, OverflowError, TypeError, ValueError) as error:
-        raise ConfigError([f"{shown(folder.path)}: summary.json cannot be read: remove that file"]) from error
+        raise ConfigError([f"{shown(folder.path)}/summary.json cannot be read: remove it"]) from error
     return epochs, facts.get("epoch", 0)
