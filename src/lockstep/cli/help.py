@@ -38,6 +38,7 @@ FIRST = ("trainer.max_epochs", "global_batch_size", "optimizer.lr", "trainer.dev
 FOOT = """
 null takes a callback or a logger away: callbacks.timer=null. + sets a parameter that is not listed:
 +callbacks.checkpoint.every_n_epochs=2. Options of Hydra itself: {command} --hydra-help
+resume=... --trust goes on with a run of another project, whose code and commands then run here.
 """
 BENCHMARK = """\
 Train the chosen experiment in every environment this machine offers, and say whether more workers pay, and why.

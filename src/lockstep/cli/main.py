@@ -131,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--output", required=True, help="CSV file: file, and class and probability, or numbers")
     predict.add_argument("--strict", action="store_true", help="write nothing where an image cannot be read")
     for subparser in (evaluate, predict):
+        subparser.add_argument("--trust", action="store_true", help=naming.TRUSTING)
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
         subparser.add_argument(
             "--devices", type=int, metavar="N", help="number of workers; default: as many as trained it, on one machine"
@@ -201,12 +202,12 @@ def _current() -> Path:
         faults.exit_with(error)
 
 
-def _entered() -> "Source":
+def _entered(run: RunFolder | None = None) -> "Source":
     """Have this process find the modules of the project in the current folder. Returns where its `conf` is."""
     from lockstep.config import compose, project
 
     folder = _current()
-    project.enter(folder)
+    project.enter(folder, run)
     return compose.source_of(folder)
 
 
@@ -365,7 +366,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
-    from lockstep.config import faults, presence, project, saved_run, storage, trained
+    from lockstep.config import faults, presence, saved_run, storage, trained, trust
     from lockstep.config.workers import resolve_workers
     from lockstep.launch import spawn, supervision
     from lockstep.training import checkpoints
@@ -373,9 +374,9 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     folder = naming.find(arguments.run)
     checkpoint = checkpoints.asked(folder, arguments.checkpoint, option="--checkpoint {}")
     saved = storage.load(folder.config)
-    source = _entered()
-    project.use(folder, saved)
     try:
+        source = _entered(None if arguments.trust else folder)
+        trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust)
         here = trained.here(saved, devices=arguments.devices, strategy=arguments.strategy)
         config = saved_run.changed(folder, here, arguments.overrides, source)
         if task == "evaluate" or options["source"] in ("val", "test"):

@@ -1,5 +1,6 @@
 """`python train.py`, also `lockstep train`: the command line is checked, then Hydra starts each training."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -73,13 +74,23 @@ def _asked(folder: Path) -> "tuple[Namespace, Source]":
     from hydra._internal.utils import get_args_parser
 
     from lockstep.cli import dashes
-    from lockstep.config import compose, project
+    from lockstep.config import compose, faults, project
 
-    project.enter(folder)
+    is_trusted, run = "--trust" in sys.argv, None
+    sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
+    if any("resume=" in word for word in sys.argv):
+        from lockstep.config import saved_run
+
+        with contextlib.suppress(faults.ConfigError):  # it is said later, unless this asks for help
+            run = saved_run.named(sys.argv[1:])
+    elif is_trusted:
+        raise faults.ConfigError(["--trust is for a run that is resumed: leave it out, or add resume=..."])
+    project.enter(folder, None if is_trusted else run)
     parser = get_args_parser()
     source = compose.source_of(folder)
     dashes.refuse(sys.argv[1:], parser, source)
     arguments = parser.parse_args()
+    arguments.is_trusted = is_trusted
     if arguments.config_path:
         source = source._replace(conf=folder / arguments.config_path)
         sys.argv.append(f"--config-path={source.conf}")  # the last one counts; to Hydra, this file would be the script
@@ -105,11 +116,12 @@ def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
     from lockstep.config import compose, options, overrides, saved_run
 
     compose.search_defaults()
-    found = saved_run.resumed(arguments.overrides, source)
-    if found is not None:
-        groups = options.groups(*source.folders)
-        put_in = [text for text in arguments.overrides if not overrides.is_choice(options.parsed(text), groups)]
-        sys.argv[1:] = [word for word in sys.argv[1:] if word not in put_in]
+    if (folder := saved_run.named(arguments.overrides)) is None:
+        return None
+    found = saved_run.resumed(folder, arguments.overrides, source, is_trusted=arguments.is_trusted)
+    groups = options.groups(*source.folders)
+    put_in = [text for text in arguments.overrides if not overrides.is_choice(options.parsed(text), groups)]
+    sys.argv[1:] = [word for word in sys.argv[1:] if word not in put_in]
     return found
 
 

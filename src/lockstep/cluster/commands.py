@@ -18,7 +18,7 @@ from lockstep.monitoring import cells, pruning
 from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from lockstep.runs.naming import quoted, resuming, shown
+from lockstep.runs.naming import TRUSTING, quoted, resuming, shown
 from lockstep.system.redaction import redacted
 from lockstep.system.terminal import duration, printable, show_table, terminal
 from lockstep.system.wording import plural
@@ -68,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     command("wait", following.wait, "wait for the end; exit code 0 only if all runs are through")
     command("result", following.result, "summary.json of the run, a list of several")
     command("cancel", _cancel, "end jobs; what runs saves a checkpoint first", names="+")
-    command("requeue", _requeue, "put jobs that have ended back into the queue, to go on", names="+")
+    requeue = command("requeue", _requeue, "put jobs that have ended back into the queue, to go on", names="+")
+    requeue.add_argument("--trust", action="store_true", help=TRUSTING)
     text = "remove record and run folder of jobs that have ended, after asking"
     command("delete", _delete, text, names="+").add_argument("--yes", action="store_true", help="without asking")
     return parser
@@ -212,6 +213,9 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             raise ValueError(f"job {job.id} is {job.state}: only one that has ended can be requeued.")
         if job.exit_code == 0:
             raise ValueError(f"job {job.id} is through: train longer with {resuming(job.folder.path)}.")
+        if not arguments.trust and not record.is_own(job.folder, job.record):
+            what = f"job {job.id}: its code and cluster.setup are not what you submitted in {shown(job.folder.path)}"
+            raise ValueError(f"{printable(what)}: requeue the job where you submitted it, or add --trust.")
     for job in chosen_jobs:
         print(f"Job {job.id} {_put_back(job)}.", flush=True)
     return 0

@@ -1,8 +1,10 @@
 """The record of a job: who trains a run, where its log is, and whether somebody has cancelled it."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lockstep.runs.folder import RunFolder
@@ -31,6 +33,7 @@ class Record:
     pid: int | None = None
     cancelled: bool = False
     earlier: tuple[str, ...] = ()
+    inode: int = 0  # of the run folder, and not of its copies; its device has another number on another node
 
     def save(self, folder: RunFolder) -> None:
         """Write this record into the folder of a run."""
@@ -49,6 +52,13 @@ def read(folder: RunFolder) -> Record | None:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder.job_file} is no record of a job: {error}") from error
     return record
+
+
+def is_own(folder: RunFolder, record: Record) -> bool:
+    """Whether this user has submitted the run, in this folder, and all that its job would do lies there as it did."""
+    paths = (folder.path, folder.job_file, folder.config, folder.project, Path(record.code))
+    is_mine = all(path.stat().st_uid == os.geteuid() for path in paths if path.exists())
+    return is_mine and record.inode == folder.path.stat().st_ino
 
 
 def mark(folder: RunFolder, *, cancelled: bool) -> None:

@@ -148,6 +148,7 @@ def _record(
         host=socket.gethostname(),
         pid=pid,
         earlier=(*old.earlier, old.id) if old else (),
+        inode=folder.path.stat().st_ino,
     )
 
 

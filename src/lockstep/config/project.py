@@ -1,8 +1,8 @@
 """Where the modules are that a configuration names beside those that are installed.
 
 They lie in the folder of the project, which is that of train.py or the one in which `lockstep` was typed, in its `src`,
-in PYTHONPATH, or in the folder in which train.py was started. A run records these folders, so that whatever goes on
-with it, tests it or uses its network finds the same modules from any current folder.
+in PYTHONPATH, or in the folder in which train.py was started. A run records these folders: what Lockstep itself starts
+finds the same modules there, as does a command of another folder that trusts the run.
 """
 
 import os
@@ -19,6 +19,8 @@ from lockstep.config.storage import to_tree
 from lockstep.config.targets import called
 from lockstep.runs.folder import RunFolder
 
+TRUST = "run this in the project's folder, or add --trust (in Python trust=True)"
+
 
 class Project(NamedTuple):
     """Folders of modules: `modules` are searched before what is installed, `started_in` after it."""
@@ -32,13 +34,15 @@ class Project(NamedTuple):
         return self.modules + self.started_in
 
 
-def enter(folder: Path) -> None:
+def enter(folder: Path, run: RunFolder | None = None) -> None:
     """Have this process find modules in a project's `folder`, and in the current folder what is nowhere else.
 
     Not where Python itself was told to look in neither (PYTHONSAFEPATH). Raises ConfigError where there is no current
-    folder.
+    folder, or one of the two is in the folder of a `run` that is not trusted.
     """
     started_in = current()
+    if run is not None and any(path.resolve().is_relative_to(run.path) for path in (folder, started_in)):
+        raise ConfigError([f"this is typed inside of the run {run.path}, where its files are modules: {TRUST}"])
     if not sys.flags.safe_path:
         _search(Project(_modules(folder), (str(started_in),)), after=0)
 
@@ -68,12 +72,8 @@ def here() -> Project:
 
 
 def record(folder: RunFolder) -> None:
-    """Write down for a run the folders of this command, and behind them those of earlier commands that still exist."""
-    mine, before = here(), _recorded(folder)
-    modules, started_in = (
-        tuple(dict.fromkeys([*new, *filter(os.path.isdir, old)])) for new, old in zip(mine, before, strict=True)
-    )
-    folder.write_project({"modules": modules, "started_in": started_in})
+    """Write down for a run the folders of this command."""
+    folder.write_project(here()._asdict())
 
 
 def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
@@ -92,13 +92,13 @@ def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
     folder.write_project({"modules": all_in_copy(mine.modules), "started_in": all_in_copy(mine.started_in)})
 
 
-def use(folder: RunFolder, config: Config, *, is_own_first: bool = False) -> None:
-    """Have this process find the modules of a run. `is_own_first`: after those of the project of this command.
+def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
+    """Have this process find the modules of a run, before all others unless it `is_last`.
 
     Raises ConfigError, which names the folders, where one of the configuration's packages is in none of them.
     """
     recorded = _recorded(folder)
-    _search(recorded, after=len(_modules(root())) if is_own_first else 0)
+    _search(recorded, after=len(sys.path) if is_last else 0)
     if not recorded.folders:
         return  # an earlier version made the run
     faults = []

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from lockstep.config import options, overrides, project, storage
+from lockstep.config import options, overrides, project, storage, trust
 from lockstep.config.compose import Source
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
@@ -23,8 +23,8 @@ class SavedRun(NamedTuple):
     config: Config
 
 
-def resumed(texts: Sequence[str], source: Source) -> SavedRun | None:
-    """The run that `resume=` among the overrides names; None without it. Raises ConfigError with all faults."""
+def named(texts: Sequence[str]) -> RunFolder | None:
+    """The run that `resume=` among the overrides names; None without it. Raises ConfigError where it is not there."""
     name = None
     for text in texts:
         try:
@@ -36,18 +36,22 @@ def resumed(texts: Sequence[str], source: Source) -> SavedRun | None:
     if name is None:
         return None
     try:
-        folder = naming.find(str(name))
+        return naming.find(str(name))
     except FileNotFoundError as error:
         raise ConfigError([f"resume={error}"]) from error
+
+
+def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> SavedRun:
+    """The run in `folder` as these overrides change it, to go on with. Raises ConfigError with all faults."""
     saved = storage.load(folder.config)
-    project.use(folder, saved, is_own_first=True)
+    trust.check(folder, saved, source, texts, is_trusted=is_trusted, settings=trust.OF_A_TRAINING)
     try:
         config = changed(folder, saved, texts, source)
     except ConfigError as error:
         before = storage.other_version(folder)
         advice = [f"{shown(folder.path)} was trained by {before}: go on with that one"] if before else []
         raise ConfigError([*error.faults, *advice]) from error
-    _refuse_finished(folder, config, str(name))
+    _refuse_finished(folder, config)
     return SavedRun(folder, config)
 
 
@@ -60,13 +64,13 @@ def changed(folder: RunFolder, saved: Config, texts: Sequence[str], source: Sour
     return project.found(folder, config)
 
 
-def _refuse_finished(folder: RunFolder, config: Config, name: str) -> None:
+def _refuse_finished(folder: RunFolder, config: Config) -> None:
     """Raise ConfigError where the configuration leaves nothing to train."""
     max_epochs = config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
         cure = f"train longer with trainer.max_epochs above {max_epochs}"
-        raise ConfigError([f"resume={name} is finished: {cure}"])
+        raise ConfigError([f"resume={shown(folder.path)} is finished: {cure}"])
     if max_epochs < epoch:
         where = f"{shown(folder.path)} is in epoch {epoch} already"
         raise ConfigError([f"trainer.max_epochs={max_epochs}: {where}: take that, or more"])

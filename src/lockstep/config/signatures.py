@@ -54,7 +54,7 @@ def find(target: str) -> Signature | None:
 def forget() -> None:
     """Read modules anew that were read before: in a process that lives long, files change."""
     find.cache_clear()
-    _parsed.cache_clear()
+    parse.cache_clear()
 
 
 def is_there(package: str) -> bool:
@@ -67,7 +67,7 @@ def is_there(package: str) -> bool:
 
 def load(target: str) -> Any:
     """What the dotted `target` stands for. Raises Missing, ImportError or AttributeError where it is not there."""
-    located = _located(target)
+    located = locate(target)
     module = located[1] if located is not None else target.rpartition(".")[0]
     loaded: Any = importlib.import_module(module)
     for name in target.removeprefix(f"{module}.").split("."):
@@ -109,11 +109,11 @@ def read(target: str) -> Signature | None:
 
 
 def _read(target: str) -> Signature | None:
-    located = _located(target)
+    located = locate(target)
     return _follow(*located) if located is not None else None
 
 
-def _located(target: str) -> tuple[Path, str, list[str]] | None:
+def locate(target: str) -> tuple[Path, str, list[str]] | None:
     """The file and name of the innermost module of `target`, and what is left of it; None for compiled modules."""
     module, *rest = target.split(".")
     try:
@@ -157,7 +157,7 @@ class _Module:
 
 
 @cache
-def _parsed(file: Path) -> _Module:
+def parse(file: Path) -> _Module:
     """What a module defines, also below `if`, `try` and `with`."""
     module = _Module({}, [])
 
@@ -203,13 +203,13 @@ def _follow(file: Path, module: str, attributes: list[str]) -> Signature | None:
     if not attributes:
         raise Missing(f"{module!r} is a module, not something to call", module)
     name, *rest = attributes
-    parsed = _parsed(file)
+    parsed = parse(file)
     node = parsed.names.get(name)
     if node is None:
         return _follow_stars(file, module, attributes)
     if isinstance(node, ast.ImportFrom):
         original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-        return _read(".".join([_source(file, module, node), original, *rest]))
+        return _read(".".join([imported_from(file, module, node), original, *rest]))
     if isinstance(node, ast.Import):
         original = next((alias.name for alias in node.names if alias.asname == name), name)
         return _read(".".join([original, *rest]))
@@ -228,11 +228,11 @@ def _follow(file: Path, module: str, attributes: list[str]) -> Signature | None:
 
 def _follow_stars(file: Path, module: str, attributes: list[str]) -> Signature | None:
     """The signature of a name that a module does not define itself."""
-    parsed = _parsed(file)
+    parsed = parse(file)
     is_open = "__getattr__" in parsed.names
     for node in parsed.stars:
         try:
-            located = _located(_source(file, module, node))
+            located = locate(imported_from(file, module, node))
             if located is not None and located[2]:
                 continue  # an optional module that is not there
             signature = _follow(*located[:2], attributes) if located is not None else None
@@ -254,12 +254,12 @@ def _follow_expression(file: Path, module: str, node: ast.expr | None) -> Signat
     while isinstance(node, ast.Attribute):
         attributes.insert(0, node.attr)
         node = node.value
-    if not isinstance(node, ast.Name) or node.id not in _parsed(file).names:
+    if not isinstance(node, ast.Name) or node.id not in parse(file).names:
         return None  # a call, or a builtin
     return _follow(file, module, [node.id, *attributes])
 
 
-def _source(file: Path, module: str, node: ast.ImportFrom) -> str:
+def imported_from(file: Path, module: str, node: ast.ImportFrom) -> str:
     """The module that a `from ... import` names."""
     if not node.level:
         return node.module or ""
@@ -289,7 +289,7 @@ def _of_method(file: Path, module: str, node: ast.ClassDef, name: str) -> Signat
         return _of_function(method, num_bound=1) if kinds <= UNCHANGING else None
     for base in node.bases:
         names = ast.unparse(base).split(".")
-        if names[0] in _parsed(file).names:
+        if names[0] in parse(file).names:
             return _follow(file, module, [*names, name])
     return None
 

@@ -211,11 +211,11 @@ def _cure(target: str, error: signatures.Missing) -> str:
     ]
     if not target.startswith("lockstep."):
         return question(meant, "correct the name, or install the package that has it")
-    names = [name for name in _public_names(target.rpartition(".")[0]) if name != error.name]
+    names = [name for name in public_names(target.rpartition(".")[0]) if name != error.name]
     return question(meant, f"Lockstep {lockstep.__version__} has " + (f"{', '.join(names)} there" if names else "none"))
 
 
-def _public_names(module: str) -> Sequence[str]:
+def public_names(module: str) -> Sequence[str]:
     """The names that a package of Lockstep offers, none where there is no such package."""
     try:
         return getattr(importlib.import_module(module), "__all__", ())

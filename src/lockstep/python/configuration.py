@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.config import compose, options, overrides, project, saved_run, signatures, storage
+from lockstep.config import compose, options, overrides, project, saved_run, signatures, storage, trust
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.targets import called
@@ -28,13 +28,14 @@ class Asked(NamedTuple):
     resumed: RunFolder | None
 
 
-def asked(typed: Sequence[str]) -> Asked:
+def asked(typed: Sequence[str], *, is_trusted: bool) -> Asked:
     """What `typed` asks for, each as on the command line. Raises ConfigError with every fault."""
     _refuse_unfit(typed)
-    enter()
+    run = saved_run.named(typed)
+    enter(None if is_trusted else run)
     source = compose.source_of(project.current())
-    resumed = saved_run.resumed(typed, source)
-    if resumed is not None:
+    if run is not None:
+        resumed = saved_run.resumed(run, typed, source, is_trusted=is_trusted)
         _refuse_cluster(resumed.config)
         return Asked(resumed.config, None, resumed.folder)
     (config,) = overrides.check(typed, source, is_multirun=False).configs
@@ -74,21 +75,22 @@ def _refuse_unfit(typed: Sequence[str]) -> None:
         raise ConfigError(faults)
 
 
-def enter() -> None:
-    """Find the modules of the project, which is the current folder, from now on, as they are on the disk by now."""
+def enter(run: RunFolder | None) -> None:
+    """As `project.enter` for the project in the current folder, whose modules are found as they are by now."""
     importlib.invalidate_caches()
     signatures.forget()
-    project.enter(project.current())
+    project.enter(project.current(), run)
 
 
-def saved(folder: RunFolder) -> Config:
+def saved(folder: RunFolder, *, is_trusted: bool) -> Config:
     """The settings of a run, whose modules this process finds from now on.
 
-    Raises ConfigError where modules are gone, or where this process has imported others of the same name.
+    Raises ConfigError where they name what a run that is not trusted may not, where modules are gone, or where this
+    process has imported others of the same name.
     """
     config = storage.load(folder.config)
-    enter()
-    project.use(folder, config)
+    enter(None if is_trusted else folder)
+    trust.check(folder, config, compose.source_of(project.current()), is_trusted=is_trusted)
     faults = []
     for key, target in called(storage.to_tree(config)):
         package = target.partition(".")[0]

@@ -35,12 +35,14 @@ def load(
     *,
     checkpoint: Literal["best", "last"] = "best",
     device: str | torch.device | None = None,
+    trust: bool = False,
 ) -> "Predictor":
     """The trained network of a run: its folder, `latest` of those below outputs/, or what `lockstep.train` returned.
 
     It computes where and in which precision a training of these settings would on this machine: on its first GPU, else
     its CPU. `device` chooses another one: "cpu", "cuda", "cuda:1". Random states and switches of this process stay as
-    they are.
+    they are. With `trust` whatever the run folder names is called; else only what known libraries and the project in
+    the current folder have, and ConfigError names what is of neither.
 
     Raises FileNotFoundError where the run or its checkpoint is not there, ValueError where the checkpoint is damaged or
     the device is not there, and ConfigError, a ValueError, where modules of the run are gone, or a LightningModule of
@@ -52,7 +54,7 @@ def load(
     path = checkpoints.asked(folder, checkpoint, option='checkpoint="{}"')
     devices, strategy = _asked(device)
     with unchanged(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        saved = configuration.saved(folder)
+        saved = configuration.saved(folder, is_trusted=trust)
         predict.refuse_own_module(saved, "lockstep.load")
         config = validation.check_tree(storage.to_tree(trained.here(saved, devices=devices, strategy=strategy)))
         with session.opened(RunFolder(Path(scratch)), config, None) as here:

@@ -22,8 +22,10 @@ class TrainingFailed(RuntimeError):
         self.run = run
 
 
-def train(overrides: Sequence[str] = ()) -> Run:
+def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     """Train by the overrides of `python train.py`, e.g. `["data=digits", "trainer.devices=2"]`. Returns the run.
+
+    `trust` is the `--trust` of a resume: whatever the run folder names is called, code of another project too.
 
     One worker computes in this process; several, and one on strategy=ddp, are processes of their own. Whatever is set
     for the training in this process is put back at its end: random states, switches of torch, warnings, signals.
@@ -38,7 +40,7 @@ def train(overrides: Sequence[str] = ()) -> Run:
     """
     stop_signals = StopSignals(SignalList(), SignalFlag())
     with unchanged():
-        folder, code = _trained(overrides, stop_signals)
+        folder, code = _trained(overrides, stop_signals, is_trusted=trust)
     if code == EXIT_FAILED:
         raise TrainingFailed(_reason(folder), Run(folder.path))
     if code == EXIT_CONFIG:
@@ -51,8 +53,8 @@ def train(overrides: Sequence[str] = ()) -> Run:
     return Run(folder.path)
 
 
-def _trained(overrides: Sequence[str], stop_signals: StopSignals) -> tuple[RunFolder, int]:
-    asked = configuration.asked(overrides)
+def _trained(overrides: Sequence[str], stop_signals: StopSignals, *, is_trusted: bool) -> tuple[RunFolder, int]:
+    asked = configuration.asked(overrides, is_trusted=is_trusted)
     if asked.resumed is None:
         return runner.start(asked.config, overrides, asked.folder, stop_signals=stop_signals)
     from lockstep.cluster import submission  # which a new run here does not need

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.cluster import jobs, submission
-from lockstep.config import build, storage
+from lockstep.config import build, project, storage, trust
 from lockstep.config.faults import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
 from lockstep.config.schema import Config
@@ -148,6 +148,9 @@ def run(
     if source.note and not config.silent:
         print(source.note, flush=True)
     if chosen := _to_be_tested(known(), ledger, config):
+        for trial in chosen:  # what others have trained may be here: no trial of this command, and no modules of it
+            trust.check(trial.folder, storage.load(trial.folder.config), configs.get(trial.number, config))
+            project.record(trial.folder)
         if not config.silent:
             print(_tests(chosen, config), flush=True)
         code = course_of(source=Once(chosen), view=views.Silent(), max_failed=None, task="test").run() or code

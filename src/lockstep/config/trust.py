@@ -1,0 +1,108 @@
+"""What the saved configuration of a run may have called and set: a run folder is data, perhaps somebody else's."""
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import lockstep
+from lockstep.config import options, project, signatures
+from lockstep.config.compose import Source, composed, plain
+from lockstep.config.faults import ConfigError, shown
+from lockstep.config.schema import Config
+from lockstep.config.storage import to_tree
+from lockstep.config.targets import public_names
+from lockstep.runs import naming
+from lockstep.runs.folder import RunFolder
+
+VARIABLES = ("strategy.variables.",)  # of worker processes, which load libraries that some of them name
+OF_A_TRAINING = (*VARIABLES, "notify.command", "notify.url")
+OWN = ("lockstep.callbacks", "lockstep.data", "lockstep.models", "lockstep.tasks")
+# names, and modules whose public names run no command, unpickle nothing but LSUN, and call nothing that a text names;
+# no other loggers: some send a key of the environment to the address they are given
+LIBRARIES = {
+    *("torch.nn", "torch.nn.functional", "torch.utils.data", "torchmetrics", "torchmetrics.classification"),
+    *("torch.optim", "torch.optim.lr_scheduler", "torch.optim.swa_utils", "timm.optim", "torchmetrics.regression"),
+    *("torchvision.datasets", "torchvision.models", "torchvision.transforms", "torchvision.transforms.v2"),
+    *("torchvision.ops", "lightning.pytorch.callbacks", "optuna.pruners", "optuna.samplers", "torch.tensor"),
+    *("lightning.pytorch.loggers.CSVLogger", "lightning.pytorch.loggers.TensorBoardLogger", "datetime.timedelta"),
+}
+NO_PACKAGES = ("benchmarks", "outputs", "tests")  # two of a copy of Lockstep's repository run commands
+
+
+def check(
+    run: RunFolder,
+    saved: Config,
+    own: Source | Config,
+    typed: Sequence[str] = (),
+    *,
+    is_trusted: bool = False,
+    settings: tuple[str, ...] = VARIABLES,
+) -> None:
+    """Raise ConfigError for what the saved configuration of a run may not have called or set.
+
+    Fine is what `own`, or the project of `own` without overrides, has too, and a setting that is `typed`; all of a run
+    that is trusted, whose modules are found from now on, behind all others.
+    """
+    if is_trusted:
+        project.use(run, saved, is_last=True)
+        return
+    known = cache(lambda: dict(_values(to_tree(own) if isinstance(own, Config) else _composed(own))))
+    for key, value in _values(to_tree(saved)):
+        is_target = not {"_target_", "_check_"}.isdisjoint(key.split("."))
+        if value is None or not (is_target or key.startswith(settings)):
+            continue
+        replaced = (text.lstrip("+~").partition("=")[0] for text in typed)
+        is_fine = _is_known(value, run) if is_target else any(f"{key}.".startswith(f"{name}.") for name in replaced)
+        if not is_fine and known().get(key) != value:
+            what, where = (f"{key}={shown(value)}", "a known library") if is_target else (key, "the command line")
+            fault = f"{what.encode('unicode_escape').decode()} of {naming.shown(run.path)} is of neither {where}"
+            raise ConfigError([f"{fault} nor the project in the current folder: {project.TRUST}"])
+
+
+def _composed(source: Source) -> dict[str, Any]:
+    try:
+        return plain(composed([], source))[0]
+    except options.REFUSALS:
+        return {}
+
+
+def _values(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | list):
+        for name, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _values(child, f"{key}.{name}".lstrip("."))
+    else:
+        yield key, value
+
+
+def _is_known(target: Any, run: RunFolder) -> bool:
+    """Whether a dotted name is one of a known library, or of what a module of the project of this command defines.
+
+    What that module imports is what it is where it comes from. A package that holds the `run` is none of the project.
+    """
+    if not isinstance(target, str) or not all(map(str.isidentifier, target.split("."))):
+        return False
+    module, _, name = target.rpartition(".")
+    if module in OWN:
+        return name in public_names(module)
+    if module in LIBRARIES or target in LIBRARIES:
+        return not name.startswith(("_", "LSUN"))
+    try:
+        located = signatures.locate(target)
+    except signatures.Missing:
+        return False
+    package = module.partition(".")[0]
+    if located is None or located[1:] != (module, [name]) or package in NO_PACKAGES:
+        return False
+    file = located[0].resolve()
+    folders = (project.root(), project.root() / "src", Path.cwd())  # not PYTHONPATH: a cluster has its libraries there
+    places = [path for path in (folder.resolve() / package for folder in folders) if not run.path.is_relative_to(path)]
+    is_inside = any(file.is_relative_to(place) or file == place.with_suffix(".py") for place in places)
+    if not is_inside or file.is_relative_to(Path(lockstep.__file__).resolve().parent):
+        return False
+    node = signatures.parse(file).names.get(name)
+    if isinstance(node, ast.ImportFrom):
+        original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+        return _is_known(f"{signatures.imported_from(file, module, node)}.{original}", run)
+    return isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Assign)

@@ -1,0 +1,192 @@
+"""A run folder is data: what it names is run by no command before somebody says --trust."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import lockstep
+from lockstep.cluster.record import Record
+from lockstep.config import storage
+from lockstep.runs.folder import EXIT_CONFIG, RunFolder
+from tests.support import commands
+from tests.support.harness import SMALL, environ, train_all, wait_until, write_run
+
+pytestmark = pytest.mark.processes
+RESUME = ("train", "resume=theirs", "trainer.max_epochs=3")
+EVAL = ("eval", "theirs")
+PREDICT = ("predict", "theirs", "test", "--output", "out.csv")
+TOUCH = "touch ran"  # in the folder of the command
+CALL = {"command": TOUCH}
+OPENS = {"_target_": "logging.FileHandler", "filename": "ran"}  # what Hydra itself does not refuse
+LAMBDA = {"_target_": "lightning.pytorch.callbacks.LambdaCallback"}
+CHAIN = "lightning.pytorch.callbacks.model_checkpoint.logging.FileHandler"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = write_run(tmp_path_factory.mktemp("trained") / "run", SMALL)
+    train_all([folder], 1)
+    return folder
+
+
+@pytest.fixture
+def theirs(trained: RunFolder, tmp_path: Path) -> RunFolder:
+    return RunFolder(shutil.copytree(trained.path, tmp_path / "theirs"))
+
+
+def typed(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return commands.run([sys.executable, "-m", "lockstep", *words], cwd)
+
+
+def edit(folder: RunFolder, **sections: Any) -> None:
+    """Change sections of the saved configuration: entries of callbacks, loggers and the like; all of data."""
+    tree = yaml.safe_load(folder.config.read_text())
+    for name, value in sections.items():
+        tree[name] = value if name == "data" else {**tree[name], **value}
+    folder.config.write_text(yaml.safe_dump(tree))
+
+
+def refused(cwd: Path, words: tuple[str, ...], what: str) -> None:
+    """The command ends with a line that names `what` and --trust, and has run nothing."""
+    done = typed(cwd, *words)
+    assert not (cwd / "ran").exists(), done.stderr
+    assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "--trust" in line]
+    assert what in line
+
+
+@pytest.mark.parametrize("words", [EVAL, PREDICT])
+def test_modules_of_the_folders_that_a_run_records_are_not_found(
+    theirs: RunFolder, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "modules").mkdir()
+    for module in ("PIL", "torchmetrics"):
+        (tmp_path / "modules" / f"{module}.py").write_text("import os\nos.system('touch ran')\nraise SystemExit(3)\n")
+    theirs.write_project({"modules": [str(tmp_path / "modules")], "started_in": []})
+    for more in ((), ("--trust",)):
+        new = [sys.executable, "-m", "lockstep", *words, *more]  # a fork has imported these before
+        done = subprocess.run(new, cwd=tmp_path, env=environ(), capture_output=True, text=True)
+        assert not (tmp_path / "ran").exists()
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sections", "what"),
+    [
+        (EVAL, {"data": {"_target_": "os.system", "_check_": "os.system", **CALL}}, "data._target_=os.system"),
+        (RESUME, {"callbacks": {"x": OPENS}}, "callbacks.x._target_=logging.FileHandler"),
+        (RESUME, {"callbacks": {"x": {**OPENS, "_target_": CHAIN}}}, f"callbacks.x._target_={CHAIN}"),
+        (RESUME, {"callbacks": {"x": {**LAMBDA, "on_fit_start": [OPENS]}}}, "callbacks.x.on_fit_start.0._target_="),
+        (
+            EVAL,
+            {"data": {"_target_": "lockstep.data.Splits", "_check_": "os.system", **CALL}},
+            "data._check_=os.system",
+        ),
+        (RESUME, {"notify": CALL}, "notify.command of theirs is of neither the command line"),
+        (EVAL, {"strategy": {"variables": {"LD_PRELOAD": "x.so"}}}, "strategy.variables.LD_PRELOAD"),
+    ],
+)
+def test_what_a_run_names_is_refused_by_a_line(
+    theirs: RunFolder, tmp_path: Path, words: tuple[str, ...], sections: dict[str, Any], what: str
+) -> None:
+    edit(theirs, **sections)
+    refused(tmp_path, words, what)
+
+
+def test_a_command_that_is_typed_again_or_of_the_project_is_used_and_any_of_a_trusted_run(
+    theirs: RunFolder, tmp_path: Path
+) -> None:
+    edit(theirs, notify=CALL)
+    more: list[tuple[str, ...]] = [("notify.command=null",), ("--trust",), (f"notify.command='{TOUCH}'",), ()]
+    for number, words in enumerate(more):
+        if not words:
+            (tmp_path / "conf").mkdir()
+            (tmp_path / "conf" / "config.yaml").write_text(
+                (Path(__file__).parents[2] / "conf" / "config.yaml").read_text() + f"notify:\n  command: {TOUCH}\n"
+            )
+        (tmp_path / "ran").unlink(missing_ok=True)
+        edit(theirs, notify=CALL)
+        done = typed(tmp_path, "train", "resume=theirs", f"trainer.max_epochs={number + 3}", *words)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "ran").exists() == (number > 0)
+    done = typed(tmp_path, "train", "--trust", *SMALL)
+    assert done.returncode == EXIT_CONFIG
+    assert "--trust is for a run that is resumed" in done.stderr
+
+
+def test_a_job_of_somebody_else_is_not_requeued(theirs: RunFolder, tmp_path: Path) -> None:
+    (theirs.code / "1").mkdir(parents=True)
+    cluster = {**storage.load(theirs.config).cluster.model_dump(), "name": "local", "setup": [TOUCH]}
+    record = Record(
+        id="local-1",
+        engine="local",
+        name="x",
+        task="train",
+        cluster=cluster,
+        num_nodes=1,
+        workers_per_node=1,
+        gpus_per_node=0,
+        submitted=0.0,
+        log=str(theirs.path / "log"),
+        code=str(theirs.code / "1"),
+        cwd=str(tmp_path),
+        host="x",
+        cancelled=True,
+    )
+    record.save(theirs)
+    theirs.update_status(state="stopped", exit_code=75)
+    (theirs.path / "summary.json").unlink()
+    refused(tmp_path, ("jobs", "requeue", "theirs"), "job local-1: its code and cluster.setup")
+    done = typed(tmp_path, "jobs", "requeue", "theirs", "--trust")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: (tmp_path / "ran").exists(), "the job has begun")
+    wait_until(lambda: not theirs.has_job_here(), "the end of the job")
+
+
+def test_a_command_inside_of_a_run_takes_nothing_there_for_a_project(theirs: RunFolder) -> None:
+    (theirs.path / "PIL.py").write_text("import os\nos.system('touch ran')\n")
+    refused(theirs.path, ("predict", ".", "test", "--output", "/tmp/out.csv"), "inside of the run")
+    refused(theirs.path, ("train", "resume=.", "trainer.max_epochs=3"), "inside of the run")
+
+
+def test_from_python_a_run_is_trusted_by_name(
+    theirs: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "trusted_images.py").write_text("from lockstep.data import synthetic\n")
+    theirs.write_project({"modules": [str(tmp_path / "modules")], "started_in": []})
+    data = yaml.safe_load(theirs.config.read_text())["data"]
+    edit(theirs, data={**data, "_target_": "trusted_images.synthetic"})
+    monkeypatch.chdir(tmp_path)
+    resume = ["resume=theirs", "trainer.max_epochs=3"]
+    wanted: list[Callable[..., object]] = [lambda **more: lockstep.train(resume, **more)]
+    wanted.append(lambda **more: lockstep.load("theirs", **more))
+    for call in wanted:
+        with pytest.raises(lockstep.ConfigError, match=r"trusted_images\.synthetic of theirs is of neither"):
+            call()
+        call(trust=True)
+
+
+def test_a_sweep_tests_no_trial_that_somebody_else_has_trained(tmp_path: Path) -> None:
+    sweep = ("train", "-m", *SMALL, "trainer.max_epochs=1", "seed=0,1", "sweep.name=s", "launcher.parallel=1")
+    done = typed(tmp_path, *sweep, "sweep.test=none")
+    assert done.returncode == 0, done.stderr
+    trials = [RunFolder(path.parent) for path in tmp_path.glob("outputs/*/*_s/*/config.yaml")]
+    (tmp_path / "modules").mkdir()
+    for trial in trials:
+        edit(trial, logger={"x": OPENS})
+        trial.write_project({"modules": [str(tmp_path / "modules")], "started_in": []})
+    refused(tmp_path, (*sweep, "sweep.test=best"), "logger.x._target_=logging.FileHandler")
+    for trial in trials:
+        edit(trial, logger={"x": None})
+    done = typed(tmp_path, *sweep, "sweep.test=best")
+    assert done.returncode == 0, done.stderr
+    assert os.fspath(tmp_path / "modules") not in json.loads(trials[0].project.read_text())["modules"]

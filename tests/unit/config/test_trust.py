@@ -1,0 +1,67 @@
+"""Which names a run folder may have called: those of known libraries, and of the project in the current folder."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.config import project, signatures, trust
+from lockstep.runs.folder import RunFolder
+
+RUN = RunFolder(Path("/somewhere/run"))
+KNOWN = [
+    *("lockstep.data.digits", "lockstep.models.ResNet18", "lockstep.callbacks.Pictures", "lockstep.tasks.Accuracy"),
+    *("torch.nn.MSELoss", "torch.nn.functional.huber_loss", "torch.optim.RAdam", "torch.optim.lr_scheduler.StepLR"),
+    *("torchvision.models.resnet18", "torchmetrics.F1Score", "lightning.pytorch.callbacks.Timer", "torch.tensor"),
+]
+UNKNOWN = [
+    *("os.system", "torch.os.system", "torch.nn.modules.module.os.system", "torchvision.models._api.torch.hub.load"),
+    *("torch.hub.load", "torch.load", "builtins.eval", "hydra.utils.get_method", "functools.partial"),
+    *("lockstep.load", "lockstep.data.face", "lockstep.launch.notification._run", "src.lockstep.launch.spawn._work"),
+    *(
+        "torchvision.datasets.LSUN",
+        "lightning.pytorch.loggers.MLFlowLogger",
+        "torch.nn.__getattr__",
+        "timm.create_model",
+    ),
+    *(
+        "tests.support.commands.run",
+        "benchmarks.faults.main",
+        "nowhere.Net",
+        "",
+        "torch.nn.",
+        "torch..nn",
+        ["os.system"],
+        7,
+    ),
+]
+
+
+@pytest.mark.parametrize("target", KNOWN)
+def test_the_parts_of_a_training_are_known(target: str) -> None:
+    assert trust._is_known(target, RUN)
+
+
+@pytest.mark.parametrize("target", UNKNOWN)
+def test_nothing_that_leads_to_a_command_is_known(target: object) -> None:
+    assert not trust._is_known(target, RUN)
+
+
+def test_the_project_is_known_by_what_its_modules_define(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, package = RunFolder(tmp_path / "theirs" / "run"), tmp_path / "flower_project"
+    for folder in (run.path, package, tmp_path / "outputs", tmp_path / "libraries"):
+        folder.mkdir(parents=True)
+    (package / "network.py").write_text("import os\nfrom os import system\n\nclass Net: ...\n")
+    (package / "__init__.py").write_text("from flower_project.network import Net, system\nfrom torch.nn import ReLU\n")
+    for path in ("theirs/code.py", "theirs/run/code.py", "outputs/code.py", "libraries/installed.py"):
+        (tmp_path / path).write_text("class Net: ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "libraries")])
+    project.enter(tmp_path)
+    signatures.forget()
+    for target in ("flower_project.Net", "flower_project.network.Net", "flower_project.ReLU"):
+        assert trust._is_known(target, run), target
+    imported = ("flower_project.system", "flower_project.network.system", "flower_project.network.os.system")
+    others = ("theirs.code.Net", "theirs.run.code.Net", "outputs.code.Net", "installed.Net", "flower_project.Net.mro")
+    for target in (*imported, *others):
+        assert not trust._is_known(target, run), target
