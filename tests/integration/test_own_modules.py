@@ -45,7 +45,7 @@ def test_it_is_stopped_in_an_epoch_and_another_number_of_workers_goes_on(tmp_pat
     first = run(command(*SMALL, *own, stops, "trainer.devices=3", f"hydra.run.dir={folder}"), ROOT)
     assert first.returncode == 75, first.stderr
     assert RunFolder(folder).read_status()["step"] in (1, 2, 3, 4)  # of five in an epoch
-    second = run(command(f"resume={folder}", "trainer.devices=2"), ROOT)
+    second = run(command(f"resume={folder}", "trainer.devices=2", "--trust"), ROOT)
     assert second.returncode == 0, second.stderr
     ends, others = state(uncut), state(RunFolder(folder))
     assert ends.keys() == others.keys()
@@ -70,13 +70,11 @@ def test_what_it_logs_is_recorded_shown_and_decides(tmp_path: Path) -> None:
     # whether somebody has verified it in this folder: tests/system/test_own_module.py
     assert f"exact       {summary['exact']}" in done.stdout
     assert "Lockstep: Plain on synthetic" in done.stdout
-    evaluated = run([*command()[:1], "-m", "lockstep", "eval", str(folder.path), "--devices", "2"], ROOT)
+    evaluated = run([*command()[:1], "-m", "lockstep", "eval", str(folder.path), "--devices", "2", "--trust"], ROOT)
     assert evaluated.returncode == 0, evaluated.stderr
     assert f"{summary['test_loss']:.6f}" in evaluated.stdout
-    predicted = run(
-        [*command()[:1], "-m", "lockstep", "predict", str(folder.path), "test", "--output", str(tmp_path / "x.csv")],
-        ROOT,
-    )
+    words = ["predict", str(folder.path), "test", "--output", str(tmp_path / "x.csv"), "--trust"]
+    predicted = run([*command()[:1], "-m", "lockstep", *words], ROOT)
     assert predicted.returncode == 2
     assert "lockstep predict asks a task for its predictions" in predicted.stderr
 

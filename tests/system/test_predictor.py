@@ -68,7 +68,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predicted(folder: RunFolder, source: Path | str, output: Path, *more: str) -> list[list[str]]:
     """The rows that `lockstep predict` writes, each after the name of its file."""
-    words = [sys.executable, "-m", "lockstep", "predict", folder.path, source, "--output", output, *more]
+    words = [sys.executable, "-m", "lockstep", "predict", folder.path, source, "--output", output, "--trust", *more]
     done = run(list(map(str, words)), output.parent, {**environ(), "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     with open(output, newline="") as file:
@@ -87,7 +87,7 @@ def rows_of(kind: str, predictions: lockstep.Predictions) -> list[list[str]]:
 def test_a_folder_is_predicted_as_the_command_does(
     trained: dict[str, RunFolder], photos: Path, tmp_path: Path, kind: str, checkpoint: Any
 ) -> None:
-    network = lockstep.load(trained[kind].path, checkpoint=checkpoint)
+    network = lockstep.load(trained[kind].path, checkpoint=checkpoint, trust=True)
     predictions = network(photos)
     written = predicted(trained[kind], photos, tmp_path / "out.csv", "--checkpoint", checkpoint)
     assert rows_of(kind, predictions) == written
@@ -157,13 +157,13 @@ def test_the_test_images_as_tensors_are_predicted_as_the_command_does(
         config = lockstep.Run(trained[kind].path).config["data"]
         names = ("num_classes", "channels", "image_size", "train_size", "val_size", "test_size", "seed")
         images = whole(synthetic(**{name: config[name] for name in names}).test.pixels)
-    predictions = lockstep.load(trained[kind].path)(images)
+    predictions = lockstep.load(trained[kind].path, trust=True)(images)
     assert rows_of(kind, predictions) == predicted(trained[kind], "test", tmp_path / "out.csv")
 
 
 @pytest.mark.parametrize("kind", ["colour", "labels", "numbers"])
 def test_every_way_to_give_an_image_gives_the_same(trained: dict[str, RunFolder], photos: Path, kind: str) -> None:
-    network = lockstep.load(trained[kind].path)
+    network = lockstep.load(trained[kind].path, trust=True)
     paths = sorted(photos.rglob("*.png"))[:5]
     by_path = network(paths)
     assert isinstance(by_path, lockstep.Predictions)
@@ -191,15 +191,15 @@ def test_what_is_predicted_has_the_names_of_its_task(trained: dict[str, RunFolde
     assert one.class_name in one.class_names
     assert sum(one.probabilities.values()) == pytest.approx(1)
     assert one.probability == max(one.probabilities.values()) == one.probabilities[one.class_name]
-    labels = lockstep.load(trained["labels"].path)(str(path))
+    labels = lockstep.load(trained["labels"].path, trust=True)(str(path))
     assert list(labels.probabilities) == ["even", "above 4"]
-    numbers = lockstep.load(trained["numbers"].path)(str(path))
+    numbers = lockstep.load(trained["numbers"].path, trust=True)(str(path))
     assert list(numbers.numbers) == ["ink"]
 
 
 def test_no_image_is_predicted_by_no_prediction(trained: dict[str, RunFolder]) -> None:
     for kind, width in (("colour", 10), ("labels", 2)):
-        found = lockstep.load(trained[kind].path)([])
+        found = lockstep.load(trained[kind].path, trust=True)([])
         assert (len(found), found.values.shape) == (0, (0, width))
 
 
@@ -260,7 +260,7 @@ def test_a_module_of_the_users_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         lockstep.ConfigError, match=r"lockstep\.load asks a task for its predictions, and module"
     ) as error:
-        lockstep.load(own.path)
+        lockstep.load(own.path, trust=True)
     assert "\n" not in str(error.value)
 
 
@@ -291,9 +291,9 @@ def test_networks_of_the_users_own_are_found_and_never_mistaken_for_another_of_t
 import json, sys, torch, lockstep
 before = list(sys.path)
 one, other = ({str(tmp_path)!r} + f"/project {{factor}}/outputs/latest" for factor in (1, 2))
-name = lockstep.load(one)(torch.zeros(1, 32, 32)).class_name
+name = lockstep.load(one, trust=True)(torch.zeros(1, 32, 32)).class_name
 try:
-    lockstep.load(other)
+    lockstep.load(other, trust=True)
 except lockstep.ConfigError as error:
     print(json.dumps([name, str(error), sys.path == before]))
 """

@@ -107,9 +107,12 @@ def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolde
 def test_an_own_network_is_evaluated_and_predicts_from_any_folder(
     trained: RunFolder, tmp_path: Path, num_workers: str
 ) -> None:
-    said = lockstep(tmp_path, "eval", trained.path, "--devices", num_workers)
+    said = lockstep(tmp_path, "eval", trained.path, "--devices", num_workers, code=EXIT_CONFIG)
+    assert "model._target_=my_package.networks.Net" in said
+    assert "add --trust" in said
+    said = lockstep(tmp_path, "eval", trained.path, "--devices", num_workers, "--trust")
     assert f"{trained.read_summary()['test_accuracy']:.6f}" in said
-    lockstep(tmp_path, "predict", trained.path, "test", "--output", "out.csv", "--devices", num_workers)
+    lockstep(tmp_path, "predict", trained.path, "test", "--output", "out.csv", "--devices", num_workers, "--trust")
     assert len(list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))) == 31
     for command in ("status", "compare"):
         lockstep(tmp_path, command, trained.path, *([trained.path] if command == "compare" else []))
@@ -117,7 +120,8 @@ def test_an_own_network_is_evaluated_and_predicts_from_any_folder(
 
 def test_an_own_network_is_resumed_from_another_folder(trained: RunFolder, tmp_path: Path) -> None:
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
-    done = run(tmp_path, ROOT / "train.py", f"resume={folder.path}", "trainer.max_epochs=2", "trainer.devices=2")
+    more = ("trainer.max_epochs=2", "trainer.devices=2", "--trust")
+    done = run(tmp_path, ROOT / "train.py", f"resume={folder.path}", *more)
     assert done.returncode == 0, done.stdout + done.stderr
     assert folder.read_summary()["epochs"] == 2
 
@@ -127,7 +131,8 @@ def test_a_network_in_the_folder_of_the_command_is_found_from_others(project: Pa
     write_package(tmp_path / "here")
     train(bare, tmp_path / "here", "trainer.devices=2")
     (tmp_path / "elsewhere").mkdir()
-    assert "test images" in lockstep(tmp_path / "elsewhere", "eval", latest(tmp_path / "here").path)
+    assert "test images" in lockstep(tmp_path / "here", "eval", "latest")
+    assert "test images" in lockstep(tmp_path / "elsewhere", "eval", latest(tmp_path / "here").path, "--trust")
 
 
 def test_the_trials_of_a_sweep_and_the_test_of_the_best_find_an_own_network(project: Path, tmp_path: Path) -> None:
@@ -140,7 +145,7 @@ def test_the_trials_of_a_sweep_and_the_test_of_the_best_find_an_own_network(proj
     assert done.returncode == 0, done.stdout + done.stderr
     (sweep,) = tmp_path.glob("outputs/*/*_sweep")
     assert {RunFolder(sweep / number).read_status()["state"] for number in "01"} == {"finished"}
-    assert "test images" in lockstep(sweep, "eval", sweep / "1", "--devices", "2")
+    assert "test images" in lockstep(sweep, "eval", sweep / "1", "--devices", "2", "--trust")
 
 
 def test_a_benchmark_trains_an_own_network_from_the_folder_that_holds_it(tmp_path: Path) -> None:
@@ -149,7 +154,7 @@ def test_a_benchmark_trains_an_own_network_from_the_folder_that_holds_it(tmp_pat
     short = ("benchmark.budget_s=1", "benchmark.probe_s=1", "benchmark.environments.parallel-cpu=null")
     lockstep(tmp_path / "here", "benchmark", *kept, OWN, *short)
     (folder,) = tmp_path.glob("here/outputs/*/*_benchmark/cpu")
-    assert "test images" in lockstep(tmp_path, "eval", folder)
+    assert "test images" in lockstep(tmp_path / "here", "eval", folder)
 
 
 def test_a_project_that_has_moved_is_missed_by_name_and_found_from_its_new_place(tmp_path: Path) -> None:
@@ -160,7 +165,7 @@ def test_a_project_that_has_moved_is_missed_by_name_and_found_from_its_new_place
     folder = latest(tmp_path / "here")
     project.rename(tmp_path / "new place")
     for command in (("eval", folder.path), ("predict", folder.path, "test", "--output", "out.csv")):
-        said = lockstep(tmp_path, *command, code=EXIT_CONFIG)
+        said = lockstep(tmp_path, *command, "--trust", code=EXIT_CONFIG)
         assert "Traceback" not in said
         assert f"model._target_=my_package.networks.Net: there is no package 'my_package' in {project}" in said
         assert "the folder is gone" in said
@@ -185,7 +190,7 @@ def test_a_job_trains_the_network_that_was_there_when_it_was_submitted(tmp_path:
     wait_until(lambda: not folder.has_job_here(), "the job is gone")
     assert not folder.failure.exists(), folder.failure.read_text()
     moved = RunFolder(folder.path.rename(tmp_path / "moved"))
-    said = lockstep(tmp_path, "eval", moved.path)
+    said = lockstep(tmp_path, "eval", moved.path, "--trust")
     # of the network it has trained, not of the edited one
     assert f"{moved.read_summary()['test_accuracy']:.6f}" in said
 

@@ -250,9 +250,7 @@ def test_a_run_that_goes_on_shows_so_before_it_trains(tmp_path: Path, monkeypatc
         return folder, 0
 
     monkeypatch.setattr(runner, "_train", train)
-    resumed = saved_run.resumed([f"resume={folder.path}"], DEFAULT)
-    assert resumed is not None
-    runner.resume(*resumed)
+    runner.resume(*saved_run.resumed(folder, [f"resume={folder.path}"], DEFAULT, is_trusted=False))
     assert (seen[0]["state"], seen[0]["reason"], seen[0]["step"]) == ("starting", "", 3)
 
 

@@ -91,6 +91,7 @@ def test_modules_of_the_folders_that_a_run_records_are_not_found(
             "data._check_=os.system",
         ),
         (RESUME, {"notify": CALL}, "notify.command of theirs is of neither the command line"),
+        ((*RESUME, "notify={timeout_s:5}"), {"notify": CALL}, "notify.command"),
         (EVAL, {"strategy": {"variables": {"LD_PRELOAD": "x.so"}}}, "strategy.variables.LD_PRELOAD"),
     ],
 )

@@ -17,9 +17,8 @@ from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.targets import called
+from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
-
-TRUST = "run this in the project's folder, or add --trust (in Python trust=True)"
 
 
 class Project(NamedTuple):
@@ -42,7 +41,7 @@ def enter(folder: Path, run: RunFolder | None = None) -> None:
     """
     started_in = current()
     if run is not None and any(path.resolve().is_relative_to(run.path) for path in (folder, started_in)):
-        raise ConfigError([f"this is typed inside of the run {run.path}, where its files are modules: {TRUST}"])
+        raise ConfigError([f"this is typed inside of the run {run.path}, where its files are modules: {naming.TRUST}"])
     if not sys.flags.safe_path:
         _search(Project(_modules(folder), (str(started_in),)), after=0)
 

@@ -42,8 +42,8 @@ def check(
 ) -> None:
     """Raise ConfigError for what the saved configuration of a run may not have called or set.
 
-    Fine is what `own`, or the project of `own` without overrides, has too, and a setting that is `typed`; all of a run
-    that is trusted, whose modules are found from now on, behind all others.
+    Fine is what `own`, or the project of `own` without overrides, has too, and what `typed` overrides replace; all of a
+    run that is trusted, whose modules are found from now on, behind all others.
     """
     if is_trusted:
         project.use(run, saved, is_last=True)
@@ -53,12 +53,12 @@ def check(
         is_target = not {"_target_", "_check_"}.isdisjoint(key.split("."))
         if value is None or not (is_target or key.startswith(settings)):
             continue
-        replaced = (text.lstrip("+~").partition("=")[0] for text in typed)
-        is_fine = _is_known(value, run) if is_target else any(f"{key}.".startswith(f"{name}.") for name in replaced)
-        if not is_fine and known().get(key) != value:
+        texts = (text.lstrip("+~").partition("=") for text in typed)  # a {...} is merged with what is there
+        is_typed = any(f"{key}.".startswith(f"{name}.") and new.lstrip()[:1] != "{" for name, _, new in texts)
+        if not is_typed and not (is_target and _is_known(value, run)) and known().get(key) != value:
             what, where = (f"{key}={shown(value)}", "a known library") if is_target else (key, "the command line")
             fault = f"{what.encode('unicode_escape').decode()} of {naming.shown(run.path)} is of neither {where}"
-            raise ConfigError([f"{fault} nor the project in the current folder: {project.TRUST}"])
+            raise ConfigError([f"{fault} nor the project in the current folder: {naming.TRUST}"])
 
 
 def _composed(source: Source) -> dict[str, Any]:

@@ -85,8 +85,7 @@ def enter(run: RunFolder | None) -> None:
 def saved(folder: RunFolder, *, is_trusted: bool) -> Config:
     """The settings of a run, whose modules this process finds from now on.
 
-    Raises ConfigError where they name what a run that is not trusted may not, where modules are gone, or where this
-    process has imported others of the same name.
+    Raises ConfigError where they may not name what they do, where modules are gone, or it has imported others.
     """
     config = storage.load(folder.config)
     enter(None if is_trusted else folder)

@@ -13,6 +13,7 @@ from lockstep.runs.files import NO_TEXTS
 from lockstep.runs.folder import CODE, SWEEP, RunFolder
 
 SCRIPTLESS = "lockstep train"  # what trains in any folder
+TRUST = "run this in the project's folder, or add --trust (in Python trust=True)"
 TRUSTING = "run whatever code and commands the run folder names, not only those of this project and known libraries"
 
 
