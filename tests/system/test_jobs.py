@@ -601,8 +601,8 @@ def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
         **{"workers_per_node": 2, "gpus_per_node": 0, "submitted": 1e9, "log": str(folder.path / "log"), "code": "c"},
         **{"cwd": "/", "host": "login"},
     }
-    made = Record(**(fields | changes))
     folder.path.mkdir(parents=True, exist_ok=True)
+    made = Record(**({"inode": folder.path.stat().st_ino} | fields | changes))
     if not folder.config.exists():
         folder.config.write_text("seed: 0\n")
     made.save(folder)
@@ -1103,7 +1103,7 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
     wait_until(lambda: folder.read_status().get("step", 0) >= 1, "the first step")
     name = folder.read_job()["id"]
     assert lockstep_jobs(tmp_path, "list", "run").stdout.splitlines()[1].split("\t")[:2] == [name, "running"]
-    again = run_command(command(f"resume={folder.path}", "cluster=local"), tmp_path)
+    again = run_command(command(f"resume={folder.path}", "cluster=local", "--trust"), tmp_path)
     assert f"has job {name}, running: lockstep jobs cancel {name} first" in again.stderr
     assert "saves a checkpoint first" in lockstep_jobs(tmp_path, "cancel", "run").stdout
     done = lockstep_jobs(tmp_path, "wait", "run")
