@@ -602,7 +602,8 @@ def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
         **{"cwd": "/", "host": "login"},
     }
     folder.path.mkdir(parents=True, exist_ok=True)
-    made = Record(**({"inode": folder.path.stat().st_ino} | fields | changes))
+    fields["inode"] = folder.path.stat().st_ino
+    made = Record(**(fields | changes))
     if not folder.config.exists():
         folder.config.write_text("seed: 0\n")
     made.save(folder)
