@@ -85,7 +85,7 @@ def _data(folder: Path) -> Iterator[tuple[str, str]]:
 def missing_packages() -> dict[str, str]:
     """Packages that pyproject.toml asks for and that are absent or too old, in words, with the pin to bring."""
     missing = {}
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    pins = dict(line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().split())
     requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     for requirement in [*requirements, "pytest"]:
         match = re.match(r"([\w-]+)(?:.*>=([\d.]+))?", requirement)

@@ -648,7 +648,7 @@ def test_hostile_text_is_shown_and_never_run(root: Path, site: str, page: Any) -
         expect(page.locator("dl")).to_contain_text(attack(name))
     expect(page.locator("ul.overrides li").first).to_have_text(attack("override"))
     page.get_by_text("config.yaml, as resolved").click()
-    expect(page.locator("pre")).to_have_text(attack("config"))
+    expect(page.locator("pre")).to_contain_text(attack("config"))
     expect(page.locator(".resume code")).to_contain_text("onerror")
     page.get_by_label("Filter runs").fill(attack("run"))
     expect(page.locator(ROWS)).to_have_count(1)

@@ -68,14 +68,14 @@ def test_a_run_is_cut_on_two_gpus_goes_on_on_one_and_is_evaluated_and_predicts(
         process.kill()
     assert process.returncode == EXIT_STOPPED, out + err
     assert (shell.latest.read_status()["state"], shell.latest.read_status()["workers"]) == ("stopped", 2)
-    shell.run(*command("resume=outputs/latest", "trainer.devices=1"))
+    shell.run(*command("resume=outputs/latest", "--trust", "trainer.devices=1"))
     assert difference(uncut, shell.latest) <= 1e-12
 
-    told = shell.run(TOOL, "eval", "latest", "--devices", "2").stdout
+    told = shell.run(TOOL, "eval", "--trust", "latest", "--devices", "2").stdout
     accuracy = shell.latest.read_summary()["test_accuracy"]
     assert re.search(rf"accuracy\s+{accuracy:.6f}", told)
     for devices in ("1", "2"):
-        shell.run(TOOL, "predict", "latest", "test", "--output", f"{devices}.csv", "--devices", devices)
+        shell.run(TOOL, "predict", "--trust", "latest", "test", "--output", f"{devices}.csv", "--devices", devices)
     assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "2.csv").read_bytes()
     assert len((tmp_path / "1.csv").read_text().splitlines()) == 1 + 31
 

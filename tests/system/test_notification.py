@@ -394,7 +394,13 @@ def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path,
     assert [path.name for path in files if TOKEN.encode() in path.read_bytes()] == ["config.yaml"]
     Path("told.json").unlink()
     epochs = told["epoch"]
-    again = ["resume=outputs/latest", "strategy=cpu", f"trainer.max_epochs={epochs}", "notify.command=./missing"]
+    again = [
+        "resume=outputs/latest",
+        "--trust",
+        "strategy=cpu",
+        f"trainer.max_epochs={epochs}",
+        "notify.command=./missing",
+    ]
     done = run_command(command(*again))
     assert done.returncode == 0, done.stderr
     assert "lockstep: notify.command: ./missing cannot be started: No such file or directory" in done.stderr

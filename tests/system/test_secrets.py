@@ -55,9 +55,9 @@ def test_a_training_keeps_its_secrets_and_goes_on_by_a_url_that_was_signed_again
         assert code == 0, text
         assert "Copied 40 files of flowers.zip" in text
         monkeypatch.setattr(Handler, "signature", "sig=hunter2")
-        code, text = train("resume=outputs/latest", "trainer.max_epochs=2")
+        code, text = train("resume=outputs/latest", "--trust", "trainer.max_epochs=2")
         assert (code, "?*** cannot be listed" in text) == (EXIT_CONFIG, True), text
-        code, text = train("resume=outputs/latest", "trainer.max_epochs=2", signed("hunter2"))
+        code, text = train("resume=outputs/latest", "--trust", "trainer.max_epochs=2", signed("hunter2"))
         assert code == 0, text
         assert "Copied" not in text
         server.shutdown()

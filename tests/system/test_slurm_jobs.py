@@ -84,7 +84,9 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
         run.wait_for_step(1)
     shell.jobs("cancel", "999", code=EXIT_CONFIG)
     assert f"{runs['often'].id} is running" in shell.jobs("requeue", runs["often"].id, code=EXIT_CONFIG).stderr
-    resume = slurm.run(*command(f"resume={runs['often'].folder.path}", *CLUSTER), cwd=shell.cwd, code=EXIT_CONFIG)
+    resume = slurm.run(
+        *command(f"resume={runs['often'].folder.path}", "--trust", *CLUSTER), cwd=shell.cwd, code=EXIT_CONFIG
+    )
     assert f"lockstep jobs cancel {runs['often'].id} first" in resume.stderr
     with runs["preempted"].watched(), runs["grace"].watched():
         slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
@@ -256,7 +258,7 @@ def test_a_cut_run_goes_on_exactly_as_a_job_of_more_nodes(
     run = cut["wider"]
     run.wait(state="CANCELLED")
     first = run.id
-    words = command(f"resume={run.folder.path}", *CLUSTER, "trainer.num_nodes=2", "trainer.devices=1")
+    words = command(f"resume={run.folder.path}", "--trust", *CLUSTER, "trainer.num_nodes=2", "trainer.devices=1")
     said = slurm.run(*words, cwd=shell.cwd).stdout
     assert f"lockstep jobs follow {run.id}" in said
     assert run.folder.read_job()["earlier"] == [first]

@@ -38,7 +38,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def predictions(folder: RunFolder, num_workers: int) -> bytes:
     output = folder.path / f"predictions-{num_workers}.csv"
-    words = ["predict", str(folder.path), "test", "--output", str(output), "--devices", str(num_workers)]
+    words = ["predict", "--trust", str(folder.path), "test", "--output", str(output), "--devices", str(num_workers)]
     done([sys.executable, "-m", "lockstep", *words], folder.path.parents[2])
     return output.read_bytes()
 

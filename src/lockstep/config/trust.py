@@ -1,6 +1,7 @@
 """What the saved configuration of a run may have called and set: a run folder is data, perhaps somebody else's."""
 
 import ast
+import importlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -85,7 +86,7 @@ def _is_known(target: Any, run: RunFolder) -> bool:
         return False
     module, _, name = target.rpartition(".")
     if module in OWN:
-        return name in public_names(module)
+        return name in public_names(module) or not hasattr(importlib.import_module(module), name)  # said later
     if module in LIBRARIES or target in LIBRARIES:
         return not name.startswith(("_", "LSUN"))
     try:
