@@ -20,7 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchvision.transforms import v2
 
 from lockstep.config import build, compose, storage, validation
-from lockstep.launch import spawn
+from lockstep.launch import worker
 from lockstep.runs.folder import RunFolder
 
 
@@ -121,7 +121,7 @@ def lockstep(task: Task, **changes: Any) -> float:
         folder = RunFolder(Path(root))
         storage.save(validation.check_tree({**lockstep_tree(task), **changes}), folder.config)
         with contextlib.redirect_stdout(io.StringIO()):
-            code = spawn.run_here(spawn.Job("train", root, {"command": "", "has_test": True}), None)
+            code = worker.run_here(worker.Job("train", root, {"command": "", "has_test": True}), None)
         assert code == 0
         rows = list(csv.DictReader((folder.path / "metrics.csv").open()))
     return task.batch_size / float(rows[-1]["images_per_s"])

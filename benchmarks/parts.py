@@ -54,26 +54,25 @@ def _measured(folder: Path) -> dict[str, float]:
 
     with part("import Hydra, pydantic"):
         from lockstep.config import compose, storage, validation
-        from lockstep.launch import spawn
+        from lockstep.launch import worker
         from lockstep.runs.folder import RunFolder
         from lockstep.system.lazy_imports import lazy
-        from lockstep.system.process import no_garbage_collection
     with part("composition and check of the configuration"):
         step = folder / "first step"
         clock = f"+callbacks.clock={{_target_:benchmarks.first_step.FirstStep,path:'{step}',clock:process_time}}"
         composed = compose.composed(["debug=fast", "strategy=cpu", "trainer.devices=1", "silent=true", clock])
         storage.save(validation.checked(composed), RunFolder(folder).config)
-    with no_garbage_collection(), lazy():
+    with lazy():
         with part("import torch"):
             import torch
         with part("import lightning"):
             import lightning  # noqa: F401
         with part("import lockstep.training.train"):
-            spawn.task_function("train")
+            worker.task_function("train")
         with part("import TensorBoard"):
             import torch.utils.tensorboard.summary  # noqa: F401
     begin = time.process_time()
-    code = spawn.run_here(spawn.Job("train", str(folder), {"command": "", "has_test": False}), None)
+    code = worker.run_here(worker.Job("train", str(folder), {"command": "", "has_test": False}), None)
     assert code == 0, RunFolder(folder).failure.read_text()
     seconds["data, network of 11 million parameters, first step"] = float(step.read_text()) - begin
     with part("import torchvision by a module of the user's own"):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,17 @@ if TYPE_CHECKING:
 # Before torch is imported: what runs in the process of pytest is compared, bit by bit, with processes of one thread,
 # and files of tests share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _server() -> None:
+    """The product's server for all processes of the tests, with what commands import beside."""
+    from lockstep.system import processes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "SERVER", "tests.support.server")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        processes.start_server()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -23,6 +23,7 @@ FIRST_MOMENT_S = 0.5  # the command is importing Hydra, or composing; on a busy 
 TIMEOUT_S = 30.0  # of the collectives: a frozen worker is noticed after it
 PATIENCE_S = 300.0  # for what must come
 STEPS_PER_EPOCH = 6
+VARIABLE = "LOCKSTEP_FAULT"  # names the folder of a case in all its processes
 RECIPE = (
     "strategy=cpu",
     f"strategy.timeout_s={TIMEOUT_S:g}",
@@ -78,16 +79,16 @@ def run(case: Case, folder: Path) -> Outcome:
         os.kill(pid, number)
         begin = time.monotonic()
         if number == signal.SIGKILL:  # on a busy machine it takes a while to die, in which the others would go on
-            _wait(lambda: pid not in _alive(process.pid), PATIENCE_S)
+            _wait(lambda: pid not in _alive(folder), PATIENCE_S)
         (folder / "delivered").touch()
         is_continued = number == signal.SIGSTOP and not _ends(process, 2 * TIMEOUT_S)
         if is_continued:
             os.kill(pid, signal.SIGCONT)
             begin = time.monotonic()
         process.wait(PATIENCE_S)
-        _wait(lambda: not _alive(process.pid), 30.0)
+        _wait(lambda: not _alive(folder), 30.0)
         seconds = time.monotonic() - begin
-        left = _alive(process.pid)
+        left = _alive(folder)
     return _outcome(folder, process.returncode, seconds, is_continued, len(left))
 
 
@@ -96,7 +97,7 @@ def _training(case: Case, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     rank = case.num_processes - 1 if case.target == "last rank" else 0
     moment = f"+callbacks.moment={{_target_:benchmarks.faults.moment.Moment,at:{case.moment.replace(' ', '-')}"
     overrides = (*RECIPE, f"trainer.devices={case.num_processes}", f"{moment},rank:{rank},folder:'{folder}'}}")
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", VARIABLE: str(folder)}
     with open(folder / "terminal.log", "wb") as log:
         process = subprocess.Popen(
             # a hangup as in a terminal, also where the table is made under nohup
@@ -111,7 +112,7 @@ def _training(case: Case, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        for pid in _alive(process.pid):
+        for pid in _alive(folder):
             os.kill(pid, signal.SIGKILL)
         process.wait()
 
@@ -127,7 +128,7 @@ def _await_moment(case: Case, folder: Path, process: subprocess.Popen[bytes]) ->
         _wait(lambda: _is_heard(process.pid), PATIENCE_S, process)
         return process.pid
     pids: list[int] = []
-    _wait(lambda: bool(pids.extend(_of_rank(process.pid, rank, case.num_processes)) or pids), PATIENCE_S, process)
+    _wait(lambda: bool(pids.extend(_of_rank(process.pid, rank)) or pids), PATIENCE_S, process)
     return pids[0]
 
 
@@ -137,31 +138,34 @@ def _is_heard(pid: int) -> bool:
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def _of_rank(session: int, rank: int, num_processes: int) -> list[int]:
-    """Processes of a session that were started as this rank; one alone is the fork of the command that leads it."""
-    if num_processes == 1:
-        return [pid for pid in _alive(session) if pid != session]
-    pids = []
-    for pid in _alive(session):
-        with contextlib.suppress(OSError):  # it has ended since
-            if Path(f"/proc/{pid}/cmdline").read_text().startswith(f"lockstep: rank {rank} of "):
-                pids.append(pid)
-    return pids
+def _of_rank(command: int, rank: int) -> list[int]:
+    """The process of a rank: the fork server of the command forks them in order."""
+    servers = [pid for pid in _children(command) if "multiprocessing.forkserver" in _command_line(pid)]
+    return [pid for server in servers for pid in _children(server)[rank : rank + 1]]
 
 
-def _alive(session: int) -> list[int]:
-    """Processes of a session of which a thread still runs, or is frozen."""
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):  # it has ended since
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def _alive(folder: Path) -> list[int]:
+    """Processes of the case in `folder` of which a thread still runs, or is frozen."""
     pids = []
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
+        with contextlib.suppress(OSError):  # no process, or one that has ended since
+            if f"{VARIABLE}={folder}".encode() not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended since
-            continue
-        state, num_threads = fields[0], int(fields[17])
-        if int(fields[3]) == session and (state != "Z" or num_threads > 1):
-            pids.append(int(entry.name))
+            if fields[0] != "Z" or int(fields[17]) > 1:
+                pids.append(int(entry.name))
     return sorted(pids)
 
 

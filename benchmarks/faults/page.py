@@ -16,7 +16,7 @@ Every case is a real training of its own on CPU processes: one of its processes 
 processes are watched until the last one is gone. n=1 for each case; the seconds run from the signal to the end of the
 last process, on this machine with other cases beside.
 
-- **Who:** the parent is the command that was typed; it waits for the process that starts and watches the ranks.
+- **Who:** the parent is the command that was typed; it starts and watches the ranks.
 - **When:** the first second (parent: half a second after its start, once Python itself has started and before there
   is a run folder; ranks: as soon as they exist), after a step, in the validation, in a checkpoint whose file is open
   and empty, and in the test.

@@ -14,7 +14,7 @@ from lockstep.config.compose import composed
 from lockstep.config.faults import ConfigError
 from lockstep.data.images.splits import Splits
 from lockstep.data.sources.builtin import synthetic
-from lockstep.launch import spawn
+from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.training.assembly import refuse_unfit_images
 from tests.support import commands
@@ -59,10 +59,10 @@ def evaluated(folder: RunFolder, tmp_path: Path, *typed: str) -> int:
     saved = storage.load(folder.config)
     (config,) = overrides.check(typed, saved=saved).configs
     options = {"config": storage.to_tree(config), "run": str(folder.path), "split": "test"}
-    job = spawn.Job("evaluate", str(tmp_path / "eval"), {**options, "checkpoint": str(folder.last_checkpoint)})
+    job = worker.Job("evaluate", str(tmp_path / "eval"), {**options, "checkpoint": str(folder.last_checkpoint)})
     shutil.rmtree(tmp_path / "eval", ignore_errors=True)
     (tmp_path / "eval").mkdir()
-    return spawn.run_here(job, None)
+    return worker.run_here(job, None)
 
 
 def trained(tmp_path: Path, *recipe: str) -> RunFolder:
@@ -82,7 +82,7 @@ def assert_refused(folder: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixtu
     assert_names_the_changes()
     assert train(folder) == EXIT_CONFIG  # a resume
     assert_names_the_changes()
-    assert spawn.run_here(spawn.Job("test", str(folder.path), {}), None) == EXIT_CONFIG  # of a sweep's best trial
+    assert worker.run_here(worker.Job("test", str(folder.path), {}), None) == EXIT_CONFIG  # of a sweep's best trial
     assert_names_the_changes()
     assert evaluated(folder, tmp_path, "changed_data=accept") == 0
     assert_names_the_changes()

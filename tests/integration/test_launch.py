@@ -16,16 +16,12 @@ import torch
 from PIL import Image
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from lockstep.benchmark import child
-from lockstep.benchmark.environments import Environment
-from lockstep.config import build
-from lockstep.launch import forking, spawn
+from lockstep.launch import parent, worker
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import FailedElsewhere, RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import STOP_SIGNALS, SignalFlag
 from tests.support import commands
-from tests.support.callbacks import title
 from tests.support.commands import Command
 from tests.support.harness import (
     PATIENCE_S,
@@ -34,7 +30,6 @@ from tests.support.harness import (
     command,
     difference,
     environ,
-    own_network,
     wait_until,
     write_run,
 )
@@ -98,71 +93,40 @@ def test_a_silent_run_says_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
-def test_workers_on_a_cpu_are_forks_of_the_process_that_supervises_them_and_like_new_ones(tmp_path: Path) -> None:
-    notes = [
-        f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}",
-        "trainer.max_epochs=1",
-    ]
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_are_like_new_processes_of_the_command(tmp_path: Path, num_workers: int) -> None:
+    notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}"
+    words = command(*SMALL, f"trainer.devices={num_workers}", "trainer.max_epochs=1", notes)
     # an input, a variable and arguments of the command, which its workers do not get, get in part, and get
     started = subprocess.Popen(
-        command(*SMALL, "trainer.devices=2", *notes),
+        words,
         cwd=tmp_path,
-        env={**environ(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "KEPT": "yes"},
+        env={**environ(), "PYTHONPATH": str(ROOT), "KEPT": "yes"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     out, _ = started.communicate("not for workers", PATIENCE_S)
     assert started.returncode == 0, out
-    one, other = (json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(2))
-    folder = latest(tmp_path)
-    for rank, facts in enumerate((one, other)):
-        assert facts["main"] == str(ROOT / "train.py")  # what a fork has of the process that forks it
-        assert facts["parent"] == one["parent"]
-        assert facts["parent_of_parent"] == started.pid  # the process that checked, and now waits
-        assert facts["has_group"]
-        assert facts["title"] == f"lockstep: rank {rank} of 2, {folder.path.relative_to(tmp_path.resolve())}"
-        assert facts["input"] == ""
-        assert facts["cwd"] == str(tmp_path.resolve())
-        assert facts["blocked"] == []
-        assert facts["dies_with_parent"]
-        assert (facts["RANK"], facts["WORLD_SIZE"], facts["KEPT"]) == (str(rank), "2", "yes")
-        assert facts["arguments"] == command(*SMALL, "trainer.devices=2", *notes)[2:]
-    assert one["random"] != other["random"]  # nobody has seeded them
-    assert one["log"] != str(folder.rank_log(0))
-    assert other["log"] == str(folder.rank_log(1))
-
-
-@pytest.mark.parametrize("refusal", [PermissionError, ProcessLookupError, None])
-def test_an_end_is_awaited_also_where_the_kernel_does_not_tell_of_it(
-    monkeypatch: pytest.MonkeyPatch, refusal: type[OSError] | None
-) -> None:
-    """As before Linux 5.3, in containers that forbid it, and of a process of which note was taken meanwhile."""
-    slept: list[float] = []
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-
-        def refuses(pid: int) -> int:
-            assert refusal is not None
-            raise refusal
-
-        if refusal is not None:
-            monkeypatch.setattr(os, "pidfd_open", refuses)
-        monkeypatch.setattr(forking.time, "sleep", slept.append)
-        forking.await_end([process], 0.01)
-        assert slept == ([] if refusal is None else [0.01])
-        process.kill()
-        process.wait()
-        monkeypatch.setattr(os, "pidfd_open", None)  # nobody asks any more
-        forking.await_end([process], PATIENCE_S)
-    assert len(slept) == (refusal is not None)
+    facts = [json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(num_workers)]
+    for rank, fact in enumerate(facts):
+        assert fact["parent"] == facts[0]["parent"] != started.pid  # the server
+        assert not fact["has_started_cuda"]
+        assert fact["input"] == ""
+        assert fact["cwd"] == str(tmp_path.resolve())
+        assert fact["blocked"] == []
+        place = (str(rank), "2") if num_workers > 1 else (None, None)
+        assert (fact["RANK"], fact["WORLD_SIZE"], fact["KEPT"]) == (*place, "yes")
+        assert fact["arguments"] == words[2:]
+        assert (fact["log"] == str(latest(tmp_path).rank_log(rank))) == (rank > 0)
+    if num_workers > 1:
+        assert facts[0]["random"] != facts[1]["random"]  # nobody has seeded them
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_parts_of_a_training_find_what_hydra_knows_of_their_job(tmp_path: Path, num_workers: int) -> None:
     asks = f"+callbacks.asks={{_target_:tests.support.callbacks.AsksHydra,folder:'{tmp_path}'}}"
-    words = command(*SMALL, f"trainer.devices={num_workers}", "trainer.max_epochs=1", asks)
-    done = commands.run(words, tmp_path, {**environ(), "PYTHONPATH": str(ROOT)})
+    done = run(tmp_path, *SMALL, f"trainer.devices={num_workers}", "trainer.max_epochs=1", asks, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
     for rank in range(num_workers):
         facts = json.loads((tmp_path / f"hydra-{rank}.json").read_text())
@@ -170,178 +134,57 @@ def test_parts_of_a_training_find_what_hydra_knows_of_their_job(tmp_path: Path, 
         assert asks in facts["overrides"]
 
 
-def test_what_is_imported_for_all_forks_is_lockstep_s_own_and_what_fails_is_left_to_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def imported(name: str) -> None:
-        asked.append(name)
-        raise ImportError(name)
-
-    monkeypatch.setattr(build, "imported", imported)
-    spawn._import_targets(write_run(tmp_path / "own", own_network("HasADomain")))
-    assert {"lockstep.data.synthetic", "lockstep.tasks.Classification"} <= set(asked)
-    assert all(name.startswith("lockstep.") for name in asked), "the user's modules are for the workers"
-    asked.clear()
-    spawn._import_targets(RunFolder(tmp_path / "nothing"))
-    assert asked == []
-
-
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_forked_workers_share_the_cores_where_nobody_says_how_many_threads(tmp_path: Path) -> None:
-    notes = [
-        f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}",
-        "trainer.max_epochs=1",
-    ]
+def test_workers_share_the_cores_where_nobody_says_how_many_threads(tmp_path: Path) -> None:
+    notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}"
     variables = {name: value for name, value in environ().items() if name != "OMP_NUM_THREADS"}
-    words = command(*SMALL, "trainer.devices=2", *notes)
+    words = command(*SMALL, "trainer.devices=2", "trainer.max_epochs=1", notes)
     done = subprocess.run(words, cwd=tmp_path, env={**variables, "PYTHONPATH": str(ROOT)}, timeout=PATIENCE_S)
     assert done.returncode == 0
     facts = [json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(2)]
     assert [each["threads"] for each in facts] == [len(os.sched_getaffinity(0)) // 2] * 2
 
 
-def of_decoding(run: str) -> list[str]:
-    """The names of all processes that decode for a run."""
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_command_that_streams_leaves_no_process_and_no_folder_of_sockets(tmp_path: Path, is_killed: bool) -> None:
+    write_folder(tmp_path / "images", count=20)
+    kept = [override for override in SMALL if not override.startswith("data")]
+    streamed = ["data=image_folder", "data.root=images", "data.memory=stream", "data.num_workers=1"]
+    sizes = ["data.image_size=16", f"trainer.max_epochs={1000 if is_killed else 1}", "trainer.devices=2"]
+    with tempfile.TemporaryDirectory(prefix="t") as temporary:  # short: the name of a socket has little room
+        words = command(*kept, *streamed, *sizes)
+        process = subprocess.Popen(words, cwd=tmp_path, env={**environ(), "TMPDIR": temporary})
+        if is_killed:
+            wait_until(lambda: (tmp_path / "outputs" / "latest" / "metrics.csv").exists(), "an epoch")
+            process.kill()
+        assert process.wait(PATIENCE_S) == (-signal.SIGKILL if is_killed else 0)
+        wait_until(lambda: _processes_with(f"TMPDIR={temporary}") == [], "the end of all processes")
+        assert not list(Path(temporary).glob("pymp-*"))
+
+
+def _processes_with(variable: str) -> list[int]:
+    """Processes that were started with a variable, or are forks of such a one."""
     found = []
     for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            with contextlib.suppress(OSError):  # it has just ended
-                found.append(title(int(process.name)))
-    return [name for name in found if name.startswith("lockstep: decoding for ") and name.endswith(f", {run}")]
+        with contextlib.suppress(OSError):  # no process, or one that has just ended
+            if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
 
 
-@pytest.mark.parametrize("are_forks", [True, False])
-def test_workers_that_stream_leave_no_folder_of_sockets(tmp_path: Path, are_forks: bool) -> None:
-    write_folder(tmp_path / "images", count=20)
-    kept = [override for override in SMALL if not override.startswith("data")]
-    streamed = ["data=image_folder", f"data.root={tmp_path}/images", "data.memory=stream", "data.num_workers=1"]
-    words = [*kept, *streamed, "data.image_size=16", "trainer.max_epochs=1", "trainer.devices=2"]
-    folder = write_run(tmp_path / "run", words)
-    job = spawn.Job("train", str(folder.path), {"command": "", "has_test": True})
-    call = f"spawn.run_workers(spawn.Job(*{list(job)}), 2, uses_gpus={not are_forks})"
-    code = f"from lockstep.launch import spawn; exit({call})"
-    with tempfile.TemporaryDirectory(prefix="t") as temporary:  # short: the name of a socket has little room
-        done = commands.run([sys.executable, "-c", code], tmp_path, {**environ(), "TMPDIR": temporary})
-        assert done.returncode == 0, done.stdout + done.stderr
-        wait_until(lambda: os.listdir(temporary) == [], "folder without what workers left")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
-def test_a_fork_holds_nothing_of_the_server_that_decodes_for_the_process_above(tmp_path: Path) -> None:
-    code = """
-import os
-from multiprocessing import forkserver, util
-from pathlib import Path
-from lockstep.launch import forking
-
-forkserver.set_forkserver_preload([])
-forkserver.ensure_running()
-
-def work():
-    above = util.process.current_process()._config.get("tempdir")
-    forkserver.ensure_running()
-    return 0 if above is None and forkserver._forkserver._forkserver_pid != pid else 1
-
-pid, folder = forkserver._forkserver._forkserver_pid, util.get_temp_dir()
-assert forking.fork(work, os.environ, log=Path("log"), title="fork").wait() == 0, Path("log").read_text()
-assert os.listdir(folder) != []
-assert os.listdir(os.environ["TMPDIR"]) == [os.path.basename(folder)]
-"""
-    with tempfile.TemporaryDirectory(prefix="t") as temporary:
-        words = [sys.executable, "-c", code]
-        done = subprocess.run(
-            words, cwd=tmp_path, env={**environ(), "TMPDIR": temporary}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
-def test_what_decodes_for_forked_workers_are_forks_of_them(tmp_path: Path) -> None:
-    write_folder(tmp_path / "images", count=20)
-    kept = [override for override in SMALL if not override.startswith("data")]
-    streamed = [
-        "data=image_folder",
-        "data.root=images",
-        "data.memory=stream",
-        "data.num_workers=2",
-        "data.image_size=16",
-    ]
-    notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}"
-    words = [*kept, *streamed, "trainer.max_epochs=1", "trainer.devices=2", "silent=true", notes]
-    done = run(tmp_path, *words, PYTHONPATH=str(ROOT))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    name = str(latest(tmp_path).path.relative_to(tmp_path.resolve()))
-    for rank in range(2):
-        children = json.loads((tmp_path / f"process-{rank}.json").read_text())["children"]
-        servers = [child for child in children if "resource_tracker" not in child]
-        assert servers == [f"lockstep: decoding for rank {rank} of 2, {name}"]
-    wait_until(lambda: of_decoding(name) == [], "end of the processes that decode")
-
-
-def test_a_fork_has_one_thread_at_first_however_many_torch_is_to_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    note = tmp_path / "threads"
-    environment = {**environ(), "OMP_NUM_THREADS": "3", "KEPT": "yes"}
-
-    def first() -> None:
-        note.write_text(f"{len(os.listdir('/proc/self/task'))} {os.environ['KEPT']}")
-
-    forked = forking.fork(
-        lambda: 0 if torch.get_num_threads() == 3 else 1, environment, log=tmp_path / "log", title="fork", first=first
-    )
-    assert forked.wait() == 0
-    assert note.read_text() == "1 yes"
-
-
-def test_a_process_with_threads_or_a_debugger_or_for_gpus_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "HAS_FORK", True)
-    monkeypatch.setattr(forking, "_num_threads", lambda: 1)
-    monkeypatch.setattr(forking, "has_started_cuda", lambda: False)
-    assert forking.can_fork(uses_gpus=False)
-    assert not forking.can_fork(uses_gpus=True)
-    with monkeypatch.context() as one:
-        one.setattr(forking, "_num_threads", lambda: 2)
-        assert not forking.can_fork(uses_gpus=False)
-    with monkeypatch.context() as one:
-        one.setattr(forking, "has_started_cuda", lambda: True)
-        assert not forking.can_fork(uses_gpus=False)
-    with monkeypatch.context() as one:
-        one.setattr(forking, "HAS_FORK", False)
-        assert not forking.can_fork(uses_gpus=False)
-    with monkeypatch.context() as one:
-        one.setattr(sys, "gettrace", lambda: print)
-        assert not forking.can_fork(uses_gpus=False)
-
-
-@pytest.mark.parametrize("is_of_benchmark", [False, True])
-def test_a_job_may_be_longer_than_a_command_line_and_stands_on_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_benchmark: bool
-) -> None:
+def test_a_job_may_be_longer_than_a_command_line(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.max_epochs=1"])
-    job = spawn.Job("train", str(folder.path), {"command": "token" * 40_000, "has_test": True})
-    started: list[subprocess.Popen[bytes]] = []
-    start = forking.start
-    monkeypatch.setattr(forking, "start", lambda *given, **more: started.append(start(*given, **more)) or started[-1])
-    if is_of_benchmark:
-        code = child.start(job, Environment("cpu", "cpu", 1, 1, None, "")).wait(PATIENCE_S)
-    else:
-        code = spawn.run_workers(job, 1, uses_gpus=True)
-    assert code == 0
-    assert "token" not in str(started[0].args)
+    job = worker.Job("train", str(folder.path), {"command": "token" * 400_000, "has_test": True})
+    assert parent.run(job, 1, is_parallel=False) == 0
 
 
 def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "trainer.max_epochs=1"])
     before = dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]
-    job = spawn.Job("train", str(folder.path), {"command": "", "has_test": True})
-    assert spawn.run_workers(job, 2, uses_gpus=False) == 0
+    job = worker.Job("train", str(folder.path), {"command": "", "has_test": True})
+    assert parent.run(job, 2) == 0
     assert (dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]) == before
     assert folder.read_summary()["workers"] == 2
-    assert folder.rank_log(1).exists()
 
 
 def _own_network(target: str) -> list[str]:
@@ -402,9 +245,9 @@ def test_a_rank_that_fails_because_of_another_lets_that_one_record_the_cause(
         Timer(0.3, folder.record_failure, ["rank 1 failed: the cause\n"]).start()
         raise FailedElsewhere("something is wrong on rank 1")
 
-    monkeypatch.setattr(spawn, "task_function", lambda task: told)
+    monkeypatch.setattr(worker, "task_function", lambda task: told)
     place = World("torchrun", rank=0, local_rank=0, node_rank=0, world_size=2)
-    assert spawn.run_here(spawn.Job("train", str(tmp_path), {}), place) == 1
+    assert worker.run_here(worker.Job("train", str(tmp_path), {}), place) == 1
     assert RunFolder(tmp_path).failure.read_text() == "rank 1 failed: the cause\n"
     assert "something is wrong on rank 1" in RunFolder(tmp_path).rank_log(0).read_text()
 
@@ -420,9 +263,9 @@ def test_a_second_ctrl_c_changes_no_end_that_is_on_record(
             os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("it was to leave")
 
-    monkeypatch.setattr(spawn, "task_function", lambda task: train)
+    monkeypatch.setattr(worker, "task_function", lambda task: train)
     world = World("torchrun", rank=rank, local_rank=rank, node_rank=0, world_size=2)
-    assert spawn.run_here(spawn.Job("train", str(tmp_path), {}), world) == code
+    assert worker.run_here(worker.Job("train", str(tmp_path), {}), world) == code
     status = RunFolder(tmp_path).read_status()
     told = (
         ("failed", "left at once, by a second Ctrl-C") if (state, rank) == ("training", 0) else (state, "signal SIGINT")
@@ -446,7 +289,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path
 
 def test_torchrun_trains_the_same_weights_in_one_folder(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", SMALL)
-    assert spawn.run_here(spawn.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job("train", str(alone.path), {"command": "", "has_test": True}), None) == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*torchrun, str(ROOT / "train.py"), *SMALL], cwd=tmp_path, env=environ(), capture_output=True, text=True

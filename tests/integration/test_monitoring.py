@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lockstep.callbacks import curves
 from lockstep.callbacks.events import split_and_tag
-from lockstep.launch import spawn
+from lockstep.launch import worker
 from lockstep.models.classifier import Classifier
 from lockstep.runs.discovery import read_confusion
 from lockstep.runs.folder import RunFolder
@@ -233,7 +233,7 @@ def test_a_picture_that_cannot_be_drawn_costs_no_training(tmp_path: Path, monkey
     (folder.pictures / "test_worst_mistakes.png").write_text("of an earlier session")
     monkeypatch.setattr(plots, "class_accuracy", fail)
     with pytest.warns(UserWarning, match="pictures of the test split are not complete: OSError"):
-        assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+        assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     assert folder.read_status()["state"] == "finished"
     assert "test_accuracy" in folder.read_summary()
     assert {path.stem for path in folder.pictures.iterdir()} == {"test_confusion_matrix"}
@@ -273,5 +273,5 @@ def test_a_failure_of_the_test_is_told_as_it_is(tmp_path: Path, monkeypatch: pyt
 
     folder = write_run(tmp_path / "run", [*SMALL, WATCHED[1], "trainer.max_epochs=1"])
     monkeypatch.setattr(Classifier, "_evaluate", fail)
-    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 1
+    assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 1
     assert folder.failure.read_text().splitlines()[-1] == "RuntimeError: out of memory"

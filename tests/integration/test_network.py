@@ -16,7 +16,7 @@ from lockstep.config import compose, overrides, storage, validation, workers
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
-from lockstep.launch import spawn
+from lockstep.launch import parent, worker
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World, first_node, outer_world, step_port
 from lockstep.training import process_group
@@ -157,13 +157,13 @@ def test_a_network_that_is_not_there_is_a_config_error_before_anything_starts(tm
 def test_an_evaluation_elsewhere_needs_no_network_of_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs: list[spawn.Job] = []
+    jobs: list[worker.Job] = []
 
-    def run_workers(job: spawn.Job, num_workers: int, flag: object, *, uses_gpus: bool) -> int:
+    def run(job: worker.Job, num_workers: int, *, is_parallel: bool) -> int:
         jobs.append(job)
         return 0
 
-    monkeypatch.setattr(spawn, "run_workers", run_workers)
+    monkeypatch.setattr(parent, "run", run)
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "strategy.interface=ib0"])
     folder.checkpoints.mkdir()
     torch.save({}, folder.best_checkpoint)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.launch import spawn
+from lockstep.launch import worker
 from lockstep.monitoring import status
 from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from tests.support import nodes
@@ -34,7 +34,7 @@ def two() -> Iterator[nodes.Nodes]:
 
 def trained_alone(path: Path, *overrides: str) -> RunFolder:
     folder = write_run(path, overrides)
-    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 

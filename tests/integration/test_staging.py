@@ -3,8 +3,7 @@
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from lockstep.config.faults import ConfigError
 from lockstep.data.images.listing import list_classes
 from lockstep.data.sources import builtin
 from lockstep.data.transfer import copying
-from lockstep.launch import spawn
+from lockstep.launch import parent, worker
 from lockstep.training import staging
 from tests.support.copies import contents, make, section
 from tests.support.harness import difference, train_all, wait_until, write_run
@@ -267,22 +266,25 @@ def test_a_resume_may_copy_elsewhere_but_not_read_something_else() -> None:
         again("data.split_seed=1", "data.copy_to=b")
 
 
+def _dies(*_: object, **__: object) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
 def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, scratch = write_folder(tmp_path / "images", count=3), tmp_path / "scratch"
     kept = write_run(tmp_path / "kept", recipe(images, scratch))
     removed = write_run(tmp_path / "removed", recipe(images, scratch, "data.copy_remove=true"))
     make(images, scratch)
-    killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    monkeypatch.setattr(spawn, "_start_worker", lambda *_: subprocess.Popen(killed))
-    monkeypatch.setattr(spawn, "_rendezvous_store", lambda *_: None)
+    monkeypatch.setattr(parent, "_work", _dies)
     config = storage.to_tree(storage.load(removed.config))
     for job, is_left in (
-        (spawn.Job("train", str(kept.path), {}), True),
-        (spawn.Job("train", str(removed.path), {}), False),
-        (spawn.Job("evaluate", str(tmp_path), {"config": config}), False),
+        (worker.Job("train", str(kept.path), {}), True),
+        (worker.Job("train", str(removed.path), {}), False),
+        (worker.Job("evaluate", str(tmp_path), {"config": config}), False),
     ):
         make(images, scratch)
-        assert spawn.run_workers(job, 2, uses_gpus=False) == spawn.EXIT_FAILED
+        assert parent.run(job, 2) == worker.EXIT_FAILED
         assert bool(list(scratch.iterdir())) == is_left
 
 
@@ -290,8 +292,8 @@ def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(tmp_pa
     images = write_folder(tmp_path / "images", count=6)
     (tmp_path / "scratch").write_text("no folder")
     folder = write_run(tmp_path / "run", recipe(images, tmp_path / "scratch"))
-    job = spawn.Job("train", str(folder.path), {"command": "none", "has_test": True})
-    assert spawn.run_here(job, None) == spawn.EXIT_CONFIG
-    (fault,) = spawn.refused(job)
+    job = worker.Job("train", str(folder.path), {"command": "none", "has_test": True})
+    assert worker.run_here(job, None) == worker.EXIT_CONFIG
+    (fault,) = worker.refused(job)
     assert fault.startswith(f"data.copy_to={tmp_path / 'scratch'} cannot be used")
     assert len(list_classes(str(images)).names) == 12

@@ -22,11 +22,6 @@ from lockstep.callbacks import console
 from lockstep.runs.files import write_atomically
 
 
-def title(pid: int) -> str:
-    """What `ps` shows of a process."""
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").rstrip()
-
-
 class Sees(L.Callback):
     """Writes seen.json into the run folder: what is visible to the process, and from when to when it held it.
 
@@ -42,12 +37,7 @@ class Sees(L.Callback):
             "cores": sorted(os.sched_getaffinity(0)),
             "threads": torch.get_num_threads(),
             "parent": os.getppid(),
-            "parent_of_parent": int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]),
-            "is_forked": "lockstep.sweeps.preloaded" in sys.modules,
-            "has_group": os.getpgrp() == os.getpid(),
             "begin": _begin_of_process(),
-            "title": title(os.getpid()),
-            "name": Path("/proc/self/comm").read_text().strip(),
         }
         self._write(trainer)
 
@@ -97,26 +87,17 @@ class NotesProcess(L.Callback):
         self._folder = folder
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        signal_of_death = ctypes.c_int()
-        ctypes.CDLL(None).prctl(2, ctypes.byref(signal_of_death))  # PR_GET_PDEATHSIG
         facts = {
             **{name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "KEPT")},
-            "main": sys.modules["__main__"].__file__,
             "arguments": sys.argv[1:],
             "parent": os.getppid(),
-            "parent_of_parent": int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]),
-            "has_group": os.getpgrp() == os.getpid(),
-            "title": title(os.getpid()),
+            "has_started_cuda": torch.cuda.is_initialized(),
             "threads": torch.get_num_threads(),
             "input": sys.stdin.read() + os.read(0, 1).decode(),
             "cwd": os.getcwd(),
             "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
             "random": [random.random(), float(numpy.random.rand())],
             "log": os.readlink("/proc/self/fd/1"),
-            "dies_with_parent": signal_of_death.value == signal.SIGKILL,
-            "children": [
-                title(int(child)) for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            ],
         }
         Path(self._folder, f"process-{trainer.global_rank}.json").write_text(json.dumps(facts))
 

@@ -1,122 +1,154 @@
-"""Commands of Python whose start is not what a test is about: forks of a process that has imported torch and Lightning.
+"""Commands of Python whose start is not what a test is about: forks of the product's own server, as its workers are.
 
-They are processes like any other: children of this one with a command line, a folder, variables, files, signals and an
-exit code of their own. What imports of torch take, seconds of a core, they do not take again. That commands start from
-nothing is shown where it is the promise: test_first_second.py, test_lazy_imports.py, test_presence.py, test_output.py,
-test_launch.py. What Python reads when it starts, sitecustomize.py or the number of threads, a fork does not read.
+They are processes like any other, with a command line, a folder, variables, files, signals and an exit code of their
+own; what imports of torch take, seconds of a core, they do not take again. What Python reads when it starts,
+sitecustomize.py or the number of threads, a fork does not read: such tests start new processes.
 """
 
-import ctypes
-import functools
-import inspect
-import json
+import contextlib
 import os
+import runpy
 import signal
-import socket
 import subprocess
 import sys
+import types
+import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
+from lockstep.launch import parent
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
-PR_SET_CHILD_SUBREAPER = 36
-SCRIPTS = Path(sys.executable).parent.resolve()
-FIXED = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")  # read while a process starts
-PIPES = ["p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"]
-# elsewhere, and where another Python has other private parts, commands are new processes
-CAN_FORK = sys.platform == "linux" and (
-    list(inspect.signature(subprocess.Popen._execute_child).parameters)[11:17] == PIPES  # pyright: ignore[reportAttributeAccessIssue]
-)
+SCRIPTS = Path(sys.executable).parent
+INSTALLED = [path for path in sys.path if path and Path(path) not in (ROOT, ROOT / "tests", SCRIPTS)]
 
 
-class Command(subprocess.Popen[Any]):
-    """`subprocess.Popen` of `python ...` or of a script beside it, without the imports; also those of an environment
-    of its own, in which the installed packages do not change any more.
+class Command:
+    """`python ...`, or a script of this environment; used like `subprocess.Popen`, whose text mode it has.
+
+    `stdout` and `stderr` are open files, PIPE (of standard error read at the end) or STDOUT; by default they are kept
+    for `communicate`.
     """
 
     def __init__(
-        self, words: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None, **more: Any
+        self,
+        words: Sequence[str | Path],
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        *,
+        stdout: Any = None,
+        stderr: Any = None,
+        text: bool = True,
     ) -> None:
-        first, *rest = words = list(map(str, words))
-        variables = dict(environ() if env is None else env)
-        for name in FIXED:
-            assert variables.get(name) == environ().get(name), f"{name} is read by the process that forks"
-        folder = Path(first).parent.resolve()
-        self._python = sys.executable if folder == SCRIPTS else str(folder / "python")
-        assert Path(self._python).exists(), f"{first} is no command of a Python"
-        self._request = {
-            "words": rest if Path(first).name in ("python", Path(sys.executable).name) else [first, *rest],
-            "cwd": str(cwd or Path.cwd()),
-            "environ": variables,
-        }
-        super().__init__(words, cwd=cwd, env=variables, **more)
+        assert text
+        self.args = list(map(str, words))
+        self.returncode: int | None = None
+        self.stdout: IO[str] | None = None
+        self._kept = [os.memfd_create("output") for _ in range(2)]
+        for descriptor in self._kept:
+            weakref.finalize(self, os.close, descriptor)
+        if stdout == subprocess.PIPE:
+            read, out = os.pipe()
+            self.stdout = open(read)  # noqa: SIM115
+        else:
+            out = os.dup(self._kept[0] if stdout is None else stdout.fileno())
+        is_kept = stderr in (None, subprocess.PIPE)
+        err = os.dup(out if stderr == subprocess.STDOUT else self._kept[1] if is_kept else stderr.fileno())
+        files = [Connection(number, readable=False) for number in (out, err)]
+        work = partial(_execute, self.args, str(cwd or Path.cwd()), files, INSTALLED)
+        self._process = parent.start(work, environ() if env is None else env)
+        for file in files:
+            file.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
 
-    def _execute_child(self, *arguments: Any) -> None:  # of subprocess.Popen: it starts the process
-        if not CAN_FORK:
-            super()._execute_child(*arguments)  # pyright: ignore[reportAttributeAccessIssue]
-            return
-        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = arguments[10:16]
-        # "-1" where the child is to have what this process has
-        files = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
-        try:
-            self.pid = _ask(self._python, self._request, files)
-        finally:
-            self._close_pipe_fds(  # pyright: ignore[reportAttributeAccessIssue]
-                p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
-            )
-        self._child_created = True
+    def poll(self) -> int | None:
+        self.returncode = self._process.exitcode
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        out = None
+        if self.stdout is not None:
+            with self.stdout:
+                out = self.stdout.read()
+        self.wait(timeout)
+        return _text(self._kept[0]) if out is None else out, _text(self._kept[1])
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+        if self.stdout is not None:
+            self.stdout.close()
 
 
 def run(
     words: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A command that ends, what it has said captured."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with Command(words, cwd, env, **pipes) as process:
-        try:
-            out, err = process.communicate(timeout=PATIENCE_S)
-        except BaseException:
-            process.kill()
-            raise
-    return subprocess.CompletedProcess(list(map(str, words)), process.returncode, out, err)
-
-
-def _ask(python: str, request: dict[str, Any], files: Sequence[int]) -> int:
-    server = _server(os.getpid(), python)
-    # the command is orphaned by the process between, and adopted by this one
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    process = Command(words, cwd, env)
     try:
-        socket.send_fds(server, [json.dumps(request).encode()], list(files))
-        pid, begun = server.recv(100), server.recv(100)
-    finally:
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-    assert begun, "the process that forks commands has ended"
-    return int(pid)
+        out, err = process.communicate(PATIENCE_S)
+    except BaseException:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
-@functools.cache
-def _server(pid: int, python: str) -> socket.socket:
-    """Where to ask, from the process `pid`: the server ends as soon as that closes its socket, or ends itself."""
-    own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    variables = {name: value for name, value in environ().items() if name != "PYTHONPATH"}
-    words = [python, str(ROOT / "tests" / "support" / "command_server.py"), str(its.fileno())]
-    words.append(" " * 1000)  # room for the titles of its forks
-    process = subprocess.Popen(
-        words,
-        pass_fds=[its.fileno()],
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        preexec_fn=_as_in_a_terminal,
-    )
-    process.returncode = 0  # it ends with this process, and nobody waits for it
-    its.close()
-    return own
+def _text(descriptor: int) -> str:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
 
-def _as_in_a_terminal() -> None:
-    """Signals that are ignored under nohup, and in the background, are not."""
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+def _execute(words: list[str], cwd: str, files: Sequence[Connection], installed: Sequence[str]) -> int:
+    """What `python` does with these words, or the script that is the first of them."""
+    for number, file in enumerate(files, 1):
+        os.dup2(file.fileno(), number)
+        file.close()
+    os.setpgid(0, 0)
+    os.chdir(cwd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if Path(words[0]).name.startswith("python"):
+        words = words[1:]
+    first = cwd if words[0] in ("-m", "-c") else str(Path(words[0]).resolve().parent)
+    sys.path[:] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *installed]
+    try:
+        if words[0] == "-m":
+            sys.argv[:] = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            sys.argv[:] = ["-c", *words[2:]]
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(words[1], "<string>", "exec"), vars(main))
+        else:
+            sys.argv[:] = words
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as left:
+        if isinstance(left.code, str):
+            print(left.code, file=sys.stderr)
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.callbacks.stop import StopTogether
-from lockstep.launch import spawn
+from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from tests.support.harness import difference, train_all, write_run
 
@@ -15,7 +15,7 @@ LOADS = {1: "null", 2: "[1,0]", 3: "[2,0,1]"}  # one of several workers has no s
 
 def train(folder: RunFolder) -> int:
     """Train a run and test it in this process. Returns the exit code."""
-    return spawn.run_here(spawn.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
+    return worker.run_here(worker.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 def train_until(folder: RunFolder, step: int) -> int:

@@ -3,13 +3,14 @@
 import contextlib
 import json
 import math
-import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep.config import compose, storage, validation
-from lockstep.launch import decoding
-from lockstep.launch.spawn import Job
+from lockstep.launch import parent
+from lockstep.launch.worker import Job, run_here
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.fork_server import PRELOADED
 from lockstep.system.launcher import outer_world
 
 ROOT = Path(__file__).parents[2]
@@ -111,13 +111,15 @@ def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> li
     variables = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as started:
         logs = [Path(scratch, f"rank{rank}.log") for rank in range(num_workers)]
-        workers: list[_Fork | subprocess.Popen[bytes]] = []
+        workers: list[BaseProcess | subprocess.Popen[bytes]] = []
         for rank, log in enumerate(logs):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers} if num_workers > 1 else {}
             environment = {**environ(), **variables, **{name: str(value) for name, value in place.items()}, **more}
-            workers.append(_fresh(text, environment, log) if more else _Fork(text, environment, log))
+            workers.append(
+                _fresh(text, environment, log) if more else parent.start(partial(_work, text), environment, log=log)
+            )
             started.callback(workers[-1].kill)
-        codes = [worker.wait(PATIENCE_S) for worker in workers]
+        codes = [_code(worker) for worker in workers]
         outputs = [log.read_text() for log in logs]
     for rank, code in enumerate(codes):
         assert code == 0, f"rank {rank}:\n{outputs[rank]}"
@@ -125,34 +127,11 @@ def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> li
     return outputs
 
 
-class _Fork:
-    """A worker forked from a process that has imported torch and Lightning; it answers like `subprocess.Popen`."""
-
-    def __init__(self, text: str, environment: dict[str, str], log: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([PRELOADED])
-        self._process = context.Process(target=_work_forked, args=(text, environment, log))
-        self._process.start()
-
-    def wait(self, timeout_s: float) -> int | None:
-        self._process.join(timeout_s)
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-def _work_forked(text: str, environment: dict[str, str], log: Path) -> None:
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.chdir(ROOT)
-    os.environ.clear()
-    os.environ.update(environment)
-    for job, _ in json.loads(text):
-        decoding.begin(RunFolder(Path(Job(*job).folder)), "lockstep: decoding")
-    _work(text)
+def _code(worker: BaseProcess | subprocess.Popen[bytes]) -> int | None:
+    if isinstance(worker, BaseProcess):
+        worker.join(PATIENCE_S)
+        return worker.exitcode
+    return worker.wait(PATIENCE_S)
 
 
 def _fresh(text: str, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -196,15 +175,15 @@ def wait_until(condition: Any, what: str = "condition") -> None:
         time.sleep(0.02)
 
 
-def _work(text: str) -> None:
-    from lockstep.launch.spawn import run_here
-
+def _work(text: str) -> int:
+    os.chdir(ROOT)
     for job, port in json.loads(text):
         os.environ["MASTER_PORT"] = str(port)
         code = run_here(Job(*job), outer_world(os.environ))
         if code:
-            raise SystemExit(code)
+            return code
+    return 0
 
 
 if __name__ == "__main__":
-    _work(sys.argv[1])
+    sys.exit(_work(sys.argv[1]))

@@ -1,7 +1,6 @@
 """Functions run by several ranks on CPU: the processes start once, each call gets a gloo process group of its own."""
 
 import contextlib
-import multiprocessing
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import torch
 from torch import distributed as dist
 
 from lockstep.distributed import collectives
-from lockstep.sweeps.fork_server import PRELOADED
+from lockstep.system import processes
 
 TIMEOUT = timedelta(seconds=300)
 
@@ -46,11 +45,9 @@ class Ranks:
 @contextlib.contextmanager
 def started(num_processes: int) -> Iterator[Ranks]:
     """Processes forked from a fresh one that imports torch and Lightning once, for all test modules."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOADED])
     with (
         tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(num_processes, mp_context=context) as pool,
+        ProcessPoolExecutor(num_processes, mp_context=processes.context()) as pool,
     ):
         yield Ranks(pool, Path(folder))
 

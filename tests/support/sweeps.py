@@ -31,7 +31,7 @@ def run(cwd: Path, *overrides: str, **more: str | None) -> subprocess.CompletedP
 
 
 @contextmanager
-def started(cwd: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+def started(cwd: Path, *overrides: str) -> Iterator[Command]:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = Command(command("-m", *overrides), cwd, variables(), **pipes)
     try:

@@ -20,7 +20,7 @@ class Training:
         self.log = cwd / "terminal.log"
         with open(self.log, "ab") as log:
             pipes: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT}
-            self.process: subprocess.Popen[Any] = (
+            self.process: subprocess.Popen[Any] | Command = (
                 _ignoring_hangups(command(*overrides), cwd, pipes)
                 if ignores_hangups
                 else Command(command(*overrides), cwd, **pipes)
@@ -39,9 +39,9 @@ class Training:
         wait_until(is_there, f"step {step}")
 
     def workers(self) -> list[int]:
-        """Process ids of rank 0, 1, ..., which the process that the command waits for has started, or is."""
-        computing = children_of(self.process.pid)
-        return [pid for computes in computing for pid in children_of(computes)] or computing
+        """Process ids of rank 0, 1, ..., of those that have begun."""
+        beats = sorted(self.folder.ranks.glob("*.beat"), key=lambda path: int(path.stem))
+        return [int(beat.read_text().split()[1]) for beat in beats]
 
     def exit_code(self) -> int:
         return self.process.wait(PATIENCE_S)

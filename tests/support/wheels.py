@@ -7,7 +7,6 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from tests.support import commands
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
 
@@ -44,11 +43,8 @@ def lend(environment: Path, project: Path) -> None:
 def run(cwd: Path, *words: str | Path, code: int = 0) -> str:
     """What a command says that leaves with `code`; no variable says where modules are."""
     variables = {name: value for name, value in environ().items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    if Path(words[0]).parent.name == "bin":  # of an environment
-        done = commands.run(words, cwd, variables)
-    else:
-        pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
-        done = subprocess.run(list(map(str, words)), cwd=cwd, env=variables, **pipes)
+    pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+    done = subprocess.run(list(map(str, words)), cwd=cwd, env=variables, **pipes)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

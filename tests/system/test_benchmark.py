@@ -24,7 +24,9 @@ from lockstep.benchmark.scaling import Result, Spread, Terms, spread
 from lockstep.config import compose, overrides, rules, validation
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import BenchmarkConfig
-from lockstep.launch.spawn import Job
+from lockstep.launch import parent
+from lockstep.launch.worker import Job
+from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.system import hardware
 from lockstep.system.plots import style
@@ -32,7 +34,6 @@ from lockstep.training.measure import flops_per_image, gradient_bytes
 from tests.support.benchmarks import ONE, TWO, exactly, record, whole
 from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
-from tests.support.holding import WRITE
 
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 SMALLER = [text for text in SMALL if not text.startswith("strategy=")]
@@ -210,28 +211,24 @@ def composed(*texts: str) -> BenchmarkConfig:
     return config
 
 
+def _writes_and_dies(job: Job, *_: object, **__: object) -> int:
+    with atomic_file(RunFolder(Path(job.folder)).last_checkpoint):
+        assert len(list(RunFolder(Path(job.folder)).checkpoints.iterdir())) == 1
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
 def test_what_a_killed_environment_was_writing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "cpu-1")
     folder.checkpoints.mkdir(parents=True)
-    folder.status_file.touch()
+    folder.write_status()
     config = composed()
 
-    def start(job: Job, environment: Environment) -> "subprocess.Popen[str]":
-        words = [sys.executable, "-c", WRITE, str(folder.last_checkpoint)]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        assert len(list(folder.checkpoints.iterdir())) == 1
-        process.kill()
-        process.communicate()
-        return process
-
-    monkeypatch.setattr(command.child, "start", start)
+    monkeypatch.setattr(parent, "_work", _writes_and_dies)
     environment = Environment("cpu-1", "cpu", 1, 1, None, "")
     benchmark = command.Benchmark(tmp_path, config, [environment], [])
-    assert (
-        benchmark._do(Job("train", str(folder.path), {}), environment, "cpu-1", lambda used_s: 0.0) == -signal.SIGKILL
-    )
+    code = benchmark._do(Job("train", str(folder.path), {}), environment, "cpu-1", lambda used_s: 0.0)
+    assert code == 128 + signal.SIGKILL
     assert list(folder.checkpoints.iterdir()) == []
     assert folder.status_file.exists()
 

@@ -46,7 +46,7 @@ def test_a_run_leaves_all_its_files_and_no_other(trained: RunFolder) -> None:
     names = {path.name.partition(".tfevents")[0] for path in trained.path.iterdir()} - {".lock"}
     assert names == {
         "config.yaml", "overrides.txt", "project.json", "environment.json", "status.json", "metrics.csv",
-        "images.json.gz", "summary.json", "checkpoints", "events.out", "validation", "test", "pictures", "rank1.log",
+        "images.json.gz", "summary.json", "checkpoints", "events.out", "validation", "test", "pictures",
     }  # fmt: skip
     assert {path.name for path in trained.checkpoints.iterdir()} == {"best.ckpt", "last.ckpt"}
     assert trained.overrides.read_text().splitlines()[0] == "model.width=8"

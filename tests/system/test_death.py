@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import spawn
+from lockstep.launch import parent, worker
 from lockstep.runs import vitals
 from lockstep.runs.folder import RunFolder
 from tests.support import callbacks, commands
@@ -82,7 +82,7 @@ def test_a_command_hears_of_the_death_of_its_only_process(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
-def test_a_task_of_srun_that_dies_is_told_by_itself_and_not_by_its_consequence(
+def test_a_task_of_srun_that_dies_is_named_by_the_others_and_its_place_is_in_its_log(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", dies(number.name, rank=1)])
@@ -100,9 +100,12 @@ def test_a_task_of_srun_that_dies_is_told_by_itself_and_not_by_its_consequence(
         for rank in "01"
     ]
     told = [task.communicate(timeout=PATIENCE_S)[1] for task in tasks]
-    assert [task.returncode for task in tasks] == [1, 128 + number], told
-    for text in told:
-        assert_told(folder, "rank 1 of 2", number, text)
+    assert [task.returncode for task in tasks] == [1, -number], told
+    reason = folder.read_status()["reason"]
+    assert reason.startswith(f"rank 1 of 2 on {HOST} (pid {tasks[1].pid}) has been silent since ")
+    assert reason in told[0]
+    if number == signal.SIGSEGV:
+        assert f'File "{SOURCE}", line {line_of("    ctypes.string_at(0)")}' in folder.rank_log(1).read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
@@ -114,14 +117,14 @@ def test_a_trial_that_dies_is_told_and_the_others_go_on(tmp_path: Path, number: 
     assert_told(RunFolder(tree / "1"), "the process of the trial", number, done.stderr + done.stdout)
 
 
-def test_an_evaluation_that_dies_says_so(tmp_path: Path) -> None:
+def test_an_evaluation_whose_torch_dies_says_so(tmp_path: Path) -> None:
     assert run(tmp_path, command(*SMALL, "trainer.max_epochs=1")).returncode == 0
     (tmp_path / "sitecustomize.py").write_text(callbacks.DIES_IN_TORCH)
     variables = {**environ(), "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
     words = [TOOL, "eval", "latest"]  # a new process, which reads sitecustomize.py
     done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 128 + signal.SIGSEGV
-    assert done.stderr.startswith(f"rank 0 of 1 was ended by SIGSEGV on {HOST}, in ")
+    assert done.returncode == 1
+    assert done.stderr.startswith("The process that imports torch for the workers has died")
     assert not list(tmp_path.glob("lockstep-*"))
     assert latest(tmp_path).read_status()["state"] == "finished"
 
@@ -129,8 +132,7 @@ def test_an_evaluation_that_dies_says_so(tmp_path: Path) -> None:
 def test_a_death_that_the_disk_does_not_take_is_told_on_the_screen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = spawn.Job("train", str(tmp_path / "gone"), {})
-    spawn.record_death(job, 1, 2, -signal.SIGBUS)
+    parent.Workers(worker.Job("train", str(tmp_path / "gone"), {}), 2)._record_death(1, -signal.SIGBUS)
     assert capsys.readouterr().err == f"rank 1 of 2 was ended by SIGBUS on {HOST}\n"
 
 
@@ -138,7 +140,7 @@ def test_a_failure_that_nobody_could_write_down_is_still_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     RunFolder(tmp_path).failure.touch()  # by a version that wrote in place, and was killed
-    spawn.show_failure(spawn.Job("train", str(tmp_path), {}))
+    worker.show_failure(worker.Job("train", str(tmp_path), {}))
     assert capsys.readouterr().err.splitlines()[0] == "a worker failed without a word"
 
 
@@ -192,8 +194,7 @@ Extension modules: numpy.core, torch._C (total: 2)
 )
 def test_the_place_is_that_of_the_thread_that_died(tmp_path: Path, stack: str, place: str) -> None:
     folder = RunFolder(tmp_path)
-    folder.ranks.mkdir()
-    folder.rank_fault(3).write_text(stack)
+    folder.rank_log(3).write_text(stack)
     text = vitals.end_of(folder, 3, "rank 3 of 4", -signal.SIGSEGV)
     assert text.splitlines()[0] == f"rank 3 of 4 was ended by SIGSEGV on {HOST}{place}"
     assert "Extension modules" not in text

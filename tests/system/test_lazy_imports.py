@@ -19,10 +19,9 @@ UNUSED = (
 )
 IMPORTED = """
 import sys
-from lockstep.system.lazy_imports import lazy
+from lockstep.launch.worker import import_training
 before = list(sys.meta_path)
-with lazy():
-    import lockstep.training.train
+import_training()
 assert sys.meta_path == before
 assert "torchmetrics.image" not in sys.modules
 """
@@ -51,12 +50,6 @@ def test_a_training_imports_nothing_that_it_has_no_use_for(tmp_path: Path, num_w
     for when, imported in json.loads((tmp_path / "modules.json").read_text()).items():
         assert "lightning.pytorch" in imported
         assert [name for name in UNUSED if name in imported] == [], when
-
-
-def test_the_process_that_forks_decoding_processes_imports_nothing_that_they_have_no_use_for() -> None:
-    imported = json.loads(python("import lockstep.data.preloaded, json, sys; print(json.dumps(list(sys.modules)))"))
-    assert "lockstep.data.loader" in imported
-    assert [name for name in UNUSED if name in imported] == []
 
 
 @pytest.mark.parametrize(

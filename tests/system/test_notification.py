@@ -20,14 +20,13 @@ from lockstep.config import overrides, storage, validation
 from lockstep.config.compose import composed
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
-from lockstep.launch import notification, runner, spawn
+from lockstep.launch import notification, parent, runner, worker
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.system.launcher import World
 from tests.support.commands import Command
 from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, SMALL, command, wait_until
-from tests.support.trainings import children_of
 
 TOKEN = "s3cret"
 TELL = "#!/bin/sh\ncat > told.json\nenv | grep ^LOCKSTEP_ | grep -v ^LOCKSTEP_TEST_ | sort > told.txt\n"
@@ -351,9 +350,9 @@ def test_one_process_tells_once_after_the_run_is_free(
 
     world = None if rank is None else World("torchrun", rank, rank, 0, num_workers)
     monkeypatch.setattr(notification, "send", send)
-    monkeypatch.setattr(spawn, "run_here", lambda job, place, flag: code)
-    monkeypatch.setattr(spawn, "run_workers", lambda job, count, flag, uses_gpus: code)
-    monkeypatch.setattr("lockstep.system.launcher.outer_world", lambda environ: world)
+    monkeypatch.setattr(worker, "run_here", lambda job, place, flag: code)
+    monkeypatch.setattr(worker, "import_training", lambda: None)
+    monkeypatch.setattr(parent, "run", lambda job, count, flag, is_parallel, first: code)
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
     group = SimpleNamespace(join=lambda *args: None, shared_folder=lambda make, config, place, known: make())
     monkeypatch.setitem(sys.modules, "lockstep.training.process_group", group)  # which imports torch
@@ -378,8 +377,7 @@ def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path,
     try:
         wait_until(lambda: latest.read_status().get("step", 0) >= 2 or first.poll() is not None, "second step")
         assert first.poll() is None, Path("log").read_text()
-        (computes,) = children_of(first.pid)
-        os.kill(children_of(computes)[0], signal.SIGKILL)
+        os.kill(int((latest.ranks / "0.beat").read_text().split()[1]), signal.SIGKILL)
         assert first.wait(PATIENCE_S) == EXIT_FAILED
     finally:
         first.kill()

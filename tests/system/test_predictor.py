@@ -17,9 +17,9 @@ from PIL import Image
 import lockstep
 from lockstep.data.images.decode import fit
 from lockstep.data.images.pixels import whole
-from lockstep.python.process import float32_kept
 from lockstep.runs.folder import RunFolder
 from lockstep.training import predict
+from lockstep.training.precision import float32_kept
 from tests.support.commands import run
 from tests.support.harness import ROOT, SMALL, command, environ, train_all, write_run
 from tests.support.image_files import write_image

@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.cluster import submission
 from lockstep.config import compose, storage, validation
-from lockstep.launch import runner, spawn
+from lockstep.launch import runner, worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.system.signals import SignalFlag
 from tests.support.harness import PATIENCE_S, ROOT, command, difference, wait_until, write_run
@@ -55,7 +55,7 @@ def shell(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of all these tests, in one process and in one go."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", TINY)
-    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch import spawn
+from lockstep.launch import worker
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import step_port
 from tests.support.harness import ROOT, SMALL, command, difference, write_run
@@ -28,7 +28,7 @@ def _nodes_have_networks(slurm: Slurm) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of one process without SLURM."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
-    assert spawn.run_here(spawn.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
+    assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     return folder
 
 

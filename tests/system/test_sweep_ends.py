@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import spawn
+from lockstep.launch import worker
 from lockstep.system.signals import STOP_SIGNALS
 from tests.support.callbacks import SEES
 from tests.support.harness import (
@@ -66,7 +66,7 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     assert {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")} == before
     assert [trial["state"] for trial in table_of(tmp_path)["trials"]] == ["finished"] * 3
     uncut = write_run(tmp_path / "uncut", [*recipe, "seed=1"])
-    assert spawn.run_here(spawn.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
+    assert worker.run_here(worker.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
     assert difference(uncut, folders[1]) <= 1e-12
     again = run(tmp_path, *overrides)
     assert (again.returncode, "All 3 trials" in again.stdout) == (0, True)
@@ -124,7 +124,7 @@ def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp
     done = run(tmp_path, *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     uncut = write_run(tmp_path / "uncut", [*recipe, "seed=1"])
-    assert spawn.run_here(spawn.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
+    assert worker.run_here(worker.Job("train", str(uncut.path), {"command": "", "has_test": False}), None) == 0
     assert difference(uncut, folders[1]) <= 1e-12
 
 

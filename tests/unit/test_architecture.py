@@ -182,15 +182,14 @@ REACHES_IN = {
     "callbacks.average": {"_average_model"},  # of its own parent class; torch's update stays without it
     "cluster.slurm": {"_make_submission_file_text", "_submitit_command_str"},  # submitit has no dry run
     "data.transfer.remote": {"_find"},  # fsspec's, overridden by some of its file systems
-    # of multiprocessing: what it holds of the process that forks, which a fork has no use for
-    "launch.forking": {"_config", "_forkserver", "_forkserver_alive_fd"},
-    "sweeps.fork_server": {"_clear"},  # of atexit: what the server registered is not a trial's
     # of torchmetrics: the states of a metric, how they add up, what values are rounded to, and its way over the ranks
     "tasks.reduction": {"_defaults", "_dtype", "_reductions", "_sync_dist"},
     "sweeps.search": {"_trial_id"},  # Optuna's storage asks for it
     "system.internals": None,
     "system.lazy_imports": None,  # the names of packages, which are Python's
-    "system.process": {"_run_exitfuncs"},  # of atexit: nothing else is done at the exit
+    "launch.worker": {"_run_exitfuncs"},  # of atexit: nothing else is done at the exit
+    "system.process": {"_run_exitfuncs"},  # likewise
+    "system.processes": {"_forkserver"},  # of multiprocessing: a fork of the server is to ask that one
 }
 PUBLIC_IN_SPITE = {"_asdict", "_replace", "_fields", "_exit", "_target_", "_partial_", "_check_", "_args_"}
 

@@ -4,9 +4,9 @@ Ctrl-C asks the current run to stop in good order, skips the rest and reports wh
 after SIGTERM), not 75: a benchmark cannot be gone on with. A second Ctrl-C leaves at once, without a report.
 """
 
+import contextlib
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,12 +17,13 @@ from typing import Any
 from rich.live import Live
 from rich.text import Text
 
-from lockstep.benchmark import child, results
+from lockstep.benchmark import results
 from lockstep.benchmark.environments import Environment, environments
 from lockstep.config import compose, faults, overrides, presence, project, storage, validation
 from lockstep.config.options import REFUSALS
 from lockstep.config.schema import BenchmarkConfig
-from lockstep.launch.spawn import Job
+from lockstep.launch.parent import Workers
+from lockstep.launch.worker import Job
 from lockstep.runs import naming
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
@@ -36,6 +37,7 @@ from lockstep.system.wording import plural
 POLL_S = 0.25
 START_S = 15.0  # a guess of what starting an environment takes, for the time left
 BEST = "best.ckpt"
+LOG = "terminal.log"  # what rank 0 prints, in the folder of an environment
 
 
 def run(texts: Sequence[str], source: compose.Source) -> int:
@@ -152,14 +154,20 @@ class Benchmark:
     def _do(self, job: Job, environment: Environment, head: str, left: Callable[[float], float]) -> int:
         """Wait for a job in its own process, showing how it goes. Returns its exit code."""
         folder, started = RunFolder(Path(job.folder)), time.monotonic()
-        process = child.start(job, environment)
+        is_parallel = environment.is_data_parallel
+        workers = Workers(
+            job,
+            environment.num_workers if is_parallel else 1,
+            is_parallel=is_parallel,
+            # that of the caller is replaced: environments are compared at all cores
+            environ={**os.environ, "OMP_NUM_THREADS": str(environment.num_threads)},
+            log=folder.path / LOG,
+        )
         live = Live(console=self._out, auto_refresh=False, transient=True) if self._out.is_terminal else None
         if live is None:
             self._say(f"{head} ...")
-        else:
-            live.start()
-        try:
-            while process.poll() is None:
+        with folder.lock(), workers, live or contextlib.nullcontext():
+            while (code := workers.poll(POLL_S)) is None:
                 if self._flag.received:
                     folder.request_stop("the benchmark was asked to end")
                 if live is not None:
@@ -168,13 +176,8 @@ class Benchmark:
                     )
                     line.truncate(self._out.width)
                     live.update(line, refresh=True)
-                time.sleep(POLL_S)
-        finally:
-            if live is not None:
-                live.stop()
-            _end(process)
-            folder.remove_leftovers()
-        return process.returncode
+        folder.remove_leftovers()
+        return code
 
     def _kept(self) -> dict[str, Any] | None:
         """Test the most accurate network once, and link to it; None where there is none."""
@@ -252,13 +255,6 @@ def exit_code(records: Sequence[results.Record], received: int) -> int:
     return EXIT_FAILED if any(r["state"] == "failed" for r in records) else 0
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no child behind, whatever ended the wait; its workers die with it."""
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-
-
 def _checkpoint(folder: RunFolder) -> Path:
     return folder.best_checkpoint if results.checkpoint(folder) == "best" else folder.last_checkpoint
 
@@ -289,7 +285,7 @@ def _summary(record: results.Record) -> str:
 
 def _failure(folder: RunFolder) -> str:
     """The last line of what went wrong in a run."""
-    for path in (folder.failure, folder.path / child.LOG):
+    for path in (folder.failure, folder.path / LOG):
         lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
         if lines:
             return lines[-1]

@@ -1,9 +1,13 @@
 """The first moments of a command, before the imports that take most of a second."""
 
+import contextlib
+import os
+import sys
 from pathlib import Path
 from typing import NoReturn
 
-from lockstep.system import output, signals
+from lockstep.system import output, processes, signals
+from lockstep.system.launcher import outer_world
 
 
 def begin() -> None:
@@ -12,9 +16,22 @@ def begin() -> None:
     signals.end_at_once()
 
 
+def start_training() -> None:
+    """Have torch imported while this process reads its command line, unless that asks for help or submits a job.
+
+    What torchrun or srun started computes itself.
+    """
+    world = outer_world(os.environ)
+    asks = any(word.startswith(("-", "cluster=")) and word not in ("-m", "--multirun") for word in sys.argv[1:])
+    if not asks and (world is None or world.world_size == 1):
+        with contextlib.suppress(FileNotFoundError):  # the current folder is gone, which the command says itself
+            processes.start_server()
+
+
 def train(script: str) -> NoReturn:
     """What the train.py of a project does: train by the command line, with the `conf` and modules beside the script."""
     begin()
+    start_training()
     from lockstep.cli.train import run
     from lockstep.system.process import leave
 

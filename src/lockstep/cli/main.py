@@ -44,6 +44,7 @@ def main() -> NoReturn:
 
 def _command() -> int:
     if sys.argv[1:2] == ["train"]:
+        entry.start_training()
         from lockstep.cli.train import run
 
         sys.argv = [f"{sys.argv[0]} train", *sys.argv[2:]]
@@ -57,7 +58,8 @@ def _command() -> int:
         arguments = _parsed(_joined(sys.argv[1:]))
         if arguments.function in (_evaluate, _predict, _benchmark, _verify):
             _start_once(sys.argv[1])
-        if arguments.function not in (_evaluate, _predict, _benchmark):
+            entry.start_training()
+        else:
             signals.as_usual()
         return arguments.function(arguments)
     except (FileNotFoundError, ValueError) as error:
@@ -368,7 +370,8 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
     from lockstep.config import faults, presence, saved_run, storage, trained, trust
     from lockstep.config.workers import resolve_workers
-    from lockstep.launch import spawn, supervision
+    from lockstep.launch import parent
+    from lockstep.launch.worker import Job
     from lockstep.training import checkpoints
 
     folder = naming.find(arguments.run)
@@ -384,20 +387,9 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     except faults.ConfigError as error:
         faults.exit_with(error)
     options |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
-    workers = resolve_workers(config)
-    num_workers = workers.world_size
-    if num_workers == 1:
-        supervision.begin()
-    listed, flag = signals.SignalList(), spawn.flag_of(task)
-    try:
-        with (listed if num_workers > 1 else flag).installed(), tempfile.TemporaryDirectory(prefix="lockstep-") as path:
-            job = spawn.Job(task, path, options)
-            if num_workers > 1:
-                return spawn.run_workers(job, num_workers, listed, uses_gpus=bool(workers.gpus))
-            return supervision.run(job, None, flag)
-    except signals.Ended as ended:  # before or after the work itself
-        signals.say_ended(ended.number)
-        return 128 + ended.number
+    num_workers = resolve_workers(config).world_size
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
+        return parent.run(Job(task, path, options), num_workers, is_parallel=num_workers > 1)
 
 
 if __name__ == "__main__":

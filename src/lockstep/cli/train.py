@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.sweeps.serial import Serial
 from lockstep.system.launcher import outer_world
-from lockstep.system.process import no_garbage_collection
 from lockstep.system.redaction import redacted
 
 if TYPE_CHECKING:
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from lockstep.config.compose import Source
     from lockstep.config.saved_run import SavedRun
     from lockstep.config.schema import Config
-    from lockstep.runs.folder import RunFolder
-
-Ended = tuple["RunFolder", int]  # a run that has ended, and its exit code
 
 
 def run(project: Path) -> int:
@@ -33,19 +29,14 @@ def run(project: Path) -> int:
     `project` is the folder whose `conf` and modules this command uses.
     """
     global _serial, _resumed
-    with no_garbage_collection():
-        import hydra
+    import hydra
 
-        from lockstep.config import faults
-        from lockstep.launch import supervision
+    from lockstep.config import faults
+
     try:
-        with no_garbage_collection():
-            arguments, source = _asked(project)
-        if _trains_here(arguments):
-            supervision.stand_by()
-        with no_garbage_collection():
-            _resumed = _saved_run(arguments, source)
-            num_jobs = _num_jobs(arguments, source) if _resumed is None else 1
+        arguments, source = _asked(project)
+        _resumed = _saved_run(arguments, source)
+        num_jobs = _num_jobs(arguments, source) if _resumed is None else 1
     except faults.ConfigError as error:
         faults.exit_with(error)
     if num_jobs is None:
@@ -99,13 +90,6 @@ def _asked(folder: Path) -> "tuple[Namespace, Source]":
     if arguments.config_dir:
         source = source._replace(added=Path(arguments.config_dir))
     return arguments, source
-
-
-def _trains_here(arguments: "Namespace") -> bool:
-    """Whether this is a single training on this machine, as far as the words tell: neither help, a sweep nor a job."""
-    asks = (arguments.help, arguments.hydra_help, arguments.cfg, arguments.info, arguments.shell_completion)
-    is_submitted = any(word.startswith("cluster=") for word in arguments.overrides)
-    return not (any(asks) or arguments.multirun or is_submitted)
 
 
 def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
@@ -209,7 +193,7 @@ def train(cfg: Any) -> float:
     from hydra.types import RunMode
 
     from lockstep.config import faults, validation
-    from lockstep.launch import runner, supervision
+    from lockstep.launch import runner
 
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
@@ -218,6 +202,7 @@ def train(cfg: Any) -> float:
     if is_sweep:
         _serial.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent) or not _is_first())
         (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)  # Hydra's copy of the settings, with secrets
+    first = partial(_know_hydra, HydraConfig.instance().cfg)
     is_submitted = (cfg if _resumed is None else _resumed.config).cluster.name != "none"
     try:
         if _resumed is not None:
@@ -225,7 +210,7 @@ def train(cfg: Any) -> float:
 
             folder, config = _resumed
             submission.refuse_live(folder)
-            work = partial((submission if is_submitted else runner).resume, folder, config)
+            work = partial(submission.resume if is_submitted else partial(runner.resume, first=first), folder, config)
         elif is_submitted:
             from lockstep.cluster import submission
 
@@ -234,10 +219,8 @@ def train(cfg: Any) -> float:
         else:
             config = validation.checked(cfg)
             has_test = not is_sweep or cfg.sweep.test == "all"
-            work = partial(runner.start, config, overrides, chosen, has_test=has_test)
-        if is_submitted or is_sweep or hydra.callbacks:  # callbacks act on the process in which Hydra is
-            supervision.dismiss()
-        folder, code = work() if is_submitted else _watched(work, config)
+            work = partial(runner.start, config, overrides, chosen, has_test=has_test, first=first)
+        folder, code = work()
     except faults.ConfigError as error:
         faults.exit_with(error)
     if is_sweep and not is_submitted:
@@ -250,37 +233,13 @@ def train(cfg: Any) -> float:
     raise SystemExit(code)
 
 
-def _watched(work: Callable[[], Ended], config: "Config") -> Ended:
-    """Do the work of a run in a process that another one waits for: its parent, where it starts workers itself."""
-    from hydra.core.hydra_config import HydraConfig
-
-    from lockstep.config.workers import resolve_workers
-    from lockstep.launch import supervision
-
-    if supervision.has_standby():
-        return supervision.hand_over(partial(_in_job, HydraConfig.instance().cfg, work))
-    is_alone = resolve_workers(config).world_size == 1 and config.strategy.name != "ddp"
-    if is_alone or outer_world(os.environ) is not None:
-        supervision.begin()
-    return work()
-
-
-def _in_job(cfg: Any, work: Callable[[], Ended]) -> Ended:
-    """Do the work in another process as in Hydra's job: `cfg` is what HydraConfig and logging are to know.
-
-    Faults in the configuration end this process with their lines.
-    """
+def _know_hydra(cfg: Any) -> None:
+    """Have custom parts of a training find in a worker what Hydra knows of its job."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.utils import configure_log
 
-    from lockstep.config import faults
-
     HydraConfig.instance().set_config(cfg)
     configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
-    try:
-        return work()
-    except faults.ConfigError as error:
-        faults.exit_with(error)
 
 
 def _is_first() -> bool:

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from lockstep.cluster import record, scheduler
-from lockstep.launch import supervision
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.runs.naming import quoted
 from lockstep.system.hardware import num_visible_gpus
@@ -49,7 +48,6 @@ class Settings(NamedTuple):
 def run(path: str, settings: tuple[str, int, int]) -> NoReturn:
     """What submitit calls, in every task of srun. Leaves with the exit code of the run."""
     signal.signal(signal.SIGCONT, signal.SIG_DFL)  # SLURM sends it when it ends a job; submitit warns of it, twice
-    supervision.begin()
     leave(lambda: work(RunFolder(Path(path)), Settings(*settings), own_id(os.environ)))
 
 
@@ -237,5 +235,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    supervision.begin()
     leave(lambda: main(sys.argv[1:]))

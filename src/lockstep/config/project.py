@@ -19,6 +19,7 @@ from lockstep.config.storage import to_tree
 from lockstep.config.targets import called
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
+from lockstep.system import processes
 
 
 class Project(NamedTuple):
@@ -42,7 +43,7 @@ def enter(folder: Path, run: RunFolder | None = None) -> None:
     started_in = current()
     if run is not None and any(path.resolve().is_relative_to(run.path) for path in (folder, started_in)):
         raise ConfigError([f"this is typed inside of the run {run.path}, where its files are modules: {naming.TRUST}"])
-    if not sys.flags.safe_path:
+    if not processes.is_safe_path:
         _search(Project(_modules(folder), (str(started_in),)), after=0)
 
 
@@ -56,7 +57,7 @@ def current() -> Path:
 
 def root() -> Path:
     """The folder of the project, after `enter` or `use`."""
-    if not sys.flags.safe_path:
+    if not processes.is_safe_path:
         return Path(sys.path[0])
     script = Path(sys.argv[0])
     return script.resolve().parent if script.suffix == ".py" else Path.cwd()
@@ -65,7 +66,7 @@ def root() -> Path:
 def here() -> Project:
     """The folders of this command, after `enter`."""
     named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    if sys.flags.safe_path:
+    if processes.is_safe_path:
         return Project(_resolved(named), ())
     return Project(_resolved([*_modules(root()), *named]), _resolved([os.getcwd()]))
 

@@ -96,8 +96,7 @@ class ShareLoader(DataLoader[Batch]):
         prepare: Callable[[Batch], Batch] | None = None,
     ) -> None:
         dataset: Any = StreamedImages(images) if num_workers else images
-        decoder = images.pixels.dataset if isinstance(images.pixels, Samples) else images.pixels
-        settings = worker_settings(num_workers, type(decoder).__module__) if num_workers else {}
+        settings = worker_settings(num_workers) if num_workers else {}
         super().__init__(dataset, batch_sampler=batches, collate_fn=_unchanged, **settings)  # pyright: ignore[reportArgumentType]
         self._prepare = prepare
         self._position = (0, 0)

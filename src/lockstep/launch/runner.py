@@ -15,19 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from lockstep.config import build, presence, project, rules, saved_run, storage, workers
 from lockstep.config.faults import PREFIX, ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
-from lockstep.launch import notification, spawn, supervision
+from lockstep.launch import notification, parent, worker
+from lockstep.launch.worker import Job
 from lockstep.runs import files, naming
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import resume_command, resuming, shown
 from lockstep.system.launcher import World, outer_world
-from lockstep.system.lazy_imports import lazy
-from lockstep.system.process import die_with, leave, no_garbage_collection
+from lockstep.system.process import leave
 from lockstep.system.redaction import redacted
 from lockstep.system.signals import STOP_SIGNALS, SignalFlag, SignalList
 from lockstep.system.terminal import is_cell
@@ -37,29 +36,18 @@ from lockstep.training import checkpoints
 LOCKED_EVERY_S = 0.5
 
 
-class StopSignals(NamedTuple):
-    """What takes the stop signals of a run: `flag` where this process trains, `listed` where its workers do."""
-
-    listed: SignalList
-    flag: SignalFlag
-
-    @property
-    def received(self) -> int:
-        """The first stop signal of the run, 0 where none came."""
-        return self.listed.received or self.flag.received
-
-
 def start(
     config: Config,
     typed: Sequence[str],
     chosen: Path | None,
     *,
     has_test: bool = True,
-    stop_signals: StopSignals | None = None,
+    stop_signals: SignalList | None = None,
+    first: Callable[[], None] | None = None,
 ) -> tuple[RunFolder, int]:
     """A new run, in a folder of its own or in the chosen one. Returns the folder and the exit code.
 
-    `stop_signals` are for a caller that wants to know what came.
+    `stop_signals` is for a caller that wants to know what came. Each worker calls `first` before it trains.
     """
     scaled = build.scaled(config)
     note = ""
@@ -91,7 +79,7 @@ def start(
             naming.link_latest(outputs, folder.path)
         return folder
 
-    return _train(make, scaled, note=note, has_test=has_test, stop_signals=stop_signals)
+    return _train(make, scaled, note=note, has_test=has_test, stop_signals=stop_signals, first=first)
 
 
 def _take_back(
@@ -123,8 +111,14 @@ def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
     files.write_atomically(folder.overrides, text)
 
 
-def resume(folder: RunFolder, config: Config, *, stop_signals: StopSignals | None = None) -> tuple[RunFolder, int]:
-    """Go on with a run in its own folder. Returns the folder and the exit code."""
+def resume(
+    folder: RunFolder,
+    config: Config,
+    *,
+    stop_signals: SignalList | None = None,
+    first: Callable[[], None] | None = None,
+) -> tuple[RunFolder, int]:
+    """Go on with a run in its own folder, otherwise as `start`. Returns the folder and the exit code."""
 
     def make(held: contextlib.ExitStack) -> RunFolder:
         presence.check(config.data)
@@ -138,11 +132,13 @@ def resume(folder: RunFolder, config: Config, *, stop_signals: StopSignals | Non
 
     before = storage.other_version(folder)
     kept = f"{shown(folder.path)} keeps the settings it has from {before}, whatever the defaults are now"
-    return _train(make, config, known=folder, note=kept if before else "", stop_signals=stop_signals)
+    return _train(make, config, known=folder, note=kept if before else "", stop_signals=stop_signals, first=first)
 
 
-def go_on(folder: RunFolder, *, has_test: bool) -> int:
+def go_on(folder: RunFolder, *, has_test: bool, is_worker: bool = False) -> int:
     """Train a prepared run as its folder says, from its last checkpoint where there is one. Returns the exit code.
+
+    A process that is a worker itself (`is_worker`) starts no other one for a run of one worker.
 
     Waits while another process trains it: a job that was put back into the queue can meet its own last moments.
     A run that is through stays as it is.
@@ -170,7 +166,7 @@ def go_on(folder: RunFolder, *, has_test: bool) -> int:
         _begin_again(folder)
         return folder
 
-    return 0 if folder.read_summary() else _train(make, config, known=folder, has_test=has_test)[1]
+    return 0 if folder.read_summary() else _train(make, config, known=folder, has_test=has_test, is_worker=is_worker)[1]
 
 
 def _begin_again(folder: RunFolder) -> None:
@@ -188,7 +184,9 @@ def _train(
     known: RunFolder | None = None,
     note: str = "",
     has_test: bool = True,
-    stop_signals: StopSignals | None = None,
+    is_worker: bool = False,
+    stop_signals: SignalList | None = None,
+    first: Callable[[], None] | None = None,
 ) -> tuple[RunFolder, int]:
     """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended.
 
@@ -200,31 +198,31 @@ def _train(
     if is_parallel and (faults := workers.interface_faults(config)):
         raise ConfigError(faults)
     world = outer_world(os.environ) if is_parallel else None
-    has_workers = is_parallel and world is None
-    listed, flag = stop_signals or StopSignals(SignalList(is_watched=supervision.is_watched()), supervision.flag())
+    computes_here = world is not None or (is_worker and not is_parallel)
+    flag = SignalFlag(has_parent=is_worker) if computes_here else stop_signals or SignalList()
     with contextlib.ExitStack() as held:
         if world is not None:
-            with no_garbage_collection(), lazy():
-                from lockstep.training.process_group import shared_folder
+            worker.import_training()
+            from lockstep.training.process_group import shared_folder
 
             _meet(config, world, known)  # until then a signal ends this process, which may wait for others
             held.enter_context(flag.installed())
             folder = shared_folder(lambda: _made(make, held), config, world, known)
         else:
-            held.enter_context((listed if has_workers else flag).installed())
+            held.enter_context(flag.installed())
             folder = _made(make, held)
         if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
         run = shown(folder.path)
         options = {"command": resume_command(folder.path), "has_test": has_test, "is_cell": is_cell()}
-        job = spawn.Job("train", str(folder.path), options)
-        if has_workers:
-            if not config.silent:
+        job = Job("train", str(folder.path), options)
+        if isinstance(flag, SignalList):
+            if is_parallel and not config.silent:
                 print(f"Starting {plural(num_workers, 'worker')} for {run} ...", flush=True)
-            code = spawn.run_workers(job, num_workers, listed, uses_gpus=bool(assigned_workers.gpus))
+            code = parent.run(job, num_workers, flag, is_parallel=is_parallel, first=first)
         else:
-            code = supervision.run(job, world, flag)
-        if world is None and (faults := spawn.refused(job)):
+            code = worker.run_here(job, world, flag)
+        if world is None and (faults := worker.refused(job)):
             raise ConfigError(faults)
     # the run is free by now: what is told of its end may go on with it
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
@@ -279,20 +277,17 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lockstep.launch.runner")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--task", choices=("train", "train-without-test", "test"), required=True)
-    parser.add_argument("--parent", type=int, help="the process with which this one dies")
     arguments = parser.parse_args(words)
-    if arguments.parent is not None:
-        die_with(arguments.parent)
     return do(arguments.folder, arguments.task)
 
 
-def do(path: Path, task: str) -> int:
+def do(path: Path, task: str, *, is_worker: bool = False) -> int:
     """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code."""
     folder = RunFolder(path.resolve())
     try:
         if task == "test":
-            return test(folder)
-        return go_on(folder, has_test=task == "train")
+            return test(folder, is_worker=is_worker)
+        return go_on(folder, has_test=task == "train", is_worker=is_worker)
     except ConfigError as error:
         text = "".join(f"{PREFIX}{fault}\n" for fault in error.faults)
         with contextlib.suppress(OSError):  # what cannot be kept is printed all the same
@@ -302,19 +297,17 @@ def do(path: Path, task: str) -> int:
         return EXIT_CONFIG
 
 
-def test(folder: RunFolder) -> int:
+def test(folder: RunFolder, *, is_worker: bool) -> int:
     """Measure a finished run on its test set; the result joins its summary. Returns the exit code."""
     config = storage.load(folder.config)
     project.use(folder, config)
-    assigned_workers = resolve_workers(config)
-    job = spawn.Job("test", str(folder.path), {})
+    num_workers = resolve_workers(config).world_size
+    job = Job("test", str(folder.path), {})
     with locked(folder):
-        if assigned_workers.world_size > 1:
-            return spawn.run_workers(job, assigned_workers.world_size, uses_gpus=bool(assigned_workers.gpus))
-        return spawn.run_here(job, None)
+        if is_worker and num_workers == 1:
+            return worker.run_here(job, None, SignalFlag(has_parent=True))
+        return parent.run(job, num_workers, is_parallel=num_workers > 1)
 
 
 if __name__ == "__main__":
-    if "--parent" not in sys.argv:  # which waits for this process
-        supervision.begin()
     leave(lambda: main(sys.argv[1:]))

@@ -17,7 +17,7 @@ from lockstep.runs.discovery import MOST, Watched, differing_overrides
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import output
-from lockstep.system.signals import given_back
+from lockstep.system.signals import restored
 from lockstep.system.terminal import duration, printable, terminal
 from lockstep.system.wording import plural
 
@@ -76,7 +76,7 @@ def watch(selection: Selection, *, sort: str, is_reversed: bool) -> int:
         raise ValueError("--watch needs a terminal: leave it out to print the runs once.")
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
     runs: list[Listed] = []
-    with given_back(), contextlib.suppress(KeyboardInterrupt):
+    with restored(), contextlib.suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, _leave)  # gives the terminal back, as Ctrl-C does
         with Live(console=out, screen=True, auto_refresh=False) as live:
             while output.is_read():

@@ -1,9 +1,11 @@
 """`lockstep.load`: the network of a run, asked for predictions."""
 
+import contextlib
 import itertools
 import os
+import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -19,14 +21,13 @@ from lockstep.models.classifier import Classifier
 from lockstep.python import configuration
 from lockstep.python.images import ImageLike, inputs_of
 from lockstep.python.prediction import Prediction, Predictions
-from lockstep.python.process import float32_kept, unchanged
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system import hardware
 from lockstep.system.wording import plural
 from lockstep.training import checkpoints, predict, session
-from lockstep.training.precision import set_tf32
+from lockstep.training.precision import float32_kept, set_tf32
 from lockstep.training.session import Session
 
 
@@ -53,12 +54,28 @@ def load(
         raise ValueError(f'checkpoint={checkpoint!r}: there is no such checkpoint, choose "best" or "last".')
     path = checkpoints.asked(folder, checkpoint, option='checkpoint="{}"')
     devices, strategy = _asked(device)
-    with unchanged(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+    with _unchanged(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         saved = configuration.saved(folder, is_trusted=trust)
         predict.refuse_own_module(saved, "lockstep.load")
         config = validation.check_tree(storage.to_tree(trained.here(saved, devices=devices, strategy=strategy)))
         with session.opened(RunFolder(Path(scratch)), config, None) as here:
             return Predictor(here, predict.loaded(here, path), path)
+
+
+@contextlib.contextmanager
+def _unchanged() -> Iterator[None]:
+    """Leave random states, the current GPU and how float32 is multiplied as they were."""
+    states = random.getstate(), np.random.get_state()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    current = torch.cuda.current_device() if gpus else 0
+    with torch.random.fork_rng(gpus), float32_kept():
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            if torch.cuda.is_initialized():
+                torch.cuda.set_device(current)
 
 
 def _asked(device: str | torch.device | None) -> tuple[int | list[int], str | None]:

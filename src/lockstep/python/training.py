@@ -5,13 +5,11 @@ from collections.abc import Sequence
 
 from lockstep.config.faults import PREFIX, ConfigError
 from lockstep.launch import runner
-from lockstep.launch.runner import StopSignals
 from lockstep.python import configuration
-from lockstep.python.process import unchanged
 from lockstep.python.run import Run
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import shown
-from lockstep.system.signals import SignalFlag, SignalList
+from lockstep.system.signals import SignalList
 
 
 class TrainingFailed(RuntimeError):
@@ -27,8 +25,8 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
 
     `trust` is the `--trust` of a resume: whatever the run folder names is called, code of another project too.
 
-    One worker computes in this process; several, and one on strategy=ddp, are processes of their own. Whatever is set
-    for the training in this process is put back at its end: random states, switches of torch, warnings, signals.
+    The workers are processes of their own, as those of the command; nothing changes in this one. They print where this
+    process does; a notebook shows a line of progress that is written anew.
 
     Interrupted, by Ctrl-C or the button of a notebook, the run saves and stops after its next step, then
     KeyboardInterrupt is raised; a second interrupt leaves at once. Other stop signals do in the end what they did
@@ -36,12 +34,11 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     the main thread Python knows no signals: `lockstep stop latest` stops there.
 
     Raises ConfigError, a ValueError, with all faults before anything starts; TrainingFailed with the reason where the
-    training fails; RuntimeError while another thread trains. A sweep and a cluster job are for `python train.py`.
+    training fails. A sweep and a cluster job are for `python train.py`.
     """
-    stop_signals = StopSignals(SignalList(), SignalFlag())
-    with unchanged():
-        folder, code = _trained(overrides, stop_signals, is_trusted=trust)
-    if code == EXIT_FAILED:
+    stop_signals = SignalList()
+    folder, code = _trained(overrides, stop_signals, is_trusted=trust)
+    if code not in (0, EXIT_CONFIG, EXIT_STOPPED, EXIT_INTERRUPTED):
         raise TrainingFailed(_reason(folder), Run(folder.path))
     if code == EXIT_CONFIG:
         lines = folder.failure.read_text("utf-8").splitlines()
@@ -53,7 +50,7 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     return Run(folder.path)
 
 
-def _trained(overrides: Sequence[str], stop_signals: StopSignals, *, is_trusted: bool) -> tuple[RunFolder, int]:
+def _trained(overrides: Sequence[str], stop_signals: SignalList, *, is_trusted: bool) -> tuple[RunFolder, int]:
     asked = configuration.asked(overrides, is_trusted=is_trusted)
     if asked.resumed is None:
         return runner.start(asked.config, overrides, asked.folder, stop_signals=stop_signals)

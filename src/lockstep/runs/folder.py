@@ -154,10 +154,6 @@ class RunFolder:
         """Host and process of a rank; touched while it lives."""
         return self.ranks / f"{rank}.beat"
 
-    def rank_fault(self, rank: int) -> Path:
-        """Where a rank was when a signal ended it, as `faulthandler` writes it."""
-        return self.ranks / f"{rank}.fault"
-
     def rendezvous(self, step: str) -> Path:
         """Where rank 0 of one start of a job says where it can be reached; there until all ranks have met."""
         return self.path / f"rendezvous-{step}"

@@ -1,8 +1,8 @@
 """Signs of life of the ranks of a run, and what is left of one that died: a file for each, while it computes.
 
 A rank that is killed, frozen or cut off cannot say so, and the others hear of it as of a broken connection. So every
-rank touches a file of its own once a second, by a thread, and keeps another one open into which Python writes where it
-was when a signal such as SIGSEGV ends it. Whoever is left reads them: other ranks, the process that watches this one.
+rank touches a file of its own once a second, by a thread, and Python writes into the log of the rank where it was when
+a signal such as SIGSEGV ends it. Whoever is left reads them: other ranks, the parent.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ FRAME = re.compile(r'^ +File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>
 @contextlib.contextmanager
 def shown(folder: RunFolder, rank: int) -> Iterator[None]:
     """Show that this rank lives, and where it dies; nothing is left of either when the block ends, however it does."""
-    beat, fault = folder.rank_beat(rank), folder.rank_fault(rank)
+    beat = folder.rank_beat(rank)
     _begin(beat)
     is_over = threading.Event()
     thread = threading.Thread(target=_beat, args=(beat, is_over), daemon=True)
     thread.start()
     was_enabled = faulthandler.is_enabled()
     try:
-        with open(fault, "wb") as file:
+        with open(folder.rank_log(rank), "ab") as file:
             faulthandler.enable(file)
             try:
                 yield
@@ -52,10 +52,13 @@ def shown(folder: RunFolder, rank: int) -> Iterator[None]:
 
 
 def forget(folder: RunFolder, rank: int) -> None:
-    """Remove what a rank that has ended showed of itself: nobody waits for it any more."""
-    for path in (folder.rank_beat(rank), folder.rank_fault(rank)):
-        with contextlib.suppress(OSError):  # it has gone already, or the disk, whose fault is told elsewhere
-            path.unlink()
+    """Remove what a rank that has ended showed of itself, and its log where that is empty."""
+    log = folder.rank_log(rank)
+    with contextlib.suppress(OSError):  # there is none, or the disk is gone, whose fault is told elsewhere
+        if log.stat().st_size == 0:
+            log.unlink()
+    with contextlib.suppress(OSError):
+        folder.rank_beat(rank).unlink()
     with contextlib.suppress(OSError):  # others are still there
         folder.ranks.rmdir()
 
@@ -162,7 +165,7 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
     if number == signal.SIGKILL:
         line += " (kill -9, or out of memory)"
     try:
-        stack = folder.rank_fault(rank).read_text(errors="replace")
+        stack = folder.rank_log(rank).read_text(errors="replace").rpartition("Fatal Python error")[2]
     except OSError:
         stack = ""
     # of the thread that got the signal; else of the main thread, which comes last

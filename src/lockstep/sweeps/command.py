@@ -13,7 +13,7 @@ from lockstep.config import build, project, storage, trust
 from lockstep.config.faults import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
 from lockstep.config.schema import Config
-from lockstep.launch import runner, supervision
+from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_FAILED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import devices, views
@@ -121,7 +121,6 @@ def run(
     `configs` has the configuration of every trial by number, and may grow; `config` says what holds for all of them. Of
     `total` trials `num_done` are done.
     """
-    supervision.dismiss()  # where Hydra's own settings made a sweep of what looked like one run
     _refuse_live(ledger)
     machine = machine_here()
     at_once = _num_at_once(machine, total, config, list(configs.values()))
@@ -134,7 +133,7 @@ def run(
         return devices.need(trial_config, machine, at_once)
 
     view = views.Silent() if config.silent else views.Shown(known, total)
-    pool = Pool(Devices(machine, at_once), say=view.said)
+    pool = Pool(Devices(machine, at_once))
     course_of = partial(Course, ledger=ledger, pool=pool, need_of=need_of, at_once=at_once)
     task = "train" if config.sweep.test == "all" else "train-without-test"
     ledger.stop_flag.clear_stop()  # of a sweep that was killed before it could

@@ -12,7 +12,7 @@ from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 from lockstep.sweeps.devices import Need
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import Pool
-from lockstep.system.signals import STOP_SIGNALS, given_back
+from lockstep.system.signals import STOP_SIGNALS, restored
 from lockstep.system.wording import plural
 
 POLL_S = 0.1
@@ -81,7 +81,7 @@ class Course:
         def remember(number: int, frame: FrameType | None) -> None:
             received.append(number)
 
-        with given_back():
+        with restored():
             for number in STOP_SIGNALS:
                 signal.signal(number, remember)
             try:

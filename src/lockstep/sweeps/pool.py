@@ -2,25 +2,21 @@
 
 import contextlib
 import os
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection
-from pathlib import Path
+from multiprocessing.process import BaseProcess
 
-from lockstep.launch import forking
-from lockstep.launch.forking import HAS_FORK
+from lockstep.launch import parent, runner
 from lockstep.runs import vitals
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.sweeps.devices import Devices, Need, Share
-from lockstep.sweeps.fork_server import Forked, ForkServer
 from lockstep.sweeps.ledger import Trial
 
 LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
 LOG = "output.log"  # what a trial says, in its run folder
-SLOW = "Each trial on GPUs imports torch anew: what is imported has started CUDA, which then works in no fork."
 
 
 @dataclass
@@ -29,40 +25,26 @@ class Running:
 
     trial: Trial
     share: Share
-    process: subprocess.Popen[bytes] | Forked
+    process: BaseProcess
 
 
 class Pool:
-    """Trials side by side. A trial that ends, however it ends, gives its devices back.
+    """Trials side by side. A trial that ends, however it ends, gives its devices back."""
 
-    `say` shows a line to a person.
-    """
-
-    def __init__(self, devices: Devices, *, say: Callable[[str], None]) -> None:
+    def __init__(self, devices: Devices) -> None:
         self._devices = devices
-        self._say = say
-        self._is_slow_told = False
-        self._fork_server = ForkServer()
         self.running: list[Running] = []
 
     def start(self, trial: Trial, wanted: Need, task: str) -> bool:
-        """Start a task of `lockstep.launch.runner` on a trial. False while too few devices are free, or too early."""
-        if HAS_FORK and not self._fork_server.is_ready():
-            return False
-        is_forked = HAS_FORK and (not wanted.gpus or self._fork_server.serves_gpus)
-        if HAS_FORK and not is_forked and not self._is_slow_told:
-            self._is_slow_told = True
-            self._say(SLOW)
+        """Start a task of `lockstep.launch.runner` on a trial. False while too few devices are free."""
         share = self._devices.take(wanted)
         if share is None:
             return False
         trial.device = share.label
-        environ, log = environ_of(share, os.environ), trial.folder.path / LOG
+        work = partial(runner.do, trial.folder.path, task, is_worker=True)
+        log = trial.folder.path / LOG
         try:
-            if is_forked:
-                process = self._fork_server.start(trial.folder.path, task, share.cores, environ, log)
-            else:
-                process = _fresh(trial.folder.path, task, environ, log)
+            process = parent.start(work, environ_of(share, os.environ), log=log, cores=share.cores)
         except BaseException:
             self._devices.give_back(share)
             raise
@@ -71,7 +53,7 @@ class Pool:
 
     def ended(self) -> list[tuple[Trial, int]]:
         """The trials that have ended since the last call, with their exit codes; their devices are free."""
-        ended = [(active, code) for active in self.running if (code := active.process.poll()) is not None]
+        ended = [(active, code) for active in self.running if (code := active.process.exitcode) is not None]
         for active, code in ended:
             self.running.remove(active)
             self._devices.give_back(active.share)
@@ -80,20 +62,19 @@ class Pool:
         return [(active.trial, code) for active, code in ended]
 
     def await_end(self, most_s: float) -> None:
-        """Sleep for `most_s`, or until a trial that was forked has ended."""
-        processes = [active.process for active in self.running]
-        connection.wait([process.sentinel for process in processes if isinstance(process, Forked)], most_s)
+        """Sleep for `most_s`, or until a trial has ended."""
+        connection.wait([active.process.sentinel for active in self.running], most_s)
 
     def stop(self) -> None:
         """Ask all trials to stop in good order."""
         for active in self.running:
-            active.process.send_signal(signal.SIGTERM)
+            active.process.terminate()
 
     def leave(self) -> None:
         """Stop all trials in good order, and wait for their ends; not for ever."""
         self.stop()
         deadline = time.monotonic() + LEAVE_S
-        while time.monotonic() < deadline and any(active.process.poll() is None for active in self.running):
+        while time.monotonic() < deadline and any(active.process.exitcode is None for active in self.running):
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -101,12 +82,7 @@ class Pool:
         for active in self.running:
             active.process.kill()
         for active in self.running:
-            active.process.wait()
-
-
-def _fresh(folder: Path, task: str, environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    words = ["lockstep.launch.runner", str(folder), "--task", task, "--parent", str(os.getpid())]
-    return forking.start(words, environ, log=log)
+            active.process.join()
 
 
 def environ_of(share: Share, environ: Mapping[str, str]) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Serial:
             return
         if not self.is_silent:
             print(f"Testing the best job, {sweep_table.best.trial.number} ...", flush=True)
-        code = runner.test(sweep_table.best.trial.folder)
+        code = runner.test(sweep_table.best.trial.folder, is_worker=False)
         if code not in GOOD:
             self.failed.append(sweep_table.best.trial.folder)
 

@@ -42,9 +42,6 @@ class Silent:
         if state == "failed":
             say(terminal(is_error=True), Text(f"Trial {trial.number} failed: ").append(_failure(trial)))
 
-    def said(self, text: str) -> None:
-        """Print none of the messages that are no failures."""
-
     def stopping(self, reason: str) -> None:
         """Print nothing when the sweep ends early."""
 
@@ -93,10 +90,6 @@ class Shown(Silent):
             super().ended(trial, state)
         elif state == "failed":  # above the table, which only its own console knows of
             say(self._out, Text("  ").append(_failure(trial)))
-
-    def said(self, text: str) -> None:
-        """Print a message of the sweep above the table."""
-        self._say(text)
 
     def stopping(self, reason: str) -> None:
         """Print why all trials are stopped."""

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
-CUDA_ERROR_NOT_INITIALIZED = 3
 ROOT = Path("/")  # of what the kernel shows as files
 # device files of AMD's GPUs, of WSL's, and of those of Jetson, which have no number
 ASK_TORCH = {"kfd", "dxg", "nvhost-gpu", "nvgpu"}
@@ -47,20 +46,6 @@ def _num_named(entries: Sequence[str], num_present: int) -> int:
             return 0
         names.append(name)
     return min(len(names), num_present)
-
-
-def has_started_cuda() -> bool:
-    """Whether something in this process has started CUDA's driver, which then works in no fork of the process.
-
-    torch.cuda.is_initialized() knows neither of other libraries nor of torch.cuda.is_available(), which start it, too.
-    """
-    import ctypes
-
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")  # loading it starts nothing
-    except OSError:
-        return False
-    return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED
 
 
 def cores() -> list[int]:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -161,9 +160,3 @@ def add_summary(writer: Any, summary: Any) -> None:
     files = getattr(writer, "_get_file_writer", None)
     if files is not None:
         files().add_summary(summary)
-
-
-def is_in_bad_fork() -> bool:
-    """Whether CUDA had started before this process was forked, so that it works in neither; unknown counts as so."""
-    ask = getattr(torch.cuda, "_is_in_bad_fork", None)
-    return ask is None or bool(ask())

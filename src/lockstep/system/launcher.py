@@ -20,6 +20,11 @@ class World:
     address: tuple[str, int] | None = None  # host and port on which all ranks come without talking
     is_on_one_machine: bool = False  # as far as the launcher says it
     num_gpus_on_node: int | None = None  # of all tasks of the step on this node together, where SLURM says it
+    listener: int | None = None  # a descriptor of rank 0, on which the store of the job is to listen
+
+    def listening(self, descriptor: int) -> "World":
+        """This place, with the socket on which rank 0 opens the store."""
+        return dataclasses.replace(self, listener=descriptor)
 
 
 def outer_world(environ: Mapping[str, str]) -> World | None:

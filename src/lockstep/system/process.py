@@ -1,38 +1,13 @@
 """How a command begins and leaves."""
 
 import atexit
-import contextlib
-import ctypes
-import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NoReturn
 
 from lockstep.system import output, signals
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone, whatever ended it (Linux)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """For imports: what they allocate stays. To look through it for garbage is a fifth of their time, later 0.1 s."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_on:
-            gc.enable()
 
 
 def leave(command: Callable[[], int]) -> NoReturn:

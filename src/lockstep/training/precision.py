@@ -1,5 +1,8 @@
 """The number format that a run computes in, on what it finds."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from lockstep.config import faults
@@ -8,6 +11,19 @@ from lockstep.config.schema import Config
 AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
 # bfloat16 is the classifier's own autocast, around the network alone
 LIGHTNING_PRECISION = {"bfloat16": "32-true", "tf32": "32-true", "float32": "32-true", "float64": "64-true"}
+
+# where torch keeps how float32 is multiplied, below torch.backends; a part comes after what it is part of
+FLOAT32 = (
+    "",
+    "cudnn",
+    "cudnn.conv",
+    "cudnn.rnn",
+    "cuda.matmul",
+    "mkldnn",
+    "mkldnn.conv",
+    "mkldnn.matmul",
+    "mkldnn.rnn",
+)
 
 
 def lightning_precision(precision: str, *, is_own: bool) -> str:
@@ -55,3 +71,34 @@ def set_tf32(is_on: bool) -> None:
     torch.backends.cudnn.fp32_precision = "none"
     torch.backends.cudnn.allow_tf32 = is_on
     torch.set_float32_matmul_precision("high" if is_on else "highest")
+
+
+@contextlib.contextmanager
+def float32_kept() -> Iterator[None]:
+    """Have torch multiply float32 after the block as before it; see `set_tf32`.
+
+    torch has older and newer switches for that. It raises where an older one is read after the newer were set to what
+    it cannot say; then nobody reads it, and the newer ones are all there is to put back.
+    """
+    cudnn, places = torch.backends.cudnn, [torch.backends]
+    for name in filter(None, FLOAT32):
+        place = torch.backends
+        for part in name.split("."):
+            place = getattr(place, part)
+        places.append(place)
+    before = [place.fp32_precision for place in places]  # pyright: ignore[reportAttributeAccessIssue]
+    convolutions: bool | None = None
+    products: str | None = None
+    with contextlib.suppress(RuntimeError):
+        convolutions = cudnn.allow_tf32
+    with contextlib.suppress(RuntimeError):
+        products = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        if products is not None:
+            torch.set_float32_matmul_precision(products)
+        if convolutions is not None:
+            cudnn.allow_tf32 = convolutions  # pyright: ignore[reportAttributeAccessIssue]
+        for place, precision in zip(places, before, strict=True):
+            place.fp32_precision = precision  # pyright: ignore[reportAttributeAccessIssue]

@@ -206,10 +206,14 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
 
 
 def _listener(host: str, port: int, world: World) -> socket.socket | None:
-    """A socket on the address of `host` alone; None, for all addresses, where only this machine knows that one.
+    """The socket that rank 0 was given, or one on the address of `host` alone.
+
+    None, for all addresses, where only this machine knows that one.
 
     Debian gives the name of a machine to 127.0.1.1 in its own /etc/hosts.
     """
+    if world.listener is not None:
+        return socket.socket(fileno=world.listener)
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     is_known = world.is_on_one_machine or host == address[0] or not ip_address(address[0]).is_loopback
     return socket.create_server(address, family=family) if is_known else None

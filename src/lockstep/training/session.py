@@ -74,7 +74,6 @@ def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[S
     Raises ConfigError before any work when ranks differ in configuration or in their number, OutOfMemory in place of
     what an allocator raises, and DiskFault in place of what a disk refuses.
     """
-    _quiet()
     workers = resolve_workers(config)
     rank, world_size = (world.rank, world.world_size) if world is not None else (0, 1)
     if world is not None:
@@ -132,7 +131,7 @@ def _explained(refusal: BaseException, session: Session) -> str:
     )
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """One voice: Lightning's banners off, and warnings that our own arithmetic answers."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -14,10 +14,14 @@ from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
 from lockstep.runs import verified
 from lockstep.runs.naming import quoted, shown
+from lockstep.system.hardware import num_cores
 from lockstep.system.terminal import duration, measure, show_table
 from lockstep.system.wording import plural
 from lockstep.training import own_module
 from lockstep.training.session import Session
+
+FEW_CORES = 8
+REHEARSAL = "to check and rehearse; one process with all threads is faster on few cores"
 
 
 def facts(here: Session, data: ImageData) -> dict[str, Any]:
@@ -115,6 +119,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
             ],
             ("network", plural(_num_parameters(module), "parameter")),
             ("workers", f"{count} x {device_name(here)}" if count > 1 else device_name(here)),
+            *([("", REHEARSAL)] if _shares_few_cores(here) else []),
             ("batch", batch),
             ("precision", f"{here.precision} ({here.precision_reason})"),
             *([("layout", f"{module.layout.name} ({module.layout.reason})")] if _is_ours(module) else []),
@@ -122,6 +127,10 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
             ("run folder", shown(here.folder.path)),
         ],
     )
+
+
+def _shares_few_cores(here: Session) -> bool:
+    return here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES
 
 
 def _verified_or_not(here: Session, module: L.LightningModule) -> str:

@@ -4,9 +4,6 @@ Networks, losses, data and callbacks are those of the configuration. It is train
 below any mistake, with even shares, uneven ones and an empty one, and cut and continued by another number of workers.
 """
 
-import contextlib
-import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,13 +14,13 @@ from rich.text import Text
 from lockstep.config import compose, faults, overrides, presence, storage, validation
 from lockstep.config.options import REFUSALS
 from lockstep.config.schema import Config
-from lockstep.launch import spawn
-from lockstep.launch.spawn import Job
+from lockstep.launch import parent
+from lockstep.launch.worker import Job
 from lockstep.monitoring.cells import aligned
 from lockstep.runs import verified
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware
-from lockstep.system.signals import Ended, SignalList
+from lockstep.system.signals import SignalList
 from lockstep.system.terminal import say, terminal
 from lockstep.system.wording import plural
 from lockstep.training import checkpoints
@@ -67,11 +64,8 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
     except faults.ConfigError as error:
         faults.exit_with(error)
     signals = SignalList()
-    try:
-        with signals.installed(), tempfile.TemporaryDirectory(prefix="lockstep-verify-") as path:
-            return Verification(Path(path), config, signals).run()
-    except Ended as ended:
-        return 128 + ended.number
+    with signals.installed(), tempfile.TemporaryDirectory(prefix="lockstep-verify-") as path:
+        return Verification(Path(path), config, signals).run()
 
 
 def _checked(texts: Sequence[str], source: compose.Source) -> Config:
@@ -143,8 +137,7 @@ class Verification:
         for number, part in enumerate(variant.parts):
             storage.save(self._of(part), folder.config)
             job = Job("verify", str(folder.path), {"cut_after": part.cut_after, "part": number})
-            with _captured(folder.path / LOG):
-                code = spawn.run_workers(job, len(part.loads), self._signals, uses_gpus=self._uses_gpus)
+            code = parent.run(job, len(part.loads), self._signals, log=folder.path / LOG)
             if code:
                 break
         return code
@@ -232,22 +225,3 @@ def _last_line(log: Path) -> str:
     """The last line of what was printed: a fault, or the end of a traceback."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "it ended without a word"
-
-
-@contextlib.contextmanager
-def _captured(log: Path) -> Iterator[None]:
-    """What this process and its children print goes to the end of a file instead."""
-    streams = (sys.stdout, sys.stderr)
-    kept = [os.dup(number) for number in (1, 2)]
-    for stream in streams:
-        stream.flush()
-    try:
-        with open(log, "ab") as file:
-            for number in (1, 2):
-                os.dup2(file.fileno(), number)
-            yield
-    finally:
-        for stream, number, before in zip(streams, (1, 2), kept, strict=True):
-            stream.flush()
-            os.dup2(before, number)
-            os.close(before)

@@ -23,7 +23,7 @@ def _in_torch(module: ModuleType) -> None:
 
 
 def _in_environment(module: Any) -> None:
-    """Where Lockstep counts GPUs without torch it finds device files, and the driver has started when torch says so."""
+    """Where Lockstep counts GPUs without torch it finds device files."""
 
     class _Os:
         def __getattr__(self, name: str) -> Any:
@@ -33,11 +33,7 @@ def _in_environment(module: Any) -> None:
             gpus = [f"nvidia{number}" for number in range(int(os.environ["LOCKSTEP_PRETENDED_GPUS"]))]
             return os.listdir(path) + (gpus if path == "/dev" else [])
 
-    def has_started_cuda() -> bool:
-        return "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized()
-
     module.os = _Os()
-    module.has_started_cuda = has_started_cuda
 
 
 def _in_measurement(module: Any) -> None:

@@ -160,7 +160,7 @@ make(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 @contextlib.contextmanager
-def half_copied(root: Path, scratch: Path) -> Iterator[subprocess.Popen[str]]:
+def half_copied(root: Path, scratch: Path) -> Iterator[Command]:
     """Another process that has copied four files and stops in the fifth."""
     command = [sys.executable, "-c", KILLED, str(root), str(scratch)]
     with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as copier:

@@ -18,7 +18,7 @@ from lockstep.data.loader import ShareLoader, TensorImages
 from lockstep.data.prefetch import read_ahead
 from lockstep.data.sampler import GlobalBatches
 from lockstep.distributed.batch import Batch
-from lockstep.system.signals import STOP_SIGNALS
+from lockstep.system.signals import LEAVE, STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.support.image_files import read, write_folder, write_image
 from tests.support.plans import Plan
@@ -305,7 +305,7 @@ def test_a_worker_is_born_with_signals_held_back_and_the_training_is_not(tmp_pat
     script.write_text(MASK_SCRIPT)
     variables = {**environ(), "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run([sys.executable, str(script)], cwd=ROOT, env=variables, capture_output=True, text=True)
-    assert done.stdout.split() == [str(int(number)) for number in sorted(STOP_SIGNALS)], done.stderr
+    assert done.stdout.split() == [str(int(number)) for number in sorted((*STOP_SIGNALS, LEAVE))], done.stderr
 
 
 @pytest.mark.processes

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,17 @@ from lockstep.config import storage, validation
 from lockstep.config.compose import Source, composed, plain
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
+from lockstep.launch import parent
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps import command
 from lockstep.sweeps import ledger as ledgers
 from lockstep.sweeps.command import Grid, monitored, opened, prepared
 from lockstep.sweeps.course import Course
 from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
-from lockstep.sweeps.fork_server import ForkServer
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
 from lockstep.sweeps.views import Silent, show
-from lockstep.system import hardware
 from lockstep.system.signals import STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
 
@@ -160,93 +160,26 @@ def test_a_cpu_trial_sees_no_gpu_and_has_threads_for_its_cores() -> None:
     assert environ_of(share, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 
 
-@pytest.mark.parametrize(
-    ("machine", "wanted", "is_safe", "serves_gpus", "expected"),
-    [
-        (CPU, Need(1, ()), True, True, "forked"),
-        (CPU, Need(1, ()), True, False, "forked"),
-        (CPU, Need(1, ()), False, True, "fresh"),
-        (GPUS, Need(1, 1), True, True, "forked"),
-        (GPUS, Need(1, 1), True, False, "fresh"),
-        (GPUS, Need(1, 1), False, False, "fresh"),
-    ],
-)
-def test_trials_are_forked_where_that_is_safe(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    machine: Machine,
-    wanted: Need,
-    is_safe: bool,
-    serves_gpus: bool,
-    expected: str,
-) -> None:
-    trials = book(tmp_path / "sweep", "lr=1", "lr=2").trials
-    begun: list[str] = []
-    said: list[str] = []
-    monkeypatch.setattr("lockstep.sweeps.pool.HAS_FORK", is_safe)
-    monkeypatch.setattr("lockstep.sweeps.pool._fresh", lambda *_: begun.append("fresh"))
-
-    def is_ready(server: ForkServer) -> bool:
-        server.serves_gpus = serves_gpus
-        return True
-
-    monkeypatch.setattr(ForkServer, "is_ready", is_ready)
-    monkeypatch.setattr(ForkServer, "start", lambda self, *_: begun.append("forked"))
-    pool = Pool(Devices(machine, at_once=2), say=said.append)
-    assert all(pool.start(trial, wanted, "train") for trial in trials)
-    assert begun == [expected] * 2
-    assert len(said) == (1 if wanted.gpus and is_safe and not serves_gpus else 0)
-
-
 IMPORTS = """
-import os, torch
+import torch
 called = []
 for name in ("_cuda_getDeviceCount", "_cuda_init"):
     def calls(*given, real=getattr(torch._C, name), name=name):
         called.append(name)
         return real(*given)
     setattr(torch._C, name, calls)
-from lockstep.sweeps import fork_server, preloaded
-child = os.fork()
-if not child:
-    try:
-        fork_server._exit_by_cuda()
-    except SystemExit as ended:
-        os._exit(ended.code)
-print(called, torch.cuda.is_initialized(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+from lockstep.launch.worker import import_training
+import_training()
+print(called, torch.cuda.is_initialized())
 """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("more", "seen"),
-    [("", "[] False 0\n"), ("torch._C._cuda_getDeviceCount()\n", "['_cuda_getDeviceCount'] False 1\n")],
-    ids=["as it is", "seen to fail"],
-)
-def test_what_is_imported_before_a_fork_leaves_cuda_alone(more: str, seen: str) -> None:
+def test_what_the_server_imports_leaves_cuda_alone_which_would_work_in_no_fork() -> None:
     if torch.version.cuda is None:
         pytest.skip("a build of torch without CUDA")
-    code = IMPORTS.replace("child =", f"{more}child =")
-    done = subprocess.run([sys.executable, "-c", code], env=environ(), capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.stderr) == (seen, "")
-
-
-class Driver:
-    """CUDA's own, as far as it is asked: whether cuInit was called, it says by an error."""
-
-    def __init__(self, error: int) -> None:
-        self.cuDeviceGetCount = lambda count: error
-
-
-def test_a_driver_that_was_started_by_whatever_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise OSError(name)
-
-    monkeypatch.setattr("ctypes.CDLL", missing)
-    assert not hardware.has_started_cuda()
-    for error, has_started in ((3, False), (0, True), (100, True)):
-        monkeypatch.setattr("ctypes.CDLL", lambda name, error=error: Driver(error))
-        assert hardware.has_started_cuda() is has_started
+    done = subprocess.run([sys.executable, "-c", IMPORTS], env=environ(), capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[] False\n", "")
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
@@ -368,7 +301,7 @@ def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_
     (trial,) = ledger.trials
     finish(trial, 0.5)
     trial.folder.update_status(state="training")
-    pool = Pool(Devices(CPU, at_once=1), say=print)
+    pool = Pool(Devices(CPU, at_once=1))
     course = Course(ledger, Grid([]), pool, Silent(), lambda trial: Need(1, ()), 1, None, task)
     assert course._end(trial, -signal.SIGKILL, is_pruned=False) == state
 
@@ -442,26 +375,6 @@ def test_a_sweep_whose_trials_had_no_time_to_end_goes_on_and_is_no_new_one(tmp_p
     assert said == f"Going on with {new.path}: 0 of 3 trials are done; the others 2 at once."
 
 
-@pytest.mark.parametrize(
-    ("title", "told"), [("lockstep: trial outputs/ä/3", "lockstep: trial outputs/ä/3"), ("x" * 10_000, "x" * 100)]
-)
-def test_a_process_is_called_by_its_title_and_cut_where_the_words_before_it_end(title: str, told: str) -> None:
-    code = """
-import sys
-from pathlib import Path
-from lockstep.system.title import set_title
-set_title(sys.argv[1])
-print(Path("/proc/self/cmdline").read_text().rstrip("\\0"))
-print(Path("/proc/self/comm").read_text().strip())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, title], capture_output=True, text=True, check=True, env=environ()
-    )
-    line, name = done.stdout.splitlines()
-    assert line.startswith(told)
-    assert (line == told, name) == (len(title) < 100, title[:15])
-
-
 def test_a_sweep_is_found_by_its_name_else_by_its_command_in_any_order(tmp_path: Path) -> None:
     book(tmp_path / "d1" / "10_rates", name="rates", command=["lr=1,2"])
     old = book(tmp_path / "d1" / "11_sweep", command=["lr=1,2", "seed=0,1"])
@@ -507,25 +420,24 @@ def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() ->
 
 def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1")
-    script = "import signal, sys; print('here', flush=True); signal.sigwait({signal.SIGTERM}); open(sys.argv[1], 'w')"
-    words = [sys.executable, "-c", script, str(tmp_path / "saved")]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    process = subprocess.Popen(words, stdout=subprocess.PIPE)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert process.stdout is not None
-    process.stdout.readline()
+    process = parent.start(partial(_saves, tmp_path / "saved"), environ())
 
     class Fails(Grid):
         def proposed(self, num_free: int) -> Sequence[Trial]:
             raise OSError("disk full")
 
-    pool = Pool(Devices(CPU, at_once=1), say=print)
+    pool = Pool(Devices(CPU, at_once=1))
     pool.running.append(Running(ledger.trials[0], Share((), (0,), 1, False), process))
     course = Course(ledger, Fails([]), pool, Silent(), lambda trial: Need(1, ()), 1, None, "train")
     with pytest.raises(OSError, match="disk full"):
         course.run()
-    process.stdout.close()
     assert (tmp_path / "saved").exists()
+
+
+def _saves(path: Path) -> int:
+    signal.sigwait({signal.SIGTERM})
+    path.touch()
+    return 0
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.launch import spawn
+from lockstep.launch import worker
 from lockstep.sweeps import command
 from lockstep.system import hardware
 from tests.support.harness import ROOT, environ
@@ -151,10 +151,10 @@ def test_torch_has_no_more_threads_than_a_quota_allows_unless_a_variable_says_so
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    monkeypatch.setattr(spawn, "num_cores", lambda: 2)
+    monkeypatch.setattr(worker, "num_cores", lambda: 2)
     monkeypatch.setattr("torch.get_num_threads", lambda: default)
     monkeypatch.setattr("torch.set_num_threads", chosen.append)
-    spawn._keep_to_quota()
+    worker._prepare_libraries()
     assert chosen == expected
 
 

@@ -29,7 +29,6 @@ def test_the_parts_are_where_they_are_looked_for(trainer: L.Trainer) -> None:
     fused = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, fused=True)
     assert internals.can_skip_update(fused)
     assert hasattr(SummaryWriter, "_get_file_writer")
-    assert hasattr(torch.cuda, "_is_in_bad_fork")
     assert hasattr(internals.DDPStrategy(), "_ddp_kwargs")
 
 
@@ -41,12 +40,6 @@ def test_what_has_moved_is_left_alone() -> None:
     internals.add_summary(SimpleNamespace(), None)
     assert vars(moved.fit_loop.epoch_loop) == {}
     assert not internals.can_skip_update(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
-
-
-def test_a_fork_counts_as_bad_where_torch_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not internals.is_in_bad_fork()
-    monkeypatch.delattr(torch.cuda, "_is_in_bad_fork")
-    assert internals.is_in_bad_fork()
 
 
 def test_hooks_that_do_nothing_are_skipped_and_no_others() -> None:

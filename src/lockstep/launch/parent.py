@@ -1,0 +1,253 @@
+"""Starts the workers of a job on this machine, forwards signals to them and reports how they ended.
+
+It never imports torch, and changes no variable of its own. torch's elastic agent kills the other workers the moment
+one exits with a code that is not 0, so that a stop in good order (code 75) would lose ranks that still write; that is
+why it is not used here.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lockstep.launch import worker
+from lockstep.launch.worker import UNSAVED, Job
+from lockstep.runs import vitals
+from lockstep.runs.files import write_atomically
+from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
+from lockstep.system import processes
+from lockstep.system.hardware import num_cores
+from lockstep.system.launcher import outer_world
+from lockstep.system.signals import LEAVE, SignalList, blocked, say_ended
+
+POLL_S = 0.05
+
+
+def start(
+    work: Callable[[], int], environ: Mapping[str, str], *, log: Path | None = None, cores: Sequence[int] = ()
+) -> BaseProcess:
+    """Start a process that does `work`, a function that can be pickled, and exits with the code that it returns.
+
+    It has these variables, uses these `cores` alone where there are any, has no standard input, and prints where this
+    process does, or to the end of `log`. Its stop signals are blocked until it has handlers for them.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    out = [Connection(os.dup(number), readable=False) for number in (1, 2)]
+    # a Context names its class of processes, which the type of a context does not know
+    process = processes.context().Process(target=worker.main, args=(work, dict(environ), cores, out, log))  # pyright: ignore[reportAttributeAccessIssue]
+    process.start()
+    for connection in out:
+        connection.close()
+    return process
+
+
+def run(
+    job: Job,
+    num_workers: int,
+    signals: SignalList | None = None,
+    *,
+    is_parallel: bool = True,
+    first: Callable[[], None] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    log: Path | None = None,
+) -> int:
+    """Do the job in `num_workers` processes of this machine. Returns their common exit code.
+
+    Without `is_parallel` one worker computes without a process group; under a debugger it is this process.
+    `signals` has those that came before. Each worker calls `first` before the job.
+    """
+    signals = signals or SignalList()
+    if not is_parallel and sys.gettrace() is not None:
+        return worker.run_here(job, None)
+    try:
+        started = Workers(job, num_workers, is_parallel=is_parallel, first=first, environ=environ, log=log)
+        with signals.installed(), started as workers:
+            while (code := workers.poll(POLL_S)) is None:
+                workers.forward(signals.numbers)
+            return code
+    except processes.ServerDied as error:
+        RunFolder(Path(job.folder)).record_failure(f"{error}\n")
+        worker.show_failure(job)
+        return EXIT_FAILED
+
+
+class Workers:
+    """The worker processes of a job; they are gone when the block ends, however it does.
+
+    Rank 0 prints where this process does, or to `log`, the others to rank<r>.log in the run folder. When a rank fails
+    the others are terminated, and the first failure is reported.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        num_workers: int,
+        *,
+        is_parallel: bool = True,
+        first: Callable[[], None] | None = None,
+        environ: Mapping[str, str] = os.environ,
+        log: Path | None = None,
+    ) -> None:
+        self._job = job
+        self._log = log
+        self._folder = RunFolder(Path(job.folder))
+        self._num_workers = num_workers
+        self._is_parallel = is_parallel
+        self._first = first
+        self._environ = environ
+        self._forwarded: list[int] = []
+        self._left_by = ""
+        self._deadline_s = float("inf")
+        self._first_failed: int | None = None
+        self._processes: list[BaseProcess] = []
+
+    def __enter__(self) -> Self:
+        listener = socket.create_server(("127.0.0.1", 0)) if self._is_parallel else None
+        try:
+            with blocked():  # or a signal would end this process between two of them
+                for rank in range(self._num_workers):
+                    self._start(rank, listener)
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            if listener is not None:
+                listener.close()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._kill()
+
+    def _start(self, rank: int, listener: socket.socket | None) -> None:
+        environ = dict(self._environ)
+        if listener is not None:
+            environ |= _place(rank, self._num_workers, listener.getsockname()[1])
+            environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
+        work = partial(_work, self._job, self._first, listener if rank == 0 else None, is_parallel=self._is_parallel)
+        log = self._folder.rank_log(rank) if rank else self._log
+        self._processes.append(start(work, environ, log=log))
+
+    def poll(self, most_s: float) -> int | None:
+        """The common exit code of the workers, when all have ended; waits `most_s` for an end."""
+        alive = [process for process in self._processes if process.exitcode is None]
+        if self._first_failed is None:
+            self._look_for_failure()
+        if not alive:
+            return self._outcome([process.exitcode or 0 for process in self._processes])
+        if time.monotonic() > self._deadline_s:
+            for process in alive:
+                process.kill()
+        wait([process.sentinel for process in alive], most_s)
+        return None
+
+    def forward(self, numbers: Sequence[int]) -> None:
+        """Send the workers those of the signals that they have not been sent yet; for a second Ctrl-C, SIGQUIT."""
+        for number in list(numbers)[len(self._forwarded) :]:
+            if number == LEAVE or (number == signal.SIGINT and signal.SIGINT in self._forwarded):
+                self._left_by = self._left_by or ("a second Ctrl-C" if number == signal.SIGINT else LEAVE.name)
+            self._forwarded.append(number)
+            if self._left_by or self._job.task in UNSAVED:
+                self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)
+            for process in self._processes:
+                if process.exitcode is None and process.pid is not None:
+                    with suppress(ProcessLookupError):  # it has just ended
+                        os.kill(process.pid, LEAVE if self._left_by else number)
+
+    def _look_for_failure(self) -> None:
+        """Note the rank that failed first, one that a signal has ended before the others, which wait for its reason."""
+        ends = [(rank, process.exitcode) for rank, process in enumerate(self._processes)]
+        failed = [(rank, code) for rank, code in ends if code not in (None, 0, EXIT_STOPPED)]
+        if failed:
+            self._first_failed, code = min(failed, key=lambda end: end[1] >= 0)
+            self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)
+            if code < 0 and not self._left_by:
+                self._record_death(self._first_failed, code)
+
+    def _record_death(self, rank: int, code: int) -> None:
+        """Keep how a signal ended a rank in place of what others wrote, which is a consequence; print it if need be."""
+        text = vitals.end_of(self._folder, rank, f"rank {rank} of {self._num_workers}", code)
+        try:
+            write_atomically(self._folder.failure, text)
+        except OSError:
+            print(text, end="", file=sys.stderr, flush=True)
+
+    def _outcome(self, codes: Sequence[int]) -> int:
+        job, received = self._job, self._forwarded[0] if self._forwarded else 0
+        if min(codes) < 0:
+            _remove_copy(job)
+        if self._left_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
+            return worker.left_at_once(job, self._left_by, has_record=True)
+        if received and job.task in UNSAVED and any(code in (128 + received, -signal.SIGKILL) for code in codes):
+            say_ended(received)
+            return 128 + received
+        if self._first_failed is None:
+            return EXIT_STOPPED if EXIT_STOPPED in codes else 0
+        code = codes[self._first_failed]
+        if code == EXIT_INTERRUPTED:
+            return code
+        if not worker.refused(job):
+            with open(self._log, "a") if self._log else nullcontext() as out:
+                worker.show_failure(job, out)
+        if code == EXIT_CONFIG:
+            return code
+        return 128 - code if code < 0 and not self._is_parallel else EXIT_FAILED
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for rank, process in enumerate(self._processes):
+            process.join()
+            vitals.forget(self._folder, rank)  # of one that could not do so itself
+
+
+def _place(rank: int, num_workers: int, port: int) -> dict[str, str]:
+    """The variables by which torch and a worker know its rank."""
+    variables = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": num_workers,
+        "LOCAL_WORLD_SIZE": num_workers,
+        "GROUP_RANK": 0,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": "lockstep",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _work(job: Job, first: Callable[[], None] | None, listener: socket.socket | None, *, is_parallel: bool) -> int:
+    """What a worker does; the rank that has `listener` opens the store there through which all find each other."""
+    if first is not None:
+        first()
+    world = outer_world(os.environ) if is_parallel else None
+    if world is not None and listener is not None:
+        world = world.listening(listener.detach())
+    return worker.run(job, world, worker.flag_of(job.task, has_parent=True))
+
+
+def _remove_copy(job: Job) -> None:
+    """Remove what killed workers could not, where they were asked to: the copy of their data."""
+    from lockstep.config import storage, validation
+
+    tree = job.options.get("config")
+    folder = RunFolder(Path(job.folder))
+    if not tree and not folder.config.exists():
+        return  # the run folder is gone: nothing says whether there is a copy
+    config = validation.check_tree(tree) if tree else storage.load(folder.config)
+    if getattr(config.data, "copy_remove", False):
+        from lockstep.training.staging import remove_unused
+
+        remove_unused(config.data)

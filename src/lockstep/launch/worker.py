@@ -1,0 +1,271 @@
+"""Inside a process that computes: its signals, its task, and how its end is put on record."""
+
+import atexit
+import gc
+import os
+import resource
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TextIO
+
+from lockstep.config.faults import PREFIX, ConfigError
+from lockstep.runs import vitals
+from lockstep.runs.folder import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    GRACE_S,
+    FailedElsewhere,
+    RunFolder,
+)
+from lockstep.system import output, processes
+from lockstep.system.hardware import num_cores
+from lockstep.system.launcher import World
+from lockstep.system.lazy_imports import lazy
+from lockstep.system.redaction import redacted
+from lockstep.system.signals import Ended, SignalFlag, restored, say_ended
+from lockstep.training.disk import DiskFault, refusal
+from lockstep.training.memory import OutOfMemory
+
+LEFT = "left at once, by {}"
+ENDS = {"finished": 0, "stopped": EXIT_STOPPED}  # of a training, by its state: nothing that comes later changes them
+UNSAVED = ("evaluate", "predict", "verify")  # tasks that end by the first signal: there is nothing to go on with
+
+
+class Job(NamedTuple):
+    """What workers do: a task on a run folder, with plain options."""
+
+    task: str
+    folder: str
+    options: dict[str, Any]
+
+
+def import_training() -> None:
+    """Import torch, Lightning, all tasks and what Lockstep itself has for the default training; nothing custom."""
+    with lazy():
+        import lockstep.data.loader
+        import lockstep.training.evaluate
+        import lockstep.training.measure
+        import lockstep.training.predict
+        import lockstep.training.train
+        import lockstep.training.verification  # noqa: F401
+        from lockstep.callbacks import Curves, Pictures, SplitTensorBoardLogger  # noqa: F401
+        from lockstep.data import digits  # noqa: F401
+        from lockstep.models import ResNet18  # noqa: F401
+        from lockstep.tasks import Classification  # noqa: F401
+
+
+def task_function(task: str) -> Callable[..., int]:
+    """The function of a task."""
+    import_training()
+    from lockstep.training import evaluate, measure, predict, train, verification
+
+    functions: dict[str, Callable[..., int]] = {
+        "train": train.train,
+        "test": train.test,
+        "evaluate": evaluate.evaluate,
+        "measure": measure.measure,
+        "verify": verification.verify,
+        "predict": predict.predict,
+    }
+    return functions[task]
+
+
+def main(
+    work: Callable[[], int],
+    environ: Mapping[str, str],
+    cores: Sequence[int],
+    out: Sequence[Connection],
+    log: Path | None,
+) -> NoReturn:
+    """The life of a process that `parent.start` has started: do `work`, and exit with the code that it returns.
+
+    It dies with the process that started it. It prints where that prints, or to the end of `log`.
+    """
+    code = EXIT_FAILED
+    try:
+        threading.Thread(target=_die_with_parent, daemon=True).start()
+        processes.share_server()
+        _redirect(out, log)
+        if cores:
+            os.sched_setaffinity(0, cores)
+        _take_variables(environ)
+        gc.enable()
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # threads of a broken process group must not keep a failed worker alive
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(EXIT_FAILED)
+
+
+def _redirect(out: Sequence[Connection], log: Path | None) -> None:
+    if log is not None:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+    else:
+        for number, connection in enumerate(out, 1):
+            os.dup2(connection.fileno(), number)
+            connection.close()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    output.outlive()
+
+
+def _take_variables(environ: Mapping[str, str]) -> None:
+    """Take the variables of the parent, those that torch has read in the server included, and own random numbers."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ.clear()
+    os.environ.update(environ)
+    if "torch" in sys.modules:
+        import numpy as np
+        import torch
+
+        np.random.seed()  # Python's own generator gets another seed in every fork
+        if (wanted := environ.get("OMP_NUM_THREADS")) and wanted != before:
+            torch.set_num_threads(int(wanted))
+
+
+def flag_of(task: str, *, has_parent: bool = False) -> SignalFlag:
+    """What a task does with the signals that ask it to stop."""
+    return SignalFlag(has_parent=has_parent, ends=task in UNSAVED)
+
+
+def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> int:
+    """Do the job in this process, one of those an outer launcher started, or alone. Returns the exit code.
+
+    `flag` has the signals that came before.
+    """
+    flag = flag or flag_of(job.task)
+    with restored():
+        code = run(job, world, flag)
+        if code in (EXIT_FAILED, EXIT_CONFIG) and (world is not None or not refused(job)):
+            show_failure(job)
+        elif flag.received and code == 128 + flag.received and job.task in UNSAVED:
+            say_ended(flag.received)
+        return code
+
+
+def run(job: Job, world: World | None, flag: SignalFlag) -> int:
+    """Run the task; keep the traceback of a failure where the parent, or a person, finds it. Returns the exit code."""
+    folder = RunFolder(Path(job.folder))
+    rank, world_size = (world.rank, world.world_size) if world else (0, 1)
+    lost = ""
+    try:
+        flag.install()
+        if world and sys.platform == "linux":  # gloo aborts where connections of strangers use up the open files
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        with vitals.shown(folder, rank):
+            task = task_function(job.task)
+            _prepare_libraries()
+            try:
+                return task(folder, world, flag, **job.options)
+            except Exception as error:
+                lost = _lost(error, folder, world_size)  # while this rank still shows its own life to the others
+                raise
+    except Ended as ended:
+        return 128 + ended.number
+    except ConfigError as error:
+        folder.record_failure("".join(f"{PREFIX}{fault}\n" for fault in error.faults))
+        return EXIT_CONFIG
+    except BaseException as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
+        if flag.left_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
+            return left_at_once(job, flag.left_by, has_record=rank == 0)
+        text = redacted(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
+        if isinstance(error, FailedElsewhere):
+            folder.await_failure(GRACE_S)
+        try:
+            if lost:
+                folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
+            folder.record_failure(f"{error}\n" if isinstance(error, OutOfMemory | DiskFault) else text)
+            with open(folder.rank_log(rank), "ab") as log:
+                log.write(text.encode(errors="backslashreplace"))
+        except OSError:  # which `show_failure` meets, too
+            if not isinstance(error, DiskFault):
+                print(text, file=sys.stderr, flush=True)
+        return EXIT_FAILED
+
+
+def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
+    """The ranks that this one has waited for in vain, as a person needs it; empty where the error is another one."""
+    if world_size == 1:
+        return ""
+    from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
+
+    ranks = vitals.silent(folder) if is_lost_rank(error) else {}
+    if not ranks and is_missing_rank(error) and not folder.failure.exists():
+        return vitals.told_absent(vitals.absent(folder, world_size), world_size)
+    return vitals.told(folder, ranks, world_size)
+
+
+def _prepare_libraries() -> None:
+    """Have Lightning be quiet, and torch compute with the threads that a CPU quota allows; it counts cores without."""
+    import torch
+
+    from lockstep.training.session import quiet
+
+    quiet()
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():
+        torch.set_num_threads(num_cores())
+
+
+# -- how a job has ended -----------------------------------------------------------------------------------------------
+
+
+def left_at_once(job: Job, by: str, *, has_record: bool) -> int:
+    """The exit code of a task that was left at once; where this process `has_record` of it, a training says so."""
+    if job.task != "train":
+        return EXIT_INTERRUPTED
+    folder = RunFolder(Path(job.folder))
+    state = folder.read_status().get("state")
+    if state in ENDS:
+        return ENDS[state]
+    if has_record:
+        folder.update_status(state="failed", reason=LEFT.format(by))
+    return EXIT_INTERRUPTED
+
+
+def refused(job: Job) -> list[str]:
+    """The errors for which a training did not begin, or did not go on; none of any other job."""
+    folder = RunFolder(Path(job.folder))
+    has_begun = folder.read_status().get("state", "starting") != "starting"
+    if job.task != "train" or has_begun or not folder.failure.exists():
+        return []
+    lines = folder.failure.read_text("utf-8").splitlines()
+    return [line.removeprefix(PREFIX) for line in lines] if lines[0].startswith(PREFIX) else []
+
+
+def show_failure(job: Job, out: TextIO | None = None) -> None:
+    """Print the first failure of a job, to standard error by default; the status of a run says so too."""
+    folder = RunFolder(Path(job.folder))
+    failure = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else ""
+    text = failure or "a worker failed without a word"
+    lines = text.splitlines()
+    try:
+        if job.task == "train":
+            # a traceback ends with what happened, everything else begins with it
+            what = lines[-1 if "Traceback (most recent call last):" in lines else 0]
+            folder.update_status(state="failed", reason=what)
+    except OSError as error:
+        text = failure or refusal(error, folder.path) or text
+    print(text, file=out or sys.stderr)
+    if job.task == "train":
+        print(f"The run failed: {folder.path}", file=out or sys.stderr, flush=True)

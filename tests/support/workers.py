@@ -1,0 +1,42 @@
+"""What a worker does in tests of its parent, in place of a training."""
+
+import os
+import signal
+import time
+from typing import Any
+
+from lockstep.launch.worker import Job
+from lockstep.system.signals import SignalFlag
+
+PROGRAM = """
+import sys
+from lockstep.launch import parent
+from lockstep.launch.worker import Job
+from tests.support import workers
+parent._work = workers.{work}
+sys.exit(parent.run(Job("train", ".", {{}}), {num_workers}, is_parallel={num_workers} > 1))
+"""
+
+
+def listens(job: Job, *_: Any, **__: Any) -> int:
+    """Print the first signal other than SIGTERM, which ends this with 75."""
+    flag = SignalFlag(has_parent=True)
+    flag.install()
+    print(os.getpid(), flush=True)
+    is_printed = False
+    try:
+        while signal.SIGTERM not in flag.numbers:
+            if flag.received and not is_printed:
+                is_printed = True
+                print(signal.Signals(flag.received).name, flush=True)
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        return 130
+    return 75
+
+
+def ignores(job: Job, *_: Any, **__: Any) -> int:
+    """Leave all signals blocked, and never end."""
+    print(os.getpid(), flush=True)
+    time.sleep(3600)
+    return 0

@@ -1,0 +1,120 @@
+"""The process that waits for workers: what it forwards, how it ends, and that nothing outlives it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
+from tests.support.trainings import children_of, is_alive
+from tests.support.workers import PROGRAM
+
+pytestmark = pytest.mark.processes
+
+
+class Parent:
+    """A parent in a process group of its own, as in a terminal, whose workers print their process ids first."""
+
+    def __init__(self, cwd: Path, work: str, num_workers: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.format(work=work, num_workers=num_workers)],
+            cwd=cwd,
+            env={**environ(), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        assert self.process.stdout is not None
+        self.stdout: IO[str] = self.process.stdout
+        self.worker = int(self.stdout.readline())
+
+    def to_group(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+    def code(self) -> int:
+        self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode
+
+
+@contextmanager
+def started(cwd: Path, work: str = "listens", num_workers: int = 1) -> Iterator[Parent]:
+    parent = Parent(cwd, work, num_workers)
+    try:
+        yield parent
+    finally:
+        parent.process.kill()
+        parent.code()
+        wait_until(lambda: not is_alive(parent.worker), "the end of the worker")
+
+
+def test_a_ctrl_c_counts_once_and_a_second_leaves(tmp_path: Path) -> None:
+    with started(tmp_path) as parent:
+        parent.to_group(signal.SIGINT)  # as a terminal does
+        assert parent.stdout.readline() == "SIGINT\n"
+        assert parent.process.poll() is None
+        parent.to_group(signal.SIGINT)
+        assert parent.code() == 130
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_signal_is_forwarded_and_the_exit_code_is_that_of_the_workers(
+    tmp_path: Path, number: signal.Signals, num_workers: int
+) -> None:
+    with started(tmp_path, num_workers=num_workers) as parent:
+        parent.process.send_signal(number)
+        assert parent.code() == (75 if number == signal.SIGTERM else 130)
+
+
+def test_a_worker_that_receives_no_signal_is_killed_after_a_second_ctrl_c(tmp_path: Path) -> None:
+    with started(tmp_path, "ignores") as parent:
+        parent.process.send_signal(signal.SIGINT)
+        wait_until(lambda: _has_handled(parent.process.pid), "the first one is forwarded")
+        parent.process.send_signal(signal.SIGINT)
+        assert parent.code() == 130
+
+
+def _has_handled(pid: int) -> bool:
+    """Whether no signal is left for a process to handle."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pending = dict(line.split(":\t") for line in lines if line.startswith(("ShdPnd", "SigPnd")))
+    return all(int(mask, 16) == 0 for mask in pending.values())
+
+
+@pytest.mark.parametrize("work", ["listens", "ignores"])
+def test_a_worker_dies_with_its_parent(tmp_path: Path, work: str) -> None:
+    with started(tmp_path, work) as parent:
+        servers = children_of(parent.process.pid)
+        parent.process.kill()
+        assert parent.code() == -signal.SIGKILL
+        wait_until(lambda: not any(is_alive(pid) for pid in (parent.worker, *servers)), "the end of all processes")
+
+
+def test_a_signal_to_every_process_of_a_job_stops_it_in_good_order(tmp_path: Path) -> None:
+    """As scancel sends it: the server survives, for it is to report the exit codes of the workers."""
+    with started(tmp_path) as parent:
+        for pid in (*children_of(parent.process.pid), parent.worker, parent.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        assert parent.code() == 75
+
+
+def test_a_server_that_is_killed_is_a_failure(tmp_path: Path) -> None:
+    with started(tmp_path) as parent:
+        for pid in children_of(parent.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert parent.code() == 1
+
+
+def test_a_process_that_a_debugger_follows_computes_itself(tmp_path: Path) -> None:
+    program = PROGRAM.format(work="listens", num_workers=1).replace(
+        "sys.exit", "parent.worker.run_here = lambda job, world: 7\nsys.settrace(lambda *_: None)\nsys.exit"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ(), timeout=PATIENCE_S)
+    assert done.returncode == 7
