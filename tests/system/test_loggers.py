@@ -80,7 +80,7 @@ def test_a_stopped_run_goes_on_in_the_same_run_of_weights_and_biases(
 ) -> None:
     with training(tmp_path, *LONG, *OFFLINE, f"trainer.devices={num_workers}") as started:
         started.wait_for_step(6)
-        (sender,) = senders(started.process.pid)
+        (sender,) = senders(started.workers()[0])
         started.process.send_signal(number)
         assert started.exit_code() == EXIT_STOPPED, started.log.read_text()
     wait_until(lambda: not is_alive(sender), "end of the process that sends")
@@ -104,7 +104,7 @@ def test_a_stopped_run_goes_on_in_the_same_run_of_weights_and_biases(
 def test_a_training_outlives_the_process_that_sends_its_points(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, *OFFLINE) as started:
         started.wait_for_step(3)
-        (sender,) = senders(started.process.pid)
+        (sender,) = senders(started.workers()[0])
         os.kill(sender, signal.SIGTERM)  # as a cluster sends it to all processes of a job
         has_ended = started.process.poll
         wait_until(

@@ -1,0 +1,79 @@
+"""`lockstep.train` in a real kernel of Jupyter."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from lockstep.runs.folder import RunFolder
+from tests.support.harness import PATIENCE_S, SMALL, wait_until
+from tests.support.trainings import is_alive
+
+pytestmark = pytest.mark.processes
+
+
+def notebook(cwd: Path, monkeypatch: pytest.MonkeyPatch, *cells: str) -> NotebookClient:
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # where it is set, a kernel does not show what its children print
+    created: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])  # pyright: ignore
+    return NotebookClient(created, timeout=PATIENCE_S, resources={"metadata": {"path": str(cwd)}})
+
+
+def printed(client: NotebookClient, cell: int) -> str:
+    return "".join(output["text"] for output in client.nb.cells[cell].outputs if output["output_type"] == "stream")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_cell_shows_the_epochs_and_the_kernel_stays_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    client = notebook(
+        tmp_path,
+        monkeypatch,
+        "import lockstep, sys",
+        f"run = lockstep.train({[*SMALL, f'trainer.devices={num_workers}']})",
+        "print(run.state, 'torch' in sys.modules)",
+        "run = lockstep.train([f'resume={run.path}', 'trainer.max_epochs=3'])\nprint(run['epoch'])",
+    )
+    client.execute()
+    lines = [line.split()[0] for line in printed(client, 1).splitlines() if line.strip()]
+    assert [line for line in lines if line in ("epoch", "1/2", "2/2", "Finished")] == [
+        "epoch",
+        "1/2",
+        "2/2",
+        "Finished",
+    ]
+    assert printed(client, 2) == "finished False\n"
+    assert printed(client, 3).splitlines()[-1] == "3"
+
+
+def test_the_stop_button_saves_the_run_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = notebook(
+        tmp_path,
+        monkeypatch,
+        "import lockstep, os, pathlib",
+        "pathlib.Path('pid').write_text(str(os.getpid()))",
+        f"lockstep.train({[*SMALL, 'trainer.max_epochs=100000']})",
+    )
+    folder = RunFolder(tmp_path / "outputs" / "latest")
+    pids: list[int] = []
+
+    def interrupt() -> None:
+        wait_until(lambda: folder.read_status().get("step", 0) >= 3, "some steps")
+        pids.extend(int(beat.read_text().split()[1]) for beat in folder.ranks.glob("*.beat"))
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)  # as Jupyter does
+
+    button = threading.Thread(target=interrupt)
+    button.start()
+    with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
+        client.execute()
+    button.join()
+    assert (folder.read_status()["state"], folder.read_status()["reason"]) == ("stopped", "signal SIGINT")
+    assert folder.last_checkpoint.exists()
+    assert len(pids) == 1
+    wait_until(lambda: not is_alive(pids[0]), "the end of the worker")
