@@ -105,6 +105,21 @@ def test_a_signal_to_every_process_of_a_job_stops_it_in_good_order(tmp_path: Pat
         assert parent.code() == 75
 
 
+def test_ctrl_z_suspends_the_workers_too_and_they_go_on_with_the_command(tmp_path: Path) -> None:
+    with started(tmp_path, num_workers=2) as parent:
+        parent.to_group(signal.SIGTSTP)
+        for pid in (parent.process.pid, parent.worker):
+            wait_until(lambda pid=pid: _state(pid) == "T", "both are suspended")
+        parent.to_group(signal.SIGCONT)
+        wait_until(lambda: _state(parent.worker) != "T", "the worker goes on")
+        parent.process.send_signal(signal.SIGTERM)
+        assert parent.code() == 75
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_a_server_that_is_killed_is_a_failure(tmp_path: Path) -> None:
     with started(tmp_path) as parent:
         for pid in children_of(parent.process.pid):

@@ -25,7 +25,7 @@ from lockstep.config.schema import Config
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
-from lockstep.system.signals import STOP_SIGNALS, restored
+from lockstep.system.signals import STOP_SIGNALS, is_main_thread, restored
 from lockstep.system.terminal import printable
 
 STATES = {0: "finished", EXIT_STOPPED: "stopped"}
@@ -83,7 +83,7 @@ def _report(key: str, fault: str) -> None:
 def _unhurried() -> Iterator[None]:
     """Let SIGTERM and SIGUSR1 wait for the end of this, which is near: launchers send them when a worker has failed."""
     with restored():
-        for number in STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ():
+        for number in STOP_SIGNALS if is_main_thread() else ():
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _pass)
         yield
 

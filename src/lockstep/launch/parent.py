@@ -10,13 +10,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from lockstep.launch import worker
@@ -27,7 +27,7 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXI
 from lockstep.system import processes
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import outer_world
-from lockstep.system.signals import LEAVE, SignalList, blocked, say_ended
+from lockstep.system.signals import LEAVE, SignalList, blocked, is_main_thread, restored, say_ended
 
 POLL_S = 0.05
 
@@ -71,7 +71,7 @@ def run(
         return worker.run_here(job, None)
     try:
         started = Workers(job, num_workers, is_parallel=is_parallel, first=first, environ=environ, log=log)
-        with signals.installed(), started as workers:
+        with signals.installed(), started as workers, workers.suspended_with_this():
             while (code := workers.poll(POLL_S)) is None:
                 workers.forward(signals.numbers)
             return code
@@ -160,10 +160,27 @@ class Workers:
             self._forwarded.append(number)
             if self._left_by or self._job.task in UNSAVED:
                 self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)
-            for process in self._processes:
-                if process.exitcode is None and process.pid is not None:
-                    with suppress(ProcessLookupError):  # it has just ended
-                        os.kill(process.pid, LEAVE if self._left_by else number)
+            self._send(LEAVE if self._left_by else number)
+
+    @contextmanager
+    def suspended_with_this(self) -> Iterator[None]:
+        """Ctrl-Z suspends the workers with this process, which they share no process group with, and so does `fg`."""
+
+        def suspend(number: int, frame: FrameType | None) -> None:
+            self._send(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._send(signal.SIGCONT)
+
+        with restored():
+            if is_main_thread():
+                signal.signal(signal.SIGTSTP, suspend)
+            yield
+
+    def _send(self, number: int) -> None:
+        for process in self._processes:
+            if process.exitcode is None and process.pid is not None:
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process.pid, number)
 
     def _look_for_failure(self) -> None:
         """Note the rank that failed first, one that a signal has ended before the others, which wait for its reason."""

@@ -54,7 +54,7 @@ class SignalFlag:
 
     def install(self) -> None:
         """Handle the signals from now on, those that were blocked until now included."""
-        if _is_main_thread():
+        if is_main_thread():
             for number in (*STOP_SIGNALS, LEAVE):
                 signal.signal(number, self._handle)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOP_SIGNALS, LEAVE))
@@ -102,12 +102,12 @@ def say_ended(number: int, what: str = "") -> None:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Restore the handlers of stop signals after the block."""
-    before = [(number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE)]
+    """Restore the handlers of stop signals, and of Ctrl-Z, after the block."""
+    before = [(number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE, signal.SIGTSTP)]
     try:
         yield
     finally:
-        if _is_main_thread():
+        if is_main_thread():
             for number, handler in before:
                 signal.signal(number, handler)
 
@@ -122,5 +122,6 @@ def blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _is_main_thread() -> bool:
+def is_main_thread() -> bool:
+    """Whether this thread may install handlers: Python lets the main thread alone do so."""
     return threading.current_thread() is threading.main_thread()
