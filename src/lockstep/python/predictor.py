@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import random
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,8 +65,8 @@ def load(
 
 @contextlib.contextmanager
 def _unchanged() -> Iterator[None]:
-    """Leave random states, the current GPU and how float32 is multiplied as they were."""
-    states = random.getstate(), np.random.get_state()
+    """Leave random states, the search path, the current GPU and how float32 is multiplied as they were."""
+    states, path = (random.getstate(), np.random.get_state()), list(sys.path)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     current = torch.cuda.current_device() if gpus else 0
     with torch.random.fork_rng(gpus), float32_kept():
@@ -74,6 +75,7 @@ def _unchanged() -> Iterator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
+            sys.path[:] = path
             if torch.cuda.is_initialized():
                 torch.cuda.set_device(current)
 

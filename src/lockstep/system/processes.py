@@ -5,8 +5,10 @@ run, trials, and processes that decode images, are forks of that one server. Pub
 apart from `share_server`. Where forks are not safe (macOS), processes are new interpreters.
 """
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from multiprocessing import forkserver, get_context, resource_tracker, util
 from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess
 from types import ModuleType
@@ -28,26 +30,31 @@ class ServerDied(RuntimeError):
     """The server has ended before it could start a process."""
 
 
-class _Process(ForkServerProcess):
-    """A process that does not run the script of this one again, which multiprocessing has every process do.
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the script of this process, which multiprocessing would run again in every process that is started here.
 
-    A script without `if __name__ == "__main__"` would start its training once more there.
+    One without `if __name__ == "__main__"` would start its training once more there.
     """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
+
+class _Process(ForkServerProcess):
     @override
     def start(self) -> None:
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")  # multiprocessing reads there what to run
         try:
-            with signals.blocked():
+            with _without_main(), signals.blocked():
                 super().start()
         except EOFError as error:
             raise ServerDied(
                 "The process that imports torch for the workers has died, perhaps out of memory: "
                 "try python -c 'import torch, lightning'."
             ) from error
-        finally:
-            sys.modules["__main__"] = main
 
 
 class _Context(ForkServerContext):
@@ -70,7 +77,7 @@ def start_server() -> None:
     mine = {"PYTHONSAFEPATH": "1", FOLDER: util.get_temp_dir(), SAFE_PATH: "1" if is_safe_path else ""}
     os.environ.update(mine)
     try:
-        with signals.blocked():
+        with _without_main(), signals.blocked():
             forkserver.ensure_running()
     finally:
         for name in mine:
