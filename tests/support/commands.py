@@ -78,7 +78,7 @@ class Command:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         out = None
-        if self.stdout is not None:
+        if self.stdout is not None and not self.stdout.closed:
             with self.stdout:
                 out = self.stdout.read()
         self.wait(timeout)

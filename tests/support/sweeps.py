@@ -1,5 +1,6 @@
 """Sweeps in processes of their own, and what they leave."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -60,24 +61,15 @@ def table_of(cwd: Path) -> dict[str, Any]:
 
 
 def processes_of(folder: RunFolder) -> list[int]:
-    """The process that trains a run, the one that has started it, and workers."""
-    known = {folder.read_status()["pid"], seen(folder)["parent"]}
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes()  # empty once it has ended
-            except OSError:
-                continue
-            if words and (int(entry.name) in known or is_rank_of(folder, entry, words)):
-                found.append(int(entry.name))
-    return found
+    """The processes that have a file of a run open: its trainer, and workers."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _has_open(entry, folder)]
+
+
+def _has_open(process: Path, folder: RunFolder) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        return any(os.readlink(file).startswith(f"{folder.path}/") for file in (process / "fd").iterdir())
+    return False
 
 
 def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one["begin"] < other["end"] and other["begin"] < one["end"]
-
-
-def is_rank_of(folder: RunFolder, entry: Path, words: bytes) -> bool:
-    title, _, path = os.fsdecode(words.rstrip(b"\0")).rpartition(", ")
-    return title.startswith("lockstep: rank ") and (entry / "cwd").readlink() / path == folder.path
