@@ -241,6 +241,7 @@ def _place(rank: int, num_workers: int, port: int) -> dict[str, str]:
         "MASTER_PORT": port,
         "TORCHELASTIC_RUN_ID": "lockstep",
         "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_USE_AGENT_STORE": False,  # the store is that of rank 0
     }
     return {name: str(value) for name, value in variables.items()}
 

@@ -110,8 +110,6 @@ class Shown(Silent):
         counts["queued"] = max(self._total - len(sweep_table.rows), 0) + counts.get("queued", 0)
         names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
         text = ", ".join(f"{counts[name]} {name}" for name in names if counts.get(name))
-        if not self._since:
-            text += "; importing torch, once for all"
         best = sweep_table.best
         if best is not None:
             text += (
