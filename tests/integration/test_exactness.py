@@ -1,130 +1,250 @@
 """N workers compute what one worker would, in float64 to 1e-12: weights, statistics, momentum, metrics.
 
-Each mechanism was broken once on purpose, and these tests failed; the list is in docs/testing.md.
+One matrix: each row is a small training, each split of a row ends with the numbers of one worker. Each mechanism was
+broken once on purpose, and these tests failed; the list is in docs/testing.md. What a kind of data, a network or a
+module does beside (a stop and going on, what is refused) stands in the file of its name.
 """
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from lockstep.runs.folder import RunFolder
+from lockstep.training import checkpoints
+from tests.support.exact import train
 from tests.support.harness import ACCUMULATE_AUGMENT, SMALL, difference, own_network, train_all, write_run
+from tests.support.image_files import write_folder, write_listed
+from tests.support.recipes import (
+    DIGITS,
+    FOLDER,
+    GAN,
+    IN_MEMORY,
+    INITIAL,
+    LISTED,
+    OF_MODULE,
+    OPTIMIZATION,
+    PACKED,
+    PLAIN,
+    STREAMED,
+    TENSOR,
+    TURNED,
+    of_library,
+    turned,
+)
 
-# what is trained: a last batch of two (empty shares); one that takes in a last sample, which batch norm could not
-# normalize alone, with averaged weights; and in micro-batches
-RECIPES = {
-    "remainder": (*SMALL, "data.train_size=66"),
-    "one_more_average": (
-        *own_network("NormalizesSingleValues"),
-        "data.train_size=65",
-        "callbacks=ema",
-        "flip_test=true",
-    ),
-    "accumulate_augment": (*SMALL, *ACCUMULATE_AUGMENT),
-}
-# without batch norm micro-batches change nothing: in parts of 6 and of 1, with a last step of 19 and of 25 samples
-ACCUMULATED = {
-    f"{size}_in_{parts}": (
-        *own_network("Unnormalized"),
-        *ACCUMULATE_AUGMENT,
-        f"data.train_size={size}",
-        f"trainer.accumulate_grad_batches={parts}",
-    )
-    for size in (67, 49)
+# -- how a training is split -------------------------------------------------------------------------------------------
+
+
+class Split(NamedTuple):
+    """Who trains: workers, their loads (null: equal ones), and what they are told beside."""
+
+    num_workers: int
+    loads: str = "null"
+    more: tuple[str, ...] = ()
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return (f"trainer.devices={self.num_workers}", f"trainer.loads={self.loads}", *self.more)
+
+    def __str__(self) -> str:
+        loads = "even" if self.loads == "null" else self.loads.strip("[]").replace(",", "-")
+        return " ".join([str(self.num_workers), loads, *(text.rpartition(".")[2] for text in self.more)])
+
+
+ALONE = Split(1)
+UNEVEN = (Split(2, "[3,1]"), Split(3, "[2,0,1]"))
+EMPTY = (Split(2, "[1,0]"), Split(3, "[2,0,1]"))  # one of the workers has no samples
+ALL = (Split(2), Split(2, "[3,1]"), Split(3), Split(3, "[2,0,1]"))
+PARTS = tuple(
+    Split(num_workers, loads, (f"trainer.accumulate_grad_batches={parts}",))
+    for num_workers, loads in ((1, "null"), (2, "null"), (3, "[2,0,1]"))
     for parts in (1, 4, 24)
+)
+
+
+class Row(NamedTuple):
+    """What is trained, by whom, and by which one worker it is to be as."""
+
+    overrides: Sequence[str]
+    splits: Sequence[Split] = UNEVEN
+    alone: Split = ALONE
+
+
+# -- what is trained ---------------------------------------------------------------------------------------------------
+
+FILES = "FILES"  # in overrides: the folder with images, lists and a run to start from
+
+
+def _labelled(kind: str, *overrides: str) -> tuple[str, ...]:
+    """Digits with other targets than their class."""
+    source = ("data._target_=tests.support.sources.labelled", f"+data.kind={kind}")
+    return (*DIGITS, *source, "trainer.limit_train_batches=6", "optimizer.lr=0.01", *overrides)
+
+
+ROWS = {
+    # a last batch of two: empty shares
+    "remainder": Row((*SMALL, "data.train_size=66"), ALL),
+    # a last batch that takes in a last sample, which batch norm could not normalize alone
+    "one more, averaged weights": Row(
+        (*own_network("NormalizesSingleValues"), "data.train_size=65", "callbacks=ema", "flip_test=true"), ALL
+    ),
+    "micro-batches, every augmentation": Row((*SMALL, *ACCUMULATE_AUGMENT), ALL),
+    "full width": Row(
+        (*SMALL, "model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1"), (Split(2),)
+    ),
+    # without batch norm micro-batches change nothing, with every augmentation, mixing and dropout: in parts of 6 and
+    # of 1, with a last step of 19 and of 25 samples
+    **{
+        f"{size} samples in parts": Row(
+            (*own_network("Unnormalized"), *ACCUMULATE_AUGMENT, f"data.train_size={size}"), PARTS[1:], PARTS[0]
+        )
+        for size in (67, 49)
+    },
+    # -- optimizers, schedules, groups of parameters, initial weights
+    "AdamW": Row((*SMALL, "optimizer=adamw")),
+    **{name: Row(overrides, EMPTY) for name, overrides in OPTIMIZATION.items()},
+    "weights of another run": Row((*INITIAL, f"init_from={FILES}/source", "seed=5"), (Split(2, "[3,1]"), Split(3))),
+    # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
+    "own network": Row(own_network("Plain")),
+    **{
+        name: Row(of_library(name, *more), EMPTY)
+        for name, more in {
+            "torchvision mobilenet_v3_small": ("model.dropout=0.3",),
+            "torchvision squeezenet1_1": (),
+            "torchvision shufflenet_v2_x0_5": ("data.image_size=64",),
+            "torchvision efficientnet_b0": ("data.train_size=16", "data.image_size=64"),
+            "timm test_resnet": ("model.drop_path=0.3",),
+            "timm test_efficientnet": ("model.drop_path=0.3",),
+            "timm test_byobnet": (),
+            "timm lcnet_035": ("data.image_size=64",),
+            "timm test_convnext": ("model.drop_path=0.3", "model.dropout=0.3"),
+            "timm test_vit": ("data.image_size=160", "data.train_size=10", "model.drop_path=0.3", "model.dropout=0.3"),
+        }.items()
+    },
+    # -- tasks, losses, metrics, modules
+    "class weights, own metric": Row(
+        (
+            *SMALL,
+            "task.class_weights=[1,1,1,2,1,1,1,1,3,1]",
+            "+task.metrics.f1={_target_:torchmetrics.classification.MulticlassF1Score}",
+            "augment.mixup=0.4",
+        )
+    ),
+    "own loss": Row((*SMALL, "task.label_smoothing=0", "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}")),
+    "several labels": Row(_labelled("labels", "task=multilabel", "augment.cutmix=1")),
+    "numbers, another loss": Row(_labelled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")),
+    "own module": Row((*OF_MODULE, *PLAIN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
+    "own module, two optimizers": Row((*OF_MODULE, *GAN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
+    # -- data: Datasets with random transforms; of two decoding processes each sample's neighbours are others
+    **{
+        name: Row(overrides, (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3, "[2,0,1]")))
+        for name, overrides in {
+            "Dataset": TURNED,
+            "Dataset of floats, micro-batches": (*turned(is_float=True), "trainer.accumulate_grad_batches=2"),
+            "Dataset that is split": [text for text in turned(is_float=True) if not text.startswith("data.val=")],
+        }.items()
+    },
+    # wherever the pixels are; a cache for each number of workers: the ranks of a run meet there for the first time
+    "folder": Row(
+        (*FOLDER, f"data.root={FILES}/images"),
+        (
+            Split(1, more=("data.memory=auto", f"data.cache={FILES}/cache_1")),
+            Split(1, more=STREAMED),
+            Split(2, "[3,1]", ("data.memory=auto", f"data.cache={FILES}/cache_2")),
+            Split(3, "[2,0,1]", STREAMED),
+        ),
+        Split(1, more=IN_MEMORY),
+    ),
+    "list": Row(
+        LISTED,
+        (
+            Split(2, "[3,1]", (f"data.file={FILES}/listed/list.parquet", f"data.cache={FILES}/cache_of_list")),
+            Split(3, "[2,0,1]", (f"data.file={FILES}/listed/list.csv", *STREAMED)),
+        ),
+        Split(1, more=(f"data.file={FILES}/listed/list.csv", "data.cache=null")),
+    ),
+    "own format, as a tensor of its images": Row(
+        DIGITS,
+        (
+            Split(1, more=PACKED),
+            Split(2, "[3,1]", PACKED),
+            Split(3, "[2,0,1]", (*PACKED, "+data.memory=stream")),
+            Split(2, more=(*PACKED, "+data.is_streamed=false")),
+            Split(1, more=(*PACKED, "+data.memory=host")),
+        ),
+        Split(1, more=TENSOR),
+    ),
 }
-FULL = ("model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1")
-LOADS = {1: [None], 2: [None, [3, 1]], 3: [None, [2, 0, 1]]}
-
-
-def _name(recipe: str, loads: list[int] | None) -> str:
-    return f"{recipe}_{'even' if loads is None else '-'.join(map(str, loads))}"
+ROUNDED = Split(2, more=("strategy.gradient_dtype=bfloat16",))
+AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PATIENCE_S
+CASES = [pytest.param(name, split, id=f"{name}-{split}") for name, row in ROWS.items() for split in row.splits]
+Runs = dict[tuple[str, Split], RunFolder]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunFolder]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The rows that selected tests ask for, by every split; runs of as many workers share their processes."""
+    specs = (getattr(item, "callspec", None) for item in request.session.items)
+    asked = {"remainder", *(spec.params.get("name") for spec in specs if spec is not None)}
+    rows = {name: row for name, row in ROWS.items() if name in asked}
     root: Path = tmp_path_factory.mktemp("exactness")
-    found = {}
-    for world_size, all_loads in LOADS.items():
-        for loads in all_loads:
-            for recipe, overrides in RECIPES.items():
-                name = _name(recipe, loads)
-                extra = [f"trainer.devices={world_size}"]
-                if loads is not None:
-                    extra.append(f"trainer.loads=[{','.join(map(str, loads))}]")
-                found[world_size, name] = write_run(root / str(world_size) / name, [*overrides, *extra])
-        for name, overrides in ACCUMULATED.items():
-            loads = [] if world_size < 3 else ["trainer.loads=[2,0,1]"]
-            extra = [f"trainer.devices={world_size}", *loads]
-            found[world_size, name] = write_run(root / str(world_size) / name, [*overrides, *extra])
-        if world_size < 3:
-            overrides = [*SMALL, *FULL, f"trainer.devices={world_size}"]
-            found[world_size, "full"] = write_run(root / str(world_size) / "full", overrides)
-        if world_size == 2:
-            for dtype in ("same", "bfloat16"):
-                overrides = [*SMALL, "trainer.devices=2", f"strategy.gradient_dtype={dtype}"]
-                found[world_size, dtype] = write_run(root / str(world_size) / dtype, overrides)
-        train_all([folder for (size, _), folder in found.items() if size == world_size], world_size)
+    files = root / "files"
+    write_folder(files / "images", count=35)
+    for suffix in (".csv", ".parquet"):
+        write_listed(files / "listed", count=70, suffix=suffix)
+    source = write_run(files / "source", INITIAL)
+    assert train(source) == 0
+    found: Runs = {}
+    for name, row in {**rows, "rounded": Row(SMALL, (ROUNDED,), Split(2))}.items():
+        for split in (row.alone, *row.splits):
+            overrides = [text.replace(FILES, str(files)) for text in (*row.overrides, *split.overrides)]
+            found[name, split] = write_run(root / str(len(found)), overrides)
+            if any(text.startswith("init_from=") for text in overrides):
+                checkpoints.keep_initial(found[name, split], str(source.path))
+    for size in (1, 2, 3):
+        folders = [folder for (_, split), folder in found.items() if split.num_workers == size]
+        for first in range(0, len(folders), AT_ONCE):
+            train_all(folders[first : first + AT_ONCE], size)
     return found
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize(("world_size", "loads"), [(w, loads) for w in (2, 3) for loads in LOADS[w]])
-def test_any_split_ends_with_the_weights_of_one_process(
-    runs: dict[tuple[int, str], RunFolder], recipe: str, world_size: int, loads: list[int] | None, figure: Any
-) -> None:
-    worst = difference(runs[1, _name(recipe, None)], runs[world_size, _name(recipe, loads)])
+@pytest.mark.parametrize(("name", "split"), CASES)
+def test_any_split_ends_with_the_weights_of_one_process(runs: Runs, name: str, split: Split, figure: Any) -> None:
+    alone, other = runs[name, ROWS[name].alone], runs[name, split]
+    worst = difference(alone, other)
     figure(f"largest difference to one process {worst:.1e}")
     assert worst <= 1e-12
+    expected, found = (
+        {key: value for key, value in folder.read_summary().items() if key.startswith("test_") and value is not None}
+        for folder in (alone, other)
+    )
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("world_size", LOADS)
-@pytest.mark.parametrize("name", ACCUMULATED)
-def test_micro_batches_change_nothing_without_batch_norm(
-    runs: dict[tuple[int, str], RunFolder], name: str, world_size: int, figure: Any
-) -> None:
-    """With every augmentation, mixing and dropout; on three workers by uneven loads."""
-    worst = difference(runs[1, f"{name.partition('_')[0]}_in_1"], runs[world_size, name])
-    figure(f"largest difference to one process and one part {worst:.1e}")
-    assert worst <= 1e-12
+def test_gradients_that_travel_as_bfloat16_are_rounded_and_no_more(runs: Runs) -> None:
+    assert 1e-8 < difference(runs["rounded", Split(2)], runs["rounded", ROUNDED]) < 0.05
 
 
 @pytest.mark.processes
-def test_gradients_that_travel_as_bfloat16_are_rounded_and_no_more(runs: dict[tuple[int, str], RunFolder]) -> None:
-    assert 1e-8 < difference(runs[2, "same"], runs[2, "bfloat16"]) < 0.05
-
-
-@pytest.mark.processes
-def test_evaluation_agrees_and_counts_every_sample_once(runs: dict[tuple[int, str], RunFolder]) -> None:
-    alone = runs[1, "remainder_even"].read_summary()
+def test_evaluation_agrees_and_counts_every_sample_once(runs: Runs) -> None:
+    alone = runs["remainder", ALONE].read_summary()
     assert alone["test_images"] == 31
-    for (_, name), folder in runs.items():
-        if name.startswith("remainder_"):
-            summary = folder.read_summary()
-            assert summary["test_accuracy"] == alone["test_accuracy"]
-            assert summary["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-12)
+    for split in ROWS["remainder"].splits:
+        summary = runs["remainder", split].read_summary()
+        assert (summary["test_images"], summary["test_accuracy"]) == (31, alone["test_accuracy"])
+        assert summary["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-12)
 
 
-@pytest.mark.processes
-def test_the_full_resnet18_ends_with_the_same_weights_on_two_workers(
-    runs: dict[tuple[int, str], RunFolder], figure: Any
-) -> None:
-    worst = difference(runs[1, "full"], runs[2, "full"])
-    figure(f"largest difference to one process {worst:.1e}")
-    assert worst <= 1e-12
-
-
-def test_a_weight_that_is_not_a_number_is_no_small_difference(
-    runs: dict[tuple[int, str], RunFolder], tmp_path: Path
-) -> None:
+def test_a_weight_that_is_not_a_number_is_no_small_difference(runs: Runs, tmp_path: Path) -> None:
     """`max` alone would pass over it."""
-    one = runs[1, _name("remainder", None)]
+    one = runs["remainder", ALONE]
     other = RunFolder(shutil.copytree(one.path, tmp_path / "other"))
     saved = torch.load(other.last_checkpoint, weights_only=True)
     saved["state_dict"]["net.fc.bias"][0] = float("nan")
