@@ -1,54 +1,22 @@
-"""Trainings of a folder of images end with the same weights wherever the pixels are, for any workers and any stop."""
+"""Trainings of image files end with the same bits wherever the pixels are and after any stop, and name what breaks."""
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lockstep.config import storage, validation
-from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from tests.support.exact import assert_same_end, cut_after, train
-from tests.support.harness import difference, train_all, write_run
-from tests.support.image_files import write_folder
+from lockstep.runs.folder import EXIT_CONFIG
+from tests.support.exact import cut_after, train
+from tests.support.harness import difference, write_run
+from tests.support.image_files import write_folder, write_listed
+from tests.support.recipes import FOLDER, IN_MEMORY, LISTED, STREAMED
 
-RECIPE = (
-    "data=image_folder",
-    "data.image_size=16",
-    "data.val_fraction=0.2",
-    "data.test_fraction=0.2",
-    "data.num_workers=1",
-    "model.width=2",
-    "model.dropout=0.2",
-    "trainer.precision=float64",
-    "trainer.max_epochs=2",
-    "trainer.log_every_n_steps=1",
-    "global_batch_size=16",
-    "eval_batch_size=7",
-    "augment.crop_padding=2",
-    "augment.flip=true",
-    "augment.cutout=4",
-    "strategy=cpu",
-    "strategy.timeout_s=300",
-)
-# 42 training images: batches of 16, 16 and 10; the share of a worker with load 0 is always empty
-PLACES = {
-    "memory": ("data.cache=null", "data.memory=host"),
-    "cache": ("data.memory=auto",),
-    "stream": ("data.memory=stream", "data.cache=null"),
-}
-ALONE = (1, "memory", "even")
-RUNS = (
-    ALONE,
-    (1, "cache", "even"),
-    (1, "stream", "even"),
-    (2, "cache", "3-1"),
-    (3, "stream", "2-0-1"),
-)
+PLACES = {"memory": IN_MEMORY, "cache": ("data.memory=auto",), "stream": STREAMED}
 
 
-def overrides(root: Path, place: str, cache: str = "cache") -> list[str]:
-    return [*RECIPE, f"data.root={root / 'images'}", f"data.cache={root / cache}", *PLACES[place]]
+def overrides(root: Path, place: str) -> list[str]:
+    return [*FOLDER, f"data.root={root / 'images'}", f"data.cache={root / 'cache'}", *PLACES[place]]
 
 
 @pytest.fixture(scope="module")
@@ -56,33 +24,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("folder_runs")
     write_folder(root / "images", count=35)
     return root
-
-
-@pytest.fixture(scope="module")
-def runs(root: Path) -> dict[tuple[int, str, str], RunFolder]:
-    found = {}
-    for world_size, place, loads in RUNS:
-        extra = [f"trainer.devices={world_size}"]
-        if loads != "even":
-            extra.append(f"trainer.loads=[{loads.replace('-', ',')}]")
-        path = root / f"{world_size} {place} {loads}"
-        # a cache for each: the ranks of a run meet there for the first time
-        settings = [*overrides(root, place, f"cache {world_size}"), *extra]
-        found[world_size, place, loads] = write_run(path, settings)
-    for size in (1, 2, 3):
-        train_all([folder for (world_size, _, _), folder in found.items() if world_size == size], size)
-    return found
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("run", RUNS[1:], ids=lambda run: "_".join(map(str, run)))
-def test_any_place_and_any_split_end_with_the_weights_of_one_process_that_has_all_in_memory(
-    runs: dict[tuple[int, str, str], RunFolder], run: tuple[int, str, str], figure: Any
-) -> None:
-    assert_same_end(runs[ALONE], runs[run], figure, " in memory")
-    alone, other = runs[ALONE].read_summary(), runs[run].read_summary()
-    for name in ("test_loss", "test_accuracy", "test_images"):
-        assert other[name] == pytest.approx(alone[name], rel=1e-12)
 
 
 @pytest.mark.processes
@@ -101,6 +42,17 @@ def test_a_streamed_run_cut_in_the_middle_goes_on_with_the_same_bits_streamed_or
         time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second they were begun in
         assert train(cut) == 0
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"
+
+
+@pytest.mark.processes
+def test_a_list_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(tmp_path: Path) -> None:
+    file = f"data.file={write_listed(tmp_path / 'images', count=70)}"
+    alone = write_run(tmp_path / "alone", [*LISTED, file, "data.cache=null"])
+    assert train(alone) == 0
+    cut = write_run(tmp_path / "cut", [*LISTED, file, *STREAMED])
+    cut_after(cut, 1)
+    assert train(cut) == 0
+    assert difference(alone, cut) == 0
 
 
 @pytest.mark.processes

@@ -14,23 +14,15 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.training import checkpoints
 from tests.support import commands
 from tests.support.exact import train
-from tests.support.harness import (
-    ROOT,
-    SMALL,
-    command,
-    difference,
-    own_network,
-    train_all,
-    write_run,
-)
+from tests.support.harness import ROOT, command, difference, own_network, write_run
+from tests.support.recipes import INITIAL
 
-RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=1")
 STILL = ("optimizer.lr=1e-300", "scheduler=constant")  # no weight moves by it, only statistics do
 
 
 def begun(path: Path, source: RunFolder | str, *overrides: str) -> RunFolder:
     init_from = source if isinstance(source, str) else source.path
-    folder = write_run(path, [*RECIPE, f"init_from={init_from}", *overrides])
+    folder = write_run(path, [*INITIAL, f"init_from={init_from}", *overrides])
     checkpoints.keep_initial(folder, str(init_from))
     return folder
 
@@ -48,7 +40,7 @@ def weights(path: Path) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = write_run(tmp_path_factory.mktemp("source") / "run", RECIPE)
+    folder = write_run(tmp_path_factory.mktemp("source") / "run", INITIAL)
     assert train(folder) == 0
     return folder
 
@@ -59,16 +51,9 @@ def test_a_new_run_starts_with_the_weights_of_the_last_checkpoint(source: RunFol
     before, after = weights(source.last_checkpoint), weights(folder.last_checkpoint)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    fresh = write_run(tmp_path / "fresh", [*RECIPE, *STILL])
+    fresh = write_run(tmp_path / "fresh", [*INITIAL, *STILL])
     assert train(fresh) == 0
     assert not torch.equal(before["net.conv1.weight"], weights(fresh.last_checkpoint)["net.conv1.weight"])
-
-
-def test_several_workers_compute_what_one_does_from_the_same_weights(source: RunFolder, tmp_path: Path) -> None:
-    alone, together = (begun(tmp_path / name, source, "seed=5") for name in ("alone", "together"))
-    train_all([alone], 1)
-    train_all([together], 3)
-    assert difference(alone, together) < 1e-12
 
 
 def test_the_weights_stay_when_the_other_run_is_gone(source: RunFolder, tmp_path: Path) -> None:
@@ -125,7 +110,7 @@ def test_weights_for_other_classes_are_refused(source: RunFolder, tmp_path: Path
 
 
 def test_what_holds_no_weights_is_refused_before_there_is_a_folder(source: RunFolder, tmp_path: Path) -> None:
-    empty = write_run(tmp_path / "empty", RECIPE)
+    empty = write_run(tmp_path / "empty", INITIAL)
     broken = tmp_path / "broken.ckpt"
     broken.write_bytes(source.last_checkpoint.read_bytes()[:-100])
     for name, reason in (
@@ -136,7 +121,7 @@ def test_what_holds_no_weights_is_refused_before_there_is_a_folder(source: RunFo
         with pytest.raises(ConfigError, match=f"init_from=.*{reason}"):
             checkpoints.named(name)
         for many in ([], ["-m", "seed=0,1"]):
-            typed = [*many, *RECIPE, f"init_from={name}"]
+            typed = [*many, *INITIAL, f"init_from={name}"]
             done = commands.run(command(*typed), tmp_path)
             assert done.returncode == EXIT_CONFIG, done.stderr
             assert f"init_from={name}" in done.stderr
@@ -164,7 +149,7 @@ def test_what_does_not_fit_leaves_no_run_and_the_latest_one_as_it_was(
         (folder / "notes.txt").touch()
     (tmp_path / "outputs/latest").symlink_to("2026-11-20/before")
     texts = [text.format(source=source.path) for text in (*more, fault)]
-    done = commands.run(command(*RECIPE, *texts[:-1]), tmp_path)
+    done = commands.run(command(*INITIAL, *texts[:-1]), tmp_path)
     assert done.returncode == EXIT_CONFIG
     line, end = done.stderr.splitlines()
     assert line.startswith(f"config error: {texts[-1]}")
@@ -175,7 +160,7 @@ def test_what_does_not_fit_leaves_no_run_and_the_latest_one_as_it_was(
 
 
 def test_the_trials_of_a_sweep_start_with_them(source: RunFolder, tmp_path: Path) -> None:
-    typed = ["-m", *RECIPE, *STILL, f"init_from={source.path}", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"]
+    typed = ["-m", *INITIAL, *STILL, f"init_from={source.path}", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"]
     assert commands.run(command(*typed), tmp_path).returncode == 0
     before = weights(source.last_checkpoint)["net.conv1.weight"]
     for number in range(2):
@@ -184,7 +169,7 @@ def test_the_trials_of_a_sweep_start_with_them(source: RunFolder, tmp_path: Path
 
 def test_the_latest_run_is_the_one_before_this_one(tmp_path: Path) -> None:
     for more in ([], [*STILL, "seed=5", "init_from=outputs/latest"]):
-        assert commands.run(command(*RECIPE, *more), tmp_path).returncode == 0
+        assert commands.run(command(*INITIAL, *more), tmp_path).returncode == 0
     first, second = sorted((tmp_path / "outputs").glob("20*/*"))
     assert (tmp_path / "outputs/latest").resolve() == second
     states = [weights(RunFolder(path).last_checkpoint)["net.conv1.weight"] for path in (first, second)]

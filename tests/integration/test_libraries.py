@@ -1,4 +1,4 @@
-"""Networks of torchvision and timm: exact on any number of workers, one of them without samples, and fitted."""
+"""Networks of torchvision and timm: their weights, how they are fitted, and what is refused."""
 
 import os
 import re
@@ -17,54 +17,11 @@ from lockstep.models import torchvision as of_torchvision
 from lockstep.models.libraries import adapted
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
-from tests.support.exact import assert_same_end, train, train_splits
-from tests.support.harness import SMALL, command, train_all, write_run
+from tests.support.exact import train
+from tests.support.harness import command, train_all, write_run
+from tests.support.recipes import of_library
 
 PLAIN: dict[str, Any] = {"pretrained": False, "head_only": False, "dropout": None, "drop_path": None}
-TINY = (
-    *(text for text in SMALL if not text.startswith("model.")),
-    "data.train_size=19",
-    "data.val_size=5",
-    "data.test_size=5",
-    "data.image_size=32",
-    "global_batch_size=8",
-    "trainer.max_epochs=1",
-    "optimizer.lr=0.01",  # last maps of one pixel are normalized by few values, which enlarges what rounding differs in
-)
-# batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention, layer norm
-NETWORKS = {
-    "torchvision mobilenet_v3_small": ("model.dropout=0.3",),
-    "torchvision squeezenet1_1": (),
-    "torchvision shufflenet_v2_x0_5": ("data.image_size=64",),
-    "torchvision efficientnet_b0": ("data.train_size=16", "data.image_size=64"),
-    "timm test_resnet": ("model.drop_path=0.3",),
-    "timm test_efficientnet": ("model.drop_path=0.3",),
-    "timm test_byobnet": (),
-    "timm lcnet_035": ("data.image_size=64",),
-    "timm test_convnext": ("model.drop_path=0.3", "model.dropout=0.3"),
-    "timm test_vit": ("data.image_size=160", "data.train_size=10", "model.drop_path=0.3", "model.dropout=0.3"),
-}
-
-
-def overrides(network: str, *more: str) -> list[str]:
-    library, name = network.split(" ")
-    return [*TINY, f"model={library}", f"model.name={name}", *more]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunFolder]:
-    return train_splits(
-        tmp_path_factory.mktemp("libraries"), {name: overrides(name, *more) for name, more in NETWORKS.items()}
-    )
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_any_split_ends_with_the_weights_of_one_process(
-    runs: dict[tuple[int, str], RunFolder], name: str, world_size: int, figure: Any
-) -> None:
-    assert_same_end(runs[1, name], runs[world_size, name], figure)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -107,7 +64,7 @@ def test_a_run_starts_with_the_weights_of_a_file_and_a_head_of_its_own(
     num_workers: int,
 ) -> None:
     settings = (f"model.pretrained={files[library]}", f"trainer.devices={num_workers}", *STILL)
-    folder = write_run(tmp_path / "run", overrides(f"{library} {name}", *settings))
+    folder = write_run(tmp_path / "run", of_library(f"{library} {name}", *settings))
     train_all([folder], num_workers)
     path = files[library]
     there = (timm.models.load_state_dict if library == "timm" else torch.load)(str(path))
@@ -128,7 +85,7 @@ def test_a_run_starts_with_the_weights_of_a_file_and_a_head_of_its_own(
 def test_a_run_that_goes_on_and_an_evaluation_do_not_ask_for_the_file(files: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "weights.pth"
     file.write_bytes(files["torchvision"].read_bytes())
-    folder = write_run(tmp_path / "run", overrides("torchvision squeezenet1_1", f"model.pretrained={file}"))
+    folder = write_run(tmp_path / "run", of_library("torchvision squeezenet1_1", f"model.pretrained={file}"))
     assert train(folder) == 0
     before = weights(folder)["image_format"]
     file.unlink()
@@ -173,7 +130,7 @@ def test_weights_that_cannot_be_had_are_one_line(
         monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse)
         monkeypatch.setattr(timm.models._builder, "load_state_dict_from_url", refuse)
     name = {"torchvision": "squeezenet1_1", "timm": "resnet18"}[library]
-    folder = write_run(tmp_path / "run", overrides(f"{library} {name}", "model.pretrained=true"))
+    folder = write_run(tmp_path / "run", of_library(f"{library} {name}", "model.pretrained=true"))
     assert train(folder) == EXIT_CONFIG
     (line,) = folder.failure.read_text().splitlines()
     assert line.startswith(f"config error: model.pretrained=true: the weights cannot be had ({what}")
@@ -182,14 +139,14 @@ def test_weights_that_cannot_be_had_are_one_line(
 
 def test_a_file_of_another_network_is_refused_with_what_does_not_fit(files: dict[str, Path], tmp_path: Path) -> None:
     folder = write_run(
-        tmp_path / "run", overrides("torchvision squeezenet1_0", f"model.pretrained={files['torchvision']}")
+        tmp_path / "run", of_library("torchvision squeezenet1_0", f"model.pretrained={files['torchvision']}")
     )
     assert train(folder) == EXIT_CONFIG
     assert "features.0.weight is [64, 1, 3, 3] there, [96, 1, 7, 7] here" in folder.failure.read_text()
 
 
 def test_a_file_that_is_not_there_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
-    done = commands.run(command(*overrides("torchvision resnet18", "model.pretrained=nothing.pth")), tmp_path)
+    done = commands.run(command(*of_library("torchvision resnet18", "model.pretrained=nothing.pth")), tmp_path)
     assert done.returncode == EXIT_CONFIG
     assert "config error: model.pretrained=nothing.pth is no file: correct the path" in done.stderr
     assert os.listdir(tmp_path) == []
@@ -246,12 +203,12 @@ def test_what_a_network_has_not_is_refused_by_its_setting(make: Any, settings: d
 
 
 def test_a_dropout_by_a_function_is_refused_with_its_layer(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", overrides("timm resnet18", "model.dropout=0.2"))
+    folder = write_run(tmp_path / "run", of_library("timm resnet18", "model.dropout=0.2"))
     assert train(folder) == EXIT_CONFIG
     (line,) = folder.failure.read_text().splitlines()
     assert "the layer '' (ResNet) draws random numbers by a function" in line
 
 
 def test_small_images_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(write_run(tmp_path / "run", overrides("torchvision squeezenet1_1"))) == 0
+    assert train(write_run(tmp_path / "run", of_library("torchvision squeezenet1_1"))) == 0
     assert "The network was made for images of 224 pixels, these have 32" in capsys.readouterr().err

@@ -1,95 +1,54 @@
-"""Schedules of every kind and parts of a network with rules of their own: on any number of workers, and across a cut.
+"""Schedules of every kind and parts of a network with rules of their own: what they do, and across a cut.
 
 The arithmetic is that of tests/unit/models/test_parameter_groups.py.
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from tests.support.exact import assert_same_end, cut_after, train, train_splits
-from tests.support.harness import SMALL, difference, own_network, write_run
-
-TORCHS = "torch.optim.lr_scheduler"
-RECIPES = {
-    "warm restarts": (
-        "scheduler=constant",
-        f"scheduler._target_={TORCHS}.CosineAnnealingWarmRestarts",
-        "+scheduler.T_0=3",
-    ),
-    "epochs": (
-        "scheduler=constant",
-        f"scheduler._target_={TORCHS}.ExponentialLR",
-        "+scheduler.gamma=0.5",
-        "+scheduler._interval_=epoch",
-    ),
-    "plateau": (
-        "scheduler=constant",
-        f"scheduler._target_={TORCHS}.ReduceLROnPlateau",
-        "+scheduler.patience=0",
-        "+scheduler.factor=0.5",
-        "+scheduler.threshold=1.0",
-    ),
-    "parameters": (
-        "+parameters.head={pattern:'^fc',lr_factor:0.3,weight_decay:0}",
-        "+parameters.first={pattern:'^(conv1|bn1)',frozen_epochs:null}",
-        "+parameters.middle={pattern:'^layer[12]',frozen_epochs:1}",
-        "callbacks=ema",
-    ),
-}
-EPOCHS, STEPS = 3, 8
-SHORT = (*SMALL, "data.train_size=66", "model.width=2", f"trainer.max_epochs={EPOCHS}", "trainer.log_every_n_steps=1")
+from tests.support.exact import cut_after, train
+from tests.support.harness import difference, own_network, train_all, write_run
+from tests.support.recipes import OPTIMIZATION, SHORT, TORCHS
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunFolder]:
-    return train_splits(
-        tmp_path_factory.mktemp("optimization"), {name: (*SHORT, *overrides) for name, overrides in RECIPES.items()}
-    )
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    root = tmp_path_factory.mktemp("optimization")
+    found = {name: write_run(root / name, recipe) for name, recipe in OPTIMIZATION.items()}
+    train_all(list(found.values()), 1)
+    return found
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_any_split_ends_with_the_weights_of_one_process(
-    runs: dict[tuple[int, str], RunFolder], name: str, world_size: int, figure: Any
-) -> None:
-    assert_same_end(runs[1, name], runs[world_size, name], figure)
-
-
-@pytest.mark.processes
-def test_the_rates_of_a_run_are_those_of_its_schedule(runs: dict[tuple[int, str], RunFolder]) -> None:
-    rates = {name: [float(row["learning_rate"]) for row in runs[1, name].read_metrics()] for name in RECIPES}
-    assert rates["epochs"] == [0.05, 0.025, 0.0125]
+def test_the_rates_of_a_run_are_those_of_its_schedule(runs: dict[str, RunFolder]) -> None:
+    rates = {name: [float(row["learning_rate"]) for row in runs[name].read_metrics()] for name in OPTIMIZATION}
+    assert rates["schedule of epochs"] == [0.05, 0.025, 0.0125]
     assert rates["plateau"] == [0.1, 0.05, 0.025], "no accuracy is twice the first"
     assert len(set(rates["warm restarts"])) > 1
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["plateau", "parameters"])
-def test_a_cut_before_and_after_a_change_changes_no_bit(
-    runs: dict[tuple[int, str], RunFolder], tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["plateau", "parameter groups"])
+def test_a_cut_before_and_after_a_change_changes_no_bit(runs: dict[str, RunFolder], tmp_path: Path, name: str) -> None:
     """The change is that of the second epoch, from step 5 on."""
     per_epoch = 66 // 16
     for step in (1, per_epoch, per_epoch + 1, 2 * per_epoch):
-        cut = write_run(tmp_path / f"cut{step}", [*SHORT, *RECIPES[name]])
+        cut = write_run(tmp_path / f"cut{step}", OPTIMIZATION[name])
         cut_after(cut, step)
         assert train(cut) == 0
-        assert difference(runs[1, name], cut) == 0, f"cut after the request in step {step}"
+        assert difference(runs[name], cut) == 0, f"cut after the request in step {step}"
 
 
 @pytest.mark.processes
-def test_frozen_weights_are_the_first_ones_also_in_the_average(
-    runs: dict[tuple[int, str], RunFolder], tmp_path: Path
-) -> None:
+def test_frozen_weights_are_the_first_ones_also_in_the_average(runs: dict[str, RunFolder], tmp_path: Path) -> None:
     still = write_run(tmp_path / "still", [*SHORT, "optimizer.lr=1e-300", "scheduler=constant", "trainer.max_epochs=1"])
     assert train(still) == 0
     first, last = (
-        torch.load(folder.last_checkpoint, weights_only=True)["state_dict"] for folder in (still, runs[1, "parameters"])
+        torch.load(folder.last_checkpoint, weights_only=True)["state_dict"]
+        for folder in (still, runs["parameter groups"])
     )
     frozen = [name for name in first if name.startswith(("net.conv1", "net.bn1")) and "running" not in name]
     assert len(frozen) == 4

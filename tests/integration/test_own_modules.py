@@ -1,48 +1,24 @@
-"""A LightningModule of a user's own: trained by any number of workers, cut and continued, watched, and refused."""
+"""A LightningModule of a user's own: cut and continued, watched, and refused."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lockstep.runs.folder import RunFolder
 from tests.support.commands import run
-from tests.support.harness import ROOT, command, difference, state, train_all, write_run
+from tests.support.harness import ROOT, command, state, train_all, write_run
+from tests.support.recipes import GAN, MODULES, OF_MODULE, PLAIN
 
 pytestmark = pytest.mark.processes
-MODULES = "tests.support.own_modules"
-SMALL = (
-    *("data=synthetic", "data.image_size=8", "data.train_size=70", "data.val_size=23", "data.test_size=31"),
-    *("global_batch_size=16", "eval_batch_size=10", "trainer.max_epochs=2", "trainer.precision=float64"),
-    *("strategy=cpu", "model.width=2", "callbacks.curves=null"),
-)
-PLAIN = (f"module._target_={MODULES}.Plain",)
-GAN = (f"module._target_={MODULES}.Gan", "+module.num_noise=4", "+module.lr=0.001")
-
-
-@pytest.mark.parametrize("own", [PLAIN, GAN], ids=["automatic", "two_optimizers"])
-@pytest.mark.parametrize(("num_workers", "loads"), [(2, "[3,1]"), (3, "[1,0,2]")])
-def test_it_ends_with_the_weights_and_metrics_of_one_worker(
-    tmp_path: Path, own: tuple[str, ...], num_workers: int, loads: str, figure: Any
-) -> None:
-    alone = write_run(tmp_path / "alone", [*SMALL, *own])
-    train_all([alone], 1)
-    several = write_run(
-        tmp_path / "several", [*SMALL, *own, f"trainer.devices={num_workers}", f"trainer.loads={loads}"]
-    )
-    train_all([several], num_workers)
-    worst = difference(alone, several)
-    figure(f"largest difference to one process {worst:.1e}")
-    assert worst <= 1e-12
 
 
 @pytest.mark.parametrize("own", [PLAIN, GAN], ids=["automatic", "two_optimizers"])
 def test_it_is_stopped_in_an_epoch_and_another_number_of_workers_goes_on(tmp_path: Path, own: tuple[str, ...]) -> None:
-    uncut = write_run(tmp_path / "uncut", [*SMALL, *own])
+    uncut = write_run(tmp_path / "uncut", [*OF_MODULE, *own])
     train_all([uncut], 1)
     stops = "+callbacks.stops={_target_:tests.support.callbacks.Terminated,rank:2,in_test:false}"
     folder = tmp_path / "cut"
-    first = run(command(*SMALL, *own, stops, "trainer.devices=3", f"hydra.run.dir={folder}"), ROOT)
+    first = run(command(*OF_MODULE, *own, stops, "trainer.devices=3", f"hydra.run.dir={folder}"), ROOT)
     assert first.returncode == 75, first.stderr
     assert RunFolder(folder).read_status()["step"] in (1, 2, 3, 4)  # of five in an epoch
     second = run(command(f"resume={folder}", "trainer.devices=2", "--trust"), ROOT)
@@ -57,7 +33,7 @@ def test_it_is_stopped_in_an_epoch_and_another_number_of_workers_goes_on(tmp_pat
 
 
 def test_what_it_logs_is_recorded_shown_and_decides(tmp_path: Path) -> None:
-    done = run(command(*SMALL, *PLAIN, "trainer.devices=2", f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
+    done = run(command(*OF_MODULE, *PLAIN, "trainer.devices=2", f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
     assert done.returncode == 0, done.stderr
     folder = RunFolder(tmp_path / "run")
     rows, summary, status = folder.read_metrics(), folder.read_summary(), folder.read_status()
@@ -98,14 +74,14 @@ def test_what_it_logs_is_recorded_shown_and_decides(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_right_is_a_fault_of_one_line(tmp_path: Path, overrides: list[str], fault: str) -> None:
-    done = run(command(*SMALL, *overrides, f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
+    done = run(command(*OF_MODULE, *overrides, f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
     assert done.returncode == 2, done.stderr
     assert any("config error: " in line and fault in line for line in done.stderr.splitlines()), done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_sweep_of_one_without_a_test_ends_well(tmp_path: Path) -> None:
-    overrides = (*SMALL, *GAN, "trainer.max_epochs=1", "seed=0,1")
+    overrides = (*OF_MODULE, *GAN, "trainer.max_epochs=1", "seed=0,1")
     done = run([*command("-m", *overrides, f"hydra.sweep.dir={tmp_path / 'sweep'}")], ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "failed" not in done.stdout

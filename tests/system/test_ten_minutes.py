@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runs.folder import RunFolder
 from tests.support.guides import guides, long_blocks
-from tests.support.harness import ROOT, difference
+from tests.support.harness import ROOT
 from tests.support.wheels import environment, lend, run, source
 
 pytestmark = pytest.mark.processes
@@ -44,13 +43,3 @@ def test_every_command_of_the_page_works(typed: tuple[Path, dict[str, str]]) -> 
     assert (project / "predictions.csv").read_text().count("\n") > 800
     assert "even" in said["python use.py"]
     assert not long_blocks(PAGE)
-
-
-def test_two_workers_of_the_page_train_what_one_does(typed: tuple[Path, dict[str, str]]) -> None:
-    project, _ = typed
-    folders = []
-    for num_workers in (1, 2):
-        exact = ("strategy=cpu", f"trainer.devices={num_workers}", "trainer.max_epochs=2", "trainer.precision=float64")
-        run(project, project / ".venv" / "bin" / "python", "train.py", *exact)
-        folders.append(RunFolder((project / "outputs" / "latest").resolve()))
-    assert difference(*folders) <= 1e-12
