@@ -1,7 +1,6 @@
 """Sweeps that are killed, broken or stopped, by real signals: nothing stays alive, nothing is lost, and they go on."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from lockstep.launch import worker
-from lockstep.system.signals import STOP_SIGNALS
 from tests.support.callbacks import SEES
 from tests.support.harness import (
     PATIENCE_S,
@@ -75,32 +73,6 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     other = run(tmp_path, *recipe, "sweep.name=other", "seed=0", "trainer.max_epochs=1")
     assert other.returncode == 0
     assert len(list(tmp_path.glob("outputs/*/*_other/sweep.json"))) == 1
-
-
-def test_ctrl_c_is_heard_while_torch_is_imported_and_leaves_no_process(tmp_path: Path) -> None:
-    with started(tmp_path, *TINY, "seed=0,1") as sweep:
-        children = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children")
-        wait_until(lambda: len(children.read_text().split()) == 2, "the process that forks, and its tracker")
-        processes = [Path("/proc", pid, "cmdline") for pid in children.read_text().split()]
-
-        def servers() -> list[Path]:
-            return [path for path in processes if b"forkserver" in path.read_bytes()]
-
-        wait_until(servers, "the process that forks has its own words")
-        # a signal in the first moments of a trial is neither lost nor deadly
-        (server,) = servers()
-        assert {*STOP_SIGNALS} <= blocked_by(server.with_name("status"))
-        sweep.send_signal(signal.SIGINT)
-        out, _ = sweep.communicate(timeout=PATIENCE_S)
-    assert sweep.returncode == 75, out
-    assert "Stopping all trials" in out
-    assert "begins" not in out
-    wait_until(lambda: not any(path.exists() and path.read_bytes() for path in processes), "the end of them all")
-
-
-def blocked_by(status: Path) -> set[int]:
-    (mask,) = re.findall(r"^SigBlk:\t(.+)$", status.read_text(), re.MULTILINE)
-    return {number for number in range(1, 65) if int(mask, 16) >> (number - 1) & 1}
 
 
 @pytest.mark.parametrize("way", ["ctrl-c", "flag"])
