@@ -189,7 +189,8 @@ REACHES_IN = {
     "system.lazy_imports": None,  # the names of packages, which are Python's
     "launch.worker": {"_run_exitfuncs"},  # of atexit: nothing else is done at the exit
     "system.process": {"_run_exitfuncs"},  # likewise
-    "system.processes": {"_forkserver"},  # of multiprocessing: a fork of the server is to ask that one
+    # of multiprocessing: a fork of the server is to ask that one, and a command ends its own
+    "system.processes": {"_forkserver", "_forkserver_pid"},
 }
 PUBLIC_IN_SPITE = {"_asdict", "_replace", "_fields", "_exit", "_target_", "_partial_", "_check_", "_args_"}
 

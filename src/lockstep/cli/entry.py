@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from lockstep.system import output, processes, signals
+from lockstep.system import output, signals
 from lockstep.system.launcher import outer_world
 
 
@@ -24,6 +24,8 @@ def start_training() -> None:
     world = outer_world(os.environ)
     asks = any(word.startswith(("-", "cluster=")) and word not in ("-m", "--multirun") for word in sys.argv[1:])
     if not asks and (world is None or world.world_size == 1):
+        from lockstep.system import processes  # multiprocessing, which no other command needs
+
         with contextlib.suppress(FileNotFoundError):  # the current folder is gone, which the command says itself
             processes.start_server()
 

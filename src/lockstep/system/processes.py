@@ -5,8 +5,10 @@ run, trials, and processes that decode images, are forks of that one server. Pub
 apart from `share_server`. Where forks are not safe (macOS), processes are new interpreters.
 """
 
+import atexit
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver, get_context, resource_tracker, util
@@ -21,6 +23,8 @@ HAS_FORK = sys.platform == "linux"
 SERVER = "lockstep.launch.server"
 FOLDER = "LOCKSTEP_SERVER_FOLDER"  # tells the server which folder of sockets to remove at its end
 SAFE_PATH = "LOCKSTEP_SERVER_SAFE_PATH"  # and what `is_safe_path` is
+
+_is_started = False  # whether this process has started a server
 
 # whether this command is not to find modules in the current folder (PYTHONSAFEPATH); the server itself never does
 is_safe_path = bool(sys.flags.safe_path)
@@ -69,8 +73,12 @@ def context() -> BaseContext:
 
 def start_server() -> None:
     """Start the server, which imports torch while this process goes on. Does nothing where there is one."""
+    global _is_started
     if not HAS_FORK or _has_shared_server():
         return
+    if not _is_started:
+        _is_started = True
+        atexit.register(_stop_server)
     resource_tracker.ensure_running()  # its start unblocks signals
     forkserver.set_forkserver_preload([SERVER])
     given = os.environ.get("PYTHONSAFEPATH")
@@ -84,6 +92,14 @@ def start_server() -> None:
             del os.environ[name]
         if given is not None:
             os.environ["PYTHONSAFEPATH"] = given
+
+
+def _stop_server() -> None:
+    """End the server with this process, also while it still imports, for a command that did not need it."""
+    pid = forkserver._forkserver._forkserver_pid  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def share_server() -> None:
