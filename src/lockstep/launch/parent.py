@@ -71,7 +71,7 @@ def run(
         return worker.run_here(job, None)
     try:
         started = Workers(job, num_workers, is_parallel=is_parallel, first=first, environ=environ, log=log)
-        with signals.installed(), started as workers, workers.suspended_with_this():
+        with signals.installed(), started.suspended_with_this(), started as workers:
             while (code := workers.poll(POLL_S)) is None:
                 workers.forward(signals.numbers)
             return code
