@@ -19,6 +19,7 @@ UNUSED = (
 )
 IMPORTED = """
 import sys
+import lockstep
 from lockstep.launch.worker import import_training
 import_training()
 assert not any(type(finder).__module__.startswith("lockstep") for finder in sys.meta_path)

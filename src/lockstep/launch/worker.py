@@ -124,8 +124,10 @@ def _redirect(out: Sequence[Connection], log: Path | None) -> None:
         for number, connection in enumerate(out, 1):
             os.dup2(connection.fileno(), number)
             connection.close()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        if getattr(sys, name) is None:  # the server began with closed ones
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+        getattr(sys, name).reconfigure(line_buffering=True)
     output.outlive()
 
 
