@@ -69,16 +69,11 @@ def run(
     signals = signals or SignalList()
     if not is_parallel and sys.gettrace() is not None:
         return worker.run_here(job, None)
-    try:
-        started = Workers(job, num_workers, is_parallel=is_parallel, first=first, environ=environ, log=log)
-        with signals.installed(), started.suspended_with_this(), started as workers:
-            while (code := workers.poll(POLL_S)) is None:
-                workers.forward(signals.numbers)
-            return code
-    except processes.ServerDied as error:
-        RunFolder(Path(job.folder)).record_failure(f"{error}\n")
-        worker.show_failure(job)
-        return EXIT_FAILED
+    started = Workers(job, num_workers, is_parallel=is_parallel, first=first, environ=environ, log=log)
+    with signals.installed(), started.suspended_with_this(), started as workers:
+        while (code := workers.poll(POLL_S)) is None:
+            workers.forward(signals.numbers)
+        return code
 
 
 class Workers:
@@ -110,6 +105,7 @@ class Workers:
         self._deadline_s = float("inf")
         self._first_failed: int | None = None
         self._processes: list[BaseProcess] = []
+        self._has_server = True
 
     def __enter__(self) -> Self:
         listener = socket.create_server(("127.0.0.1", 0)) if self._is_parallel else None
@@ -117,6 +113,10 @@ class Workers:
             with blocked():  # or a signal would end this process between two of them
                 for rank in range(self._num_workers):
                     self._start(rank, listener)
+        except processes.ServerDied as error:
+            self._kill()
+            self._has_server = False
+            self._folder.record_failure(f"{error}\n")
         except BaseException:
             self._kill()
             raise
@@ -141,6 +141,8 @@ class Workers:
 
     def poll(self, most_s: float) -> int | None:
         """The common exit code of the workers, when all have ended; waits `most_s` for an end."""
+        if not self._has_server:
+            return self._failed()
         alive = [process for process in self._processes if process.exitcode is None]
         if self._first_failed is None:
             self._look_for_failure()
@@ -214,12 +216,16 @@ class Workers:
         code = codes[self._first_failed]
         if code == EXIT_INTERRUPTED:
             return code
-        if not worker.refused(job):
-            with open(self._log, "a") if self._log else nullcontext() as out:
-                worker.show_failure(job, out)
+        failed = EXIT_FAILED if worker.refused(job) else self._failed()
         if code == EXIT_CONFIG:
             return code
-        return 128 - code if code < 0 and not self._is_parallel else EXIT_FAILED
+        return 128 - code if code < 0 and not self._is_parallel else failed
+
+    def _failed(self) -> int:
+        """Report the first failure where rank 0 prints. Returns the exit code."""
+        with open(self._log, "a") if self._log else nullcontext() as out:
+            worker.show_failure(self._job, out)
+        return EXIT_FAILED
 
     def _kill(self) -> None:
         for process in self._processes:
