@@ -139,9 +139,23 @@ def _is_heard(pid: int) -> bool:
 
 
 def _of_rank(command: int, rank: int) -> list[int]:
-    """The process of a rank: the fork server of the command forks them in order."""
-    servers = [pid for pid in _children(command) if "multiprocessing.forkserver" in _command_line(pid)]
-    return [pid for server in servers for pid in _children(server)[rank : rank + 1]]
+    """The process of a rank: the fork server of the command forks them in order, and their first act is a thread.
+
+    While it imports, the server starts other programs, too.
+    """
+    servers = [pid for pid in _children(command) if _is_of_server(pid)]
+    forks = [pid for server in servers for pid in _children(server) if _is_of_server(pid) and _num_threads(pid) > 1]
+    return forks[rank : rank + 1]
+
+
+def _is_of_server(pid: int) -> bool:
+    return "multiprocessing.forkserver" in _command_line(pid)
+
+
+def _num_threads(pid: int) -> int:
+    with contextlib.suppress(OSError):  # it has ended since
+        return len(os.listdir(f"/proc/{pid}/task"))
+    return 0
 
 
 def _children(pid: int) -> list[int]:
