@@ -166,7 +166,10 @@ class Benchmark:
         live = Live(console=self._out, auto_refresh=False, transient=True) if self._out.is_terminal else None
         if live is None:
             self._say(f"{head} ...")
-        with folder.lock(), workers, live or contextlib.nullcontext():
+        with contextlib.ExitStack() as held:
+            held.callback(folder.remove_leftovers)  # also of an environment that was left at once
+            for each in (folder.lock(), workers, live or contextlib.nullcontext()):
+                held.enter_context(each)
             while (code := workers.poll(POLL_S)) is None:
                 if self._flag.received:
                     folder.request_stop("the benchmark was asked to end")
@@ -176,7 +179,6 @@ class Benchmark:
                     )
                     line.truncate(self._out.width)
                     live.update(line, refresh=True)
-        folder.remove_leftovers()
         return code
 
     def _kept(self) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 A command asks for the server as its first act and never imports torch itself; all processes below it, workers of a
 run, trials, and processes that decode images, are forks of that one server. Public parts of multiprocessing do it,
-apart from `share_server`. Where forks are not safe (macOS), processes are new interpreters.
+apart from `share_server` and `_stop_server`. Where forks are not safe (macOS), processes are new interpreters.
 """
 
 import atexit
