@@ -1,6 +1,7 @@
 """`lockstep.train` in a real kernel of Jupyter."""
 
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -25,7 +26,10 @@ def notebook(cwd: Path, monkeypatch: pytest.MonkeyPatch, *cells: str) -> Noteboo
 
 
 def printed(client: NotebookClient, cell: int) -> str:
-    return "".join(output["text"] for output in client.nb.cells[cell].outputs if output["output_type"] == "stream")
+    """The text a cell shows at its end: of a line that is rewritten in place, the last version."""
+    outputs = client.nb.cells[cell].outputs
+    text = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
+    return re.sub(r"[^\n]*\r(?!\n)", "", text)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
