@@ -132,7 +132,9 @@ def test_an_evaluation_whose_torch_dies_says_so(tmp_path: Path) -> None:
 def test_a_death_that_the_disk_does_not_take_is_told_on_the_screen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parent.Workers(worker.Job("train", str(tmp_path / "gone"), {}), 2)._record_death(1, -signal.SIGBUS)
+    parent.Workers(worker.Job("train", str(tmp_path / "gone"), {}), 2, is_parallel=True)._record_death(
+        1, -signal.SIGBUS
+    )
     assert capsys.readouterr().err == f"rank 1 of 2 was ended by SIGBUS on {HOST}\n"
 
 

@@ -16,8 +16,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Self
+from types import FrameType
 
 from lockstep.launch import worker
 from lockstep.launch.worker import UNSAVED, Job
@@ -69,80 +68,53 @@ def run(
     signals = signals or SignalList()
     if not is_parallel and sys.gettrace() is not None:
         return worker.run_here(job, None)
-    started = Workers(job, num_workers, is_parallel=is_parallel, first=first, environ=environ, log=log)
-    with signals.installed(), started.suspended_with_this(), started as workers:
-        while (code := workers.poll(POLL_S)) is None:
-            workers.forward(signals.numbers)
-        return code
+    workers = Workers(job, num_workers, is_parallel=is_parallel, log=log)
+    with signals.installed(), workers.suspended_with_this():
+        try:
+            workers.start(environ, first)
+            while (code := workers.poll(POLL_S)) is None:
+                workers.forward(signals.numbers)
+            return code
+        except processes.ServerDied as error:
+            RunFolder(Path(job.folder)).record_failure(f"{error}\n")
+            return workers.failed()
+        finally:
+            workers.kill()
 
 
 class Workers:
-    """The worker processes of a job; they are gone when the block ends, however it does.
+    """The worker processes of a job.
 
     Rank 0 prints where this process does, or to `log`, the others to rank<r>.log in the run folder. When a rank fails
     the others are terminated, and the first failure is reported.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        num_workers: int,
-        *,
-        is_parallel: bool = True,
-        first: Callable[[], None] | None = None,
-        environ: Mapping[str, str] = os.environ,
-        log: Path | None = None,
-    ) -> None:
+    def __init__(self, job: Job, num_workers: int, *, is_parallel: bool, log: Path | None = None) -> None:
         self._job = job
         self._log = log
         self._folder = RunFolder(Path(job.folder))
         self._num_workers = num_workers
         self._is_parallel = is_parallel
-        self._first = first
-        self._environ = environ
         self._forwarded: list[int] = []
         self._left_by = ""
         self._deadline_s = float("inf")
         self._first_failed: int | None = None
         self._processes: list[BaseProcess] = []
-        self._has_server = True
 
-    def __enter__(self) -> Self:
-        listener = socket.create_server(("127.0.0.1", 0)) if self._is_parallel else None
-        try:
-            with blocked():  # or a signal would end this process between two of them
-                for rank in range(self._num_workers):
-                    self._start(rank, listener)
-        except processes.ServerDied as error:
-            self._kill()
-            self._has_server = False
-            self._folder.record_failure(f"{error}\n")
-        except BaseException:
-            self._kill()
-            raise
-        finally:
-            if listener is not None:
-                listener.close()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._kill()
-
-    def _start(self, rank: int, listener: socket.socket | None) -> None:
-        environ = dict(self._environ)
-        if listener is not None:
-            environ |= _place(rank, self._num_workers, listener.getsockname()[1])
-            environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
-        work = partial(_work, self._job, self._first, listener if rank == 0 else None, is_parallel=self._is_parallel)
-        log = self._folder.rank_log(rank) if rank else self._log
-        self._processes.append(start(work, environ, log=log))
+    def start(self, environ: Mapping[str, str], first: Callable[[], None] | None) -> None:
+        """Start them all. Rank 0 inherits a socket on which it opens the store through which all find each other."""
+        with blocked(), socket.create_server(("127.0.0.1", 0)) as listener:  # a signal waits until all are started
+            for rank in range(self._num_workers):
+                variables, log = dict(environ), self._folder.rank_log(rank) if rank else self._log
+                if self._is_parallel:
+                    variables |= _place(rank, self._num_workers, listener.getsockname()[1])
+                    variables.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
+                given = listener if self._is_parallel and rank == 0 else None
+                work = partial(_work, self._job, first, given, is_parallel=self._is_parallel)
+                self._processes.append(start(work, variables, log=log))
 
     def poll(self, most_s: float) -> int | None:
         """The common exit code of the workers, when all have ended; waits `most_s` for an end."""
-        if not self._has_server:
-            return self._failed()
         alive = [process for process in self._processes if process.exitcode is None]
         if self._first_failed is None:
             self._look_for_failure()
@@ -216,18 +188,19 @@ class Workers:
         code = codes[self._first_failed]
         if code == EXIT_INTERRUPTED:
             return code
-        failed = EXIT_FAILED if worker.refused(job) else self._failed()
+        failed = EXIT_FAILED if worker.refused(job) else self.failed()
         if code == EXIT_CONFIG:
             return code
         return 128 - code if code < 0 and not self._is_parallel else failed
 
-    def _failed(self) -> int:
+    def failed(self) -> int:
         """Report the first failure where rank 0 prints. Returns the exit code."""
         with open(self._log, "a") if self._log else nullcontext() as out:
             worker.show_failure(self._job, out)
         return EXIT_FAILED
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """Kill those that still run."""
         for process in self._processes:
             process.kill()
         for rank, process in enumerate(self._processes):
