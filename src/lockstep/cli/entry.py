@@ -2,18 +2,33 @@
 
 import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-from lockstep.system import output, signals
+from lockstep.system import output
 from lockstep.system.launcher import outer_world
+from lockstep.system.signals import STOP_SIGNALS, say_ended
 
 
 def begin() -> None:
-    """Let this command outlive its terminal, and end with one line by a signal while it has nothing under way."""
+    """Let this command outlive its terminal, and end with one line by a signal while no run is under way."""
     output.outlive()
-    signals.end_at_once()
+    for number in STOP_SIGNALS:
+        signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    say_ended(number, "no run is under way")
+    os._exit(128 + number)
+
+
+def as_usual() -> None:
+    """Restore Python's own handlers, for commands that end by KeyboardInterrupt."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def start_training() -> None:

@@ -13,7 +13,6 @@ from lockstep.cli import entry
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import quoted, shown
-from lockstep.system import signals
 from lockstep.system.launcher import outer_world
 from lockstep.system.process import leave
 
@@ -51,7 +50,7 @@ def _command() -> int:
         return run(_current())
     try:
         if sys.argv[1:2] == ["jobs"]:
-            signals.as_usual()
+            entry.as_usual()
             from lockstep.cluster.commands import run
 
             return run(sys.argv[2:])
@@ -60,7 +59,7 @@ def _command() -> int:
             _start_once(sys.argv[1])
             entry.start_training()
         else:
-            signals.as_usual()
+            entry.as_usual()
         return arguments.function(arguments)
     except (FileNotFoundError, ValueError) as error:
         print(f"lockstep: {error}", file=sys.stderr)

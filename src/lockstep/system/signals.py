@@ -77,23 +77,6 @@ class SignalList(SignalFlag):
         self.numbers.append(number)
 
 
-def end_at_once() -> None:
-    """Let stop signals end this process immediately, with one line and code 128 + number: nothing is under way."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, _end)
-
-
-def as_usual() -> None:
-    """Restore Python's own handlers, for commands that end by KeyboardInterrupt."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    say_ended(number, "no run is under way")
-    os._exit(128 + number)
-
-
 def say_ended(number: int, what: str = "") -> None:
     """Print the line for a command that a signal has ended; a handler may, in the middle of another print."""
     with contextlib.suppress(OSError):
