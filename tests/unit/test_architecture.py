@@ -27,7 +27,7 @@ from tests.support.harness import ROOT
 
 KNOW_HYDRA = {
     *("cli.train", "config.build", "config.compose", "config.options", "config.overrides", "config.resume"),
-    *("config.saved_run", "config.sweep_space", "config.validation", "cli.help", "cli.reference"),
+    *("config.saved_run", "config.sweep_space", "config.validation", "cli.help"),
 }
 PUBLIC = {
     "tasks": ["Accuracy", "Classification", "Multilabel", "Regression", "SupervisedTask", "Task"],

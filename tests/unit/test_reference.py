@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from lockstep.cli import reference
 from lockstep.config.schema import Config, fields
 from lockstep.config.sections import Scope
+from tests.support import reference
 from tests.support.harness import ROOT, environ
 
 DOCS = ROOT / "docs"
@@ -18,9 +18,9 @@ DOCS = ROOT / "docs"
 
 @pytest.mark.parametrize("page", ["configuration", "api"])
 def test_a_page_is_current(page: str) -> None:
-    words = [sys.executable, "-m", "lockstep.cli.reference", page]
+    words = [sys.executable, "-m", "tests.support.reference", page]
     done = subprocess.run(words, cwd=ROOT, env=environ(), capture_output=True, text=True, check=True)
-    command = f"python -m lockstep.cli.reference {page} > docs/{page}.md"
+    command = f"python -m tests.support.reference {page} > docs/{page}.md"
     assert done.stdout == (DOCS / f"{page}.md").read_text(), command
 
 

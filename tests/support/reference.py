@@ -1,6 +1,6 @@
 """The pages that are written by a command: every key of the configuration, and every public name.
 
-`python -m lockstep.cli.reference configuration > docs/configuration.md`, and the same of `api`.
+`python -m tests.support.reference configuration > docs/configuration.md`, and the same of `api`.
 """
 
 import ast
@@ -29,7 +29,7 @@ from lockstep.system.trees import at, leaves
 CONFIGURATION = """\
 # Configuration
 
-Written by `python -m lockstep.cli.reference configuration > docs/configuration.md` from the schema and `conf/`; a test
+Written by `python -m tests.support.reference configuration > docs/configuration.md` from the schema and `conf/`; a test
 fails when it is not current. `python train.py --help` says the same of the options that you choose there.
 
 A key is set by `key=value`, a group by `group=option`. What a key decides says when it may change:
@@ -52,7 +52,7 @@ COLUMNS = "| key | value | type and range | decides | meaning |\n| --- | --- | -
 API = """\
 # Public names
 
-Written by `python -m lockstep.cli.reference api > docs/api.md` from signatures and docstrings; a test fails when it is
+Written by `python -m tests.support.reference api > docs/api.md` from signatures and docstrings; a test fails when it is
 not current.
 
 Configurations and projects use these names, which stay where modules move: `_target_: lockstep.data.digits`,
@@ -237,5 +237,5 @@ def _parameters(arguments: ast.arguments) -> list[str]:
 if __name__ == "__main__":
     pages = {"configuration": configuration, "api": api}
     if len(sys.argv) != 2 or sys.argv[1] not in pages:
-        sys.exit(f"usage: python -m lockstep.cli.reference {'|'.join(pages)}")
+        sys.exit(f"usage: python -m tests.support.reference {'|'.join(pages)}")
     print(pages[sys.argv[1]](), end="")
