@@ -30,7 +30,7 @@ def exit_with(error: ConfigError) -> NoReturn:
     raise SystemExit(EXIT_CONFIG)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """What an error says, without what Hydra and OmegaConf add of their inner life."""
     lines = []
     for line in str(error).strip().splitlines():

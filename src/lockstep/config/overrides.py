@@ -4,16 +4,16 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config import foreign_names
 from lockstep.config.compose import DEFAULT, Source, composed, plain
-from lockstep.config.faults import ConfigError, near, one_line, question, shown
+from lockstep.config.faults import ConfigError, near, one_line, question
 from lockstep.config.inherited import inherited_faults
 from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
 from lockstep.config.options import REFUSALS, groups, parsed
@@ -23,7 +23,7 @@ from lockstep.config.sections import Scope
 from lockstep.config.sweep_space import combinations, is_drawn, values_of
 from lockstep.config.targets import Groups, legal_names, unknown_key
 from lockstep.config.validation import checked
-from lockstep.system.trees import leaves
+from lockstep.system.trees import at, leaves
 
 Choice = tuple[DictConfig | None, list[str]]
 
@@ -159,8 +159,8 @@ def _job(
     faults = [*wrong.values(), *refused]
     if cfg is None:
         return None, faults
-    cfg = copy.deepcopy(cfg) if saved is None else on_top_of(saved, cfg, choices)
-    faults += _put_in(cfg, values, options)
+    cfg, wrong_values = _put_in(cfg if saved is None else on_top_of(saved, cfg, choices), values, options)
+    faults += wrong_values
     if not refused and saved is None:
         faults += inherited_faults(plain(cfg)[0], {override.key_or_group for override in values}, good, source)
     try:
@@ -248,48 +248,30 @@ def _is_accepted(text: str, source: Source) -> bool:
     return True
 
 
-def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> list[str]:
-    """Put values into a configuration, as Hydra would; the faults are of those it would refuse."""
-    faults: list[str] = []
-    unset: list[Override] = []
+def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> tuple[DictConfig, list[str]]:
+    """A configuration with overrides applied as Hydra does, and the errors of those that it refuses."""
+    cfg, refused = copy.copy(cfg), []
     for override in overrides:
-        text, key, value = override.input_line or "", override.key_or_group, override.value()
-        parent, _, last = key.rpartition(".")
-        node = OmegaConf.select(cfg, parent) if parent else cfg
-        values: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
-        is_set, current = last in values, values.get(last)
-        is_added = override.is_add() or override.is_force_add()
-        if not is_set and not is_added:
-            unset.append(override)
-        elif override.is_delete() and current is None:
-            faults.append(f"{text}: {key} is null already, leave {text} out")
-        elif override.is_delete() and value not in (None, current):
-            faults.append(f"{text}: {key} is {shown(current)}, write ~{key}")
-        elif override.is_delete():
-            with open_dict(node):
-                del node[last]
-        elif override.is_add() and current is not None and not isinstance(value, dict | list):
-            faults.append(f"{text}: {key} has a value already, write {text[1:]}")
-        elif isinstance(current, dict) and isinstance(value, dict) and not is_added and value.keys() - current.keys():
-            faults.append(f"{text}: {key} has no {', '.join(sorted(value.keys() - current.keys()))}, write +{text}")
-        else:
-            faults += _updated(cfg, override)
+        changed = copy.copy(cfg)  # of a refused override nothing is kept
+        try:
+            ConfigLoaderImpl._apply_overrides_to_config([override], changed)  # pyright: ignore[reportPrivateUsage]
+            cfg = changed
+        except HydraException as error:
+            refused.append((override, error))
     # after the others, which may have changed a _target_ and with it the names it takes
-    for override in unset:
-        key = override.key_or_group
-        path, tree = key.split("."), plain(cfg)[0]
-        names = legal_names(tree, path[:-1], options)
-        if override.is_delete() or (names is not None and path[-1] not in names):
-            faults.append(unknown_key(tree, path, options, override.value()))
-        else:
-            faults.append(f"{key} is not set in conf/: add it with +{key}=...")
-            faults += _updated(cfg, override)
-    return faults
+    return cfg, [_refused(cfg, override, error, options) for override, error in refused]
 
 
-def _updated(cfg: DictConfig, override: Override) -> list[str]:
-    try:
-        OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
-    except OmegaConfBaseException as error:
-        return [f"{override.input_line}: {one_line(error)}"]
-    return []
+def _refused(cfg: DictConfig, override: Override, error: Exception, options: Groups) -> str:
+    """The error of an override that Hydra refuses; a key that is to be added is added, so that its value is checked."""
+    text, key = override.input_line or "", override.key_or_group
+    path, tree = key.split("."), plain(cfg)[0]
+    parent = at(tree, path[:-1])
+    if isinstance(parent, dict) and path[-1] in parent:
+        reason = one_line(error if error.__cause__ is None else error.__cause__)
+        return f"{text}: {reason}" + (f", write +{text} to add it" if isinstance(override.value(), dict) else "")
+    names = legal_names(tree, path[:-1], options)
+    if override.is_delete() or not isinstance(parent, dict) or (names is not None and path[-1] not in names):
+        return unknown_key(tree, path, options, override.value())
+    OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
+    return f"{key} is not set in conf/: add it with +{key}=..."

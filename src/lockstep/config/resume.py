@@ -27,7 +27,8 @@ def on_top_of(saved: Config, cfg: DictConfig, choices: Sequence[Override]) -> Di
         return cfg
     typed: Any = OmegaConf.to_container(cfg, resolve=False)
     kept = {*names(Scope.SUBMISSION), "resume", *(group.partition("/")[0] for group in chosen)}
-    return OmegaConf.create({**literal(to_tree(saved)), **{key: typed[key] for key in kept if key in typed}})
+    tree = {**literal(to_tree(saved)), **{key: typed[key] for key in kept if key in typed}}
+    return OmegaConf.create(tree, flags={"struct": True})  # as Hydra composes it
 
 
 def literal(value: Any) -> Any:

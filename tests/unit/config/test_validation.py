@@ -19,6 +19,7 @@ from lockstep.config.known_targets import CLASSIFIER, KNOWN
 from lockstep.config.options import groups
 from lockstep.config.schema import Config, fields
 from lockstep.config.sections import Strategy, Trainer
+from lockstep.config.sweep_space import MAX_CHECKED
 from lockstep.config.target_sections import OpenPartial
 from lockstep.config.validation import check_tree, checked
 from lockstep.system import hardware, trees
@@ -245,10 +246,11 @@ FAULTS = {
     # + and ~
     "optimizer.dampening=0.1": ["optimizer.dampening is not set", "add it with +optimizer.dampening"],
     "callbacks.timer.duration=1": ["callbacks.timer.duration is not set", "add it with +callbacks.timer.duration"],
-    "+seed=1": ["seed has a value already", "write seed=1"],
+    "+seed=1": ["Could not append to config. An item is already at 'seed'", "'seed=1'"],
     "+experiment=cifar10": ["experiment is among the defaults", "write experiment=cifar10"],
-    "~name": ["name is null already", "leave ~name out"],
-    "~optimizer.lr=0.3": ["optimizer.lr is ", "write ~optimizer.lr"],
+    "~name": ["Could not delete from config. 'name' does not exist."],
+    "~optimizer.lr=0.3": ["Could not delete from config. The value of 'optimizer.lr' is "],
+    "augment={a:1}": ["augment={a:1}: Key 'a' is not in struct", "write +augment={a:1} to add it"],
     "~seed": ["seed is missing", "add +seed=... (int >= 0)"],
     "~data": ["data is missing", "choose data=... from cifar10, dataset, digits"],
     # types and ranges
@@ -566,9 +568,11 @@ def test_values_of_a_sweep_that_conflict_only_together_are_found() -> None:
     assert found == ["optimizer.nesterov=true needs optimizer.momentum above 0: set one of them"]
 
 
-def test_a_sweep_too_large_to_try_whole_still_has_every_value_tried() -> None:
-    wide = [f"{key}={','.join(str(i) for i in range(6))}" for key in ("seed", "augment.cutout", "augment.crop_padding")]
-    assert faults(*wide, "global_batch_size=64,0", is_multirun=True) == ["global_batch_size=0 must be int >= 1"]
+def test_of_a_large_sweep_the_first_jobs_are_checked() -> None:
+    wide = f"seed={','.join(map(str, range(200)))}"
+    assert faults(wide, "global_batch_size=64,0", is_multirun=True) == ["global_batch_size=0 must be int >= 1"]
+    plan = overrides.check([wide], is_multirun=True)
+    assert (plan.num_jobs, len(plan.configs)) == (200, MAX_CHECKED)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
