@@ -155,21 +155,18 @@ class Benchmark:
         """Wait for a job in its own process, showing how it goes. Returns its exit code."""
         folder, started = RunFolder(Path(job.folder)), time.monotonic()
         is_parallel = environment.is_data_parallel
-        workers = Workers(
-            job,
-            environment.num_workers if is_parallel else 1,
-            is_parallel=is_parallel,
-            # that of the caller is replaced: environments are compared at all cores
-            environ={**os.environ, "OMP_NUM_THREADS": str(environment.num_threads)},
-            log=folder.path / LOG,
-        )
+        num_workers = environment.num_workers if is_parallel else 1
+        workers = Workers(job, num_workers, is_parallel=is_parallel, log=folder.path / LOG)
         live = Live(console=self._out, auto_refresh=False, transient=True) if self._out.is_terminal else None
         if live is None:
             self._say(f"{head} ...")
         with contextlib.ExitStack() as held:
             held.callback(folder.remove_leftovers)  # also of an environment that was left at once
-            for each in (folder.lock(), workers, live or contextlib.nullcontext()):
-                held.enter_context(each)
+            held.enter_context(folder.lock())
+            held.enter_context(live or contextlib.nullcontext())
+            held.callback(workers.kill)
+            # that of the caller is replaced: environments are compared at all cores
+            workers.start({**os.environ, "OMP_NUM_THREADS": str(environment.num_threads)})
             while (code := workers.poll(POLL_S)) is None:
                 if self._flag.received:
                     folder.request_stop("the benchmark was asked to end")

@@ -75,15 +75,12 @@ def run(
             while (code := workers.poll(POLL_S)) is None:
                 workers.forward(signals.numbers)
             return code
-        except processes.ServerDied as error:
-            RunFolder(Path(job.folder)).record_failure(f"{error}\n")
-            return workers.failed()
         finally:
             workers.kill()
 
 
 class Workers:
-    """The worker processes of a job.
+    """The worker processes of a job; whoever starts them kills those that are left.
 
     Rank 0 prints where this process does, or to `log`, the others to rank<r>.log in the run folder. When a rank fails
     the others are terminated, and the first failure is reported.
@@ -100,21 +97,29 @@ class Workers:
         self._deadline_s = float("inf")
         self._first_failed: int | None = None
         self._processes: list[BaseProcess] = []
+        self._has_server = True
 
-    def start(self, environ: Mapping[str, str], first: Callable[[], None] | None) -> None:
+    def start(self, environ: Mapping[str, str], first: Callable[[], None] | None = None) -> None:
         """Start them all. Rank 0 inherits a socket on which it opens the store through which all find each other."""
-        with blocked(), socket.create_server(("127.0.0.1", 0)) as listener:  # a signal waits until all are started
-            for rank in range(self._num_workers):
-                variables, log = dict(environ), self._folder.rank_log(rank) if rank else self._log
-                if self._is_parallel:
-                    variables |= _place(rank, self._num_workers, listener.getsockname()[1])
-                    variables.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
-                given = listener if self._is_parallel and rank == 0 else None
-                work = partial(_work, self._job, first, given, is_parallel=self._is_parallel)
-                self._processes.append(start(work, variables, log=log))
+        try:
+            with blocked(), socket.create_server(("127.0.0.1", 0)) as listener:  # a signal waits until all are started
+                for rank in range(self._num_workers):
+                    variables, log = dict(environ), self._folder.rank_log(rank) if rank else self._log
+                    if self._is_parallel:
+                        variables |= _place(rank, self._num_workers, listener.getsockname()[1])
+                        variables.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
+                    given = listener if self._is_parallel and rank == 0 else None
+                    work = partial(_work, self._job, first, given, is_parallel=self._is_parallel)
+                    self._processes.append(start(work, variables, log=log))
+        except processes.ServerDied as error:
+            self.kill()
+            self._has_server = False
+            self._folder.record_failure(f"{error}\n")
 
     def poll(self, most_s: float) -> int | None:
         """The common exit code of the workers, when all have ended; waits `most_s` for an end."""
+        if not self._has_server:
+            return self._failed()
         alive = [process for process in self._processes if process.exitcode is None]
         if self._first_failed is None:
             self._look_for_failure()
@@ -188,12 +193,12 @@ class Workers:
         code = codes[self._first_failed]
         if code == EXIT_INTERRUPTED:
             return code
-        failed = EXIT_FAILED if worker.refused(job) else self.failed()
+        failed = EXIT_FAILED if worker.refused(job) else self._failed()
         if code == EXIT_CONFIG:
             return code
         return 128 - code if code < 0 and not self._is_parallel else failed
 
-    def failed(self) -> int:
+    def _failed(self) -> int:
         """Report the first failure where rank 0 prints. Returns the exit code."""
         with open(self._log, "a") if self._log else nullcontext() as out:
             worker.show_failure(self._job, out)
