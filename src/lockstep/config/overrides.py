@@ -11,9 +11,9 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from lockstep.config import foreign_names
 from lockstep.config.compose import DEFAULT, Source, composed, plain
 from lockstep.config.faults import ConfigError, near, one_line, question
+from lockstep.config.foreign_names import hint
 from lockstep.config.inherited import inherited_faults
 from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
 from lockstep.config.options import REFUSALS, groups, parsed
@@ -186,8 +186,8 @@ def _option_fault(override: Override, options: Groups) -> str | None:
     wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options[key]]
     if not wrong:
         return None
-    cure = foreign_names.cure(key, wrong[0]) or _choice(str(wrong[0]), options[key])
-    return f"{override.input_line} is no option{cure}"
+    line = hint(f"{key}={wrong[0]}")
+    return f"{override.input_line} is no option" + (f": {line}" if line else _choice(str(wrong[0]), options[key]))
 
 
 def _chosen(choices: Sequence[str], source: Source) -> Choice:
@@ -217,8 +217,6 @@ def _refusal(text: str, error: Exception, source: Source) -> str:
     """Why Hydra refuses a choice, and what to write instead."""
     override = parsed(text)
     key = override.key_or_group
-    if cure := foreign_names.cure(key, override.value()):
-        return f"{text}{cure}"
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         missing = error.missing_cfg_file
         return f"{text}: there is no {missing}" + _choice(missing.rpartition("/")[2], error.options)
@@ -272,6 +270,6 @@ def _refused(cfg: DictConfig, override: Override, error: Exception, options: Gro
         return f"{text}: {reason}" + (f", write +{text} to add it" if isinstance(override.value(), dict) else "")
     names = legal_names(tree, path[:-1], options)
     if override.is_delete() or not isinstance(parent, dict) or (names is not None and path[-1] not in names):
-        return unknown_key(tree, path, options, override.value())
+        return unknown_key(tree, path, options)
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
     return f"{key} is not set in conf/: add it with +{key}=..."

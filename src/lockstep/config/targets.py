@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lockstep
-from lockstep.config import annotations, foreign_names, signatures
+from lockstep.config import annotations, signatures
 from lockstep.config.data_sections import OpenData
 from lockstep.config.faults import near, question, shown
+from lockstep.config.foreign_names import hint
 from lockstep.config.known_targets import KNOWN
 from lockstep.config.schema import METRICS, NAMED, fields, root, section
 from lockstep.system.trees import at, leaves
@@ -23,19 +24,15 @@ OF_METRICS = ("task", "num_classes", "num_labels")
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for the cures
 
 
-def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, value: Any = None) -> str:
-    """The fault of a key nothing reads: the names it may have been meant for, or those there are.
-
-    One that other projects have is told what it is called here. `value` is what it was to be set to, where the tree
-    does not have it.
-    """
+def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> str:
+    """Describe an unknown key: what to write for the name of another framework, else near names, else all names."""
     key = ".".join(path)
     parent = at(tree, path[:-1])
     target = parent.get("_target_") if isinstance(parent, dict) else None
-    is_entry = path[0] in NAMED and isinstance(target, str)  # somebody's own, which no other project knows
-    cure = "" if is_entry else foreign_names.cure(key, at(tree, path) if value is None else value)
-    if cure:
-        return f"unknown key {key}{cure}"
+    is_entry = path[0] in NAMED and isinstance(target, str)  # a custom one, with its own names
+    sections = [name for depth, name in enumerate(path[:-1], 1) if at(tree, path[:depth]) is None]
+    if not is_entry and (line := hint(path[-1], *sections)):
+        return f"unknown key {key}: {line}"
     owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
     names = [name for name in legal_names(tree, path[:-1], groups) or () if not name.startswith("_")]
     known = f"{owner} has {', '.join(names)}" if owner and names else "remove it; --help lists the keys"

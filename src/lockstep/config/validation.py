@@ -9,9 +9,10 @@ from typing import Any
 from omegaconf import DictConfig
 from pydantic import ValidationError
 
-from lockstep.config import foreign_names, measured
+from lockstep.config import measured
 from lockstep.config.compose import plain, right_part
 from lockstep.config.faults import ConfigError, question, shown
+from lockstep.config.foreign_names import hint
 from lockstep.config.known_targets import FALLBACK
 from lockstep.config.libraries import library_faults
 from lockstep.config.rules import conflicts
@@ -76,8 +77,8 @@ def schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups) 
             if _is_too_large(item):
                 yield key, f"{key}={text} is too large: {LARGEST:,} at most"
             is_number_for_text = item["type"] == "string_type" and isinstance(value, int | float)
-            cure = f": write \"{key}='{text}'\"" if is_number_for_text else foreign_names.cure(key, value)
-            yield key, f"{key}={text} must be {_wanted(tree, path)}{cure}"
+            quoted = f": write \"{key}='{text}'\"" if is_number_for_text else ""
+            yield key, f"{key}={text} must be {_wanted(tree, path)}{quoted}"
 
 
 def _is_too_large(item: Mapping[str, Any]) -> bool:
@@ -99,6 +100,7 @@ def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> s
     if key in groups:
         return f"{key} is missing: choose {key}=... from {', '.join(groups[key])}"
     if path[-1] == "_target_" and path[0] in NAMED:
-        cure = foreign_names.cure(f"{path[0]}.{path[1]}")
-        return f"{path[0]}.{path[1]} has no _target_" + (cure or question(meant_key(tree, path[:2], groups), "add one"))
+        line = hint(path[1])
+        meant = [] if line else meant_key(tree, path[:2], groups)
+        return f"{path[0]}.{path[1]} has no _target_" + question(meant, line or "add one")
     return f"{key} is missing: add +{key}=... ({_wanted(tree, path)})"

@@ -229,7 +229,7 @@ FAULTS = {
     "optimizer.lrr=1": ["unknown key optimizer.lrr", "did you mean optimizer.lr?"],
     "optimzer.lr=1": ["unknown key optimzer.lr", "did you mean optimizer.lr?"],
     "lr=1": ["unknown key lr", "did you mean optimizer.lr?"],
-    "batch_size=8": ["unknown key batch_size", "write global_batch_size=8"],
+    "batch_size=8": ["unknown key batch_size", "write global_batch_size=..."],
     "batch_siz=8": ["unknown key batch_siz", "eval_batch_size or global_batch_size?"],
     "experment=cifar10": ["unknown key experment", "did you mean experiment?"],
     "model.foo=1": ["unknown key model.foo", "ResNet18 has width, stem, shortcut_norm"],
