@@ -32,6 +32,7 @@ class Composer:
 
     def __call__(self, overrides: Sequence[str], number: int) -> "tuple[Config, str]":
         """The checked configuration of a trial, and the name of its folder. Raises ConfigError."""
+        from lockstep.config.overrides import with_own_sections
         from lockstep.config.validation import checked
 
         cfg = self._context.config_loader.load_sweep_config(self._config, list(overrides))
@@ -41,7 +42,10 @@ class Composer:
         subdir = str(cfg.hydra.sweep.subdir)
         with open_dict(cfg):
             del cfg["hydra"]
-        return checked(cfg), subdir
+        return checked(with_own_sections(cfg, overrides, self._composed)), subdir
+
+    def _composed(self, overrides: Sequence[str]) -> DictConfig:
+        return self._context.config_loader.load_sweep_config(self._config, list(overrides))
 
 
 class Workstation(Launcher):

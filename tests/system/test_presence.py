@@ -108,11 +108,14 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, **more: str
         "def load(*, place): ...\ndef check(*, place): ...\ndef other(*, far): ...\nNO = 1\n"
     )
     (tmp_path / "our_checks.py").write_text(CHECKS)
-    signatures.find.cache_clear()
     section = {"_target_": "our_source.load", "_check_": check, "place": "here", "memory": "auto", **more}
     tree = storage.to_tree(validation.checked(compose.composed([])))
+    tree |= {"data": section}
     try:
-        presence.check(validation.check_tree({**tree, "data": section}).data)
+        checked = validation.check_tree(tree)
+        if found := signatures.faults([tree]):
+            return found
+        presence.check(checked.data)
     except ConfigError as error:
         return error.faults
     return []
@@ -128,7 +131,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, **more: str
         ),
         ("our_sauce.check", ["data._check_=our_sauce.check: there is no package 'our_sauce' here: correct the name"]),
         ("check", ["data._check_"]),
-        ("our_source.NO", ["data._check_=our_source.NO is no function"]),
+        ("our_source.NO", ["data._check_=our_source.NO: 'our_source.NO' is a int, not something to call"]),
         (
             "our_source.other",
             [
@@ -136,7 +139,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, **more: str
                 "data._check_=our_source.other needs far",
             ],
         ),
-        ("our_checks.check", ["data._check_=our_checks.check cannot be imported (No module named 'no_such_package"]),
+        (
+            "our_checks.check",
+            ["data._check_=our_checks.check cannot be imported: ModuleNotFoundError: No module named 'no_such_package"],
+        ),
     ],
 )
 def test_a_check_that_cannot_be_called_is_a_fault_of_the_configuration(

@@ -20,7 +20,7 @@ def refuse(words: Sequence[str], parser: ArgumentParser, source: "Source") -> No
     faults = []
     for typed, setting in settings:
         try:
-            overrides.check([setting], source, is_multirun="," in setting)
+            overrides.plan([setting], source, is_multirun="," in setting)
             faults.append(f"{typed}: settings have no dashes: write {setting}")
         except ConfigError as error:
             faults += [f"{typed}: {fault}" for fault in error.faults]

@@ -7,13 +7,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lockstep.config import signatures
 from lockstep.config.compose import DEFAULT, Source, composed
 from lockstep.config.faults import shown
 from lockstep.config.options import groups
 from lockstep.config.schema import NAMED, fields, kind_of, section
 from lockstep.runs.naming import SCRIPTLESS, training_command
-from lockstep.system.trees import at, leaves
+from lockstep.system.trees import leaves
 
 WIDTH = 100
 ELSEWHERE = ("benchmark",)  # groups that training does not read
@@ -108,12 +107,4 @@ def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
         return ""
     parent = section(tree, path[:-1])
     field = fields(parent).get(path[-1]) if parent is not None else None
-    if field is not None:
-        return f"{field.description} ({kind_of(field).replace(' ', NO_BREAK)})"
-    target = at(tree, [*path[:-1], "_target_"])
-    try:
-        signature = signatures.read(target) if isinstance(target, str) else None
-    except signatures.Missing:
-        signature = None
-    annotation = signature.types.get(path[-1]) if signature is not None else None
-    return f"({annotation})" if annotation else ""
+    return f"{field.description} ({kind_of(field).replace(' ', NO_BREAK)})" if field is not None else ""

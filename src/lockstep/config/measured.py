@@ -7,6 +7,7 @@ from typing import Any
 from lockstep.config import signatures
 from lockstep.config.known_targets import CLASSIFIER
 from lockstep.config.schema import Config
+from lockstep.system import processes
 from lockstep.system.trees import at
 
 AUTO = "auto"
@@ -90,8 +91,13 @@ def direction(name: Any, metrics: Mapping[str, str]) -> str | None:
         return None
     is_higher_better = HIGHER_IS_BETTER.get(target)
     if is_higher_better is None:
-        try:
-            is_higher_better = getattr(signatures.load(target), "higher_is_better", None)
-        except (signatures.Missing, ImportError, AttributeError, ValueError):
-            return None  # the check of targets says it
+        is_higher_better = processes.call(_is_higher_better, target)
     return None if is_higher_better is None else "max" if is_higher_better else "min"
+
+
+def _is_higher_better(target: str) -> bool | None:
+    """What a metric says of itself; anything of one that cannot be imported, which the second round refuses."""
+    try:
+        return getattr(signatures.load(target), "higher_is_better", None)
+    except Exception:  # whatever its module raises
+        return True

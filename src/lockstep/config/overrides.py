@@ -4,25 +4,28 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
+from lockstep.config import signatures
 from lockstep.config.compose import DEFAULT, Source, composed, plain
 from lockstep.config.faults import ConfigError, near, one_line, question
 from lockstep.config.foreign_names import hint
-from lockstep.config.inherited import inherited_faults
 from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
+from lockstep.config.known_targets import FALLBACK, KNOWN
 from lockstep.config.options import REFUSALS, groups, parsed
 from lockstep.config.resume import on_top_of, resumed_config
 from lockstep.config.schema import Config
 from lockstep.config.sections import Scope
+from lockstep.config.storage import to_tree
 from lockstep.config.sweep_space import combinations, is_drawn, values_of
-from lockstep.config.targets import Groups, legal_names, unknown_key
+from lockstep.config.targets import Groups, legal_names, meant_key, unknown_key
 from lockstep.config.validation import checked
+from lockstep.system import processes
 from lockstep.system.trees import at, leaves
 
 Choice = tuple[DictConfig | None, list[str]]
@@ -35,7 +38,16 @@ class Plan(NamedTuple):
     configs: list[Config]
 
 
-def check(
+def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -> Plan:
+    """As `plan`, and then everything that the configurations call, imported in a process that has torch."""
+    asked = plan(overrides, source, **settings)
+    faults = processes.call(signatures.faults, [to_tree(config) for config in asked.configs])
+    if faults:
+        raise ConfigError(faults)
+    return asked
+
+
+def plan(
     overrides: Sequence[str],
     source: Source = DEFAULT,
     *,
@@ -43,7 +55,7 @@ def check(
     is_benchmark: bool = False,
     saved: Config | None = None,
 ) -> Plan:
-    """What these overrides ask for. Raises ConfigError with all their faults; of a sweep, of every value.
+    """What these overrides ask for. Raises ConfigError with all their errors; of a sweep, of its first jobs.
 
     They change the `saved` configuration of a run where that is given, else what conf/ has.
     """
@@ -162,11 +174,40 @@ def _job(
     cfg, wrong_values = _put_in(cfg if saved is None else on_top_of(saved, cfg, choices), values, options)
     faults += wrong_values
     if not refused and saved is None:
-        faults += inherited_faults(plain(cfg)[0], {override.key_or_group for override in values}, good, source)
+        texts = [*good.values(), *(override.input_line or "" for override in values)]
+        cfg = with_own_sections(cfg, texts, partial(composed, source=source))
     try:
         return checked(cfg, options) if saved is None else resumed_config(saved, cfg, options), faults
     except ConfigError as error:
         return None, [*faults, *error.faults]
+
+
+def with_own_sections(
+    cfg: DictConfig, texts: Sequence[str], compose: Callable[[Sequence[str]], DictConfig]
+) -> DictConfig:
+    """A configuration in which a section with a custom `_target_` has no key of the option that it replaces.
+
+    `texts` are all overrides of `cfg`, which `compose` made of them. A section whose option has the `_target_` itself
+    stays as it is.
+    """
+    typed = [(text, parsed(text)) for text in texts]
+    for group in FALLBACK:
+        if OmegaConf.select(cfg, f"{group}._target_") in (None, *KNOWN):
+            continue
+        choices = [text for text, override in typed if "." not in override.key_or_group]
+        others = [text for text in choices if parsed(text).key_or_group != group]
+        values = [
+            f"++{text.lstrip('+')}"
+            for text, override in typed
+            if override.key_or_group.startswith(f"{group}.") and not override.is_delete()
+        ]
+        try:
+            alone = compose([*others, f"~{group}", *values])
+        except REFUSALS:  # an experiment chooses the option
+            continue
+        if OmegaConf.select(alone, f"{group}._target_") is not None:
+            cfg[group] = alone[group]
+    return cfg
 
 
 def is_choice(override: Override, options: Groups) -> bool:
@@ -269,7 +310,8 @@ def _refused(cfg: DictConfig, override: Override, error: Exception, options: Gro
         reason = one_line(error if error.__cause__ is None else error.__cause__)
         return f"{text}: {reason}" + (f", write +{text} to add it" if isinstance(override.value(), dict) else "")
     names = legal_names(tree, path[:-1], options)
-    if override.is_delete() or not isinstance(parent, dict) or (names is not None and path[-1] not in names):
+    is_unknown = path[-1] not in names if names is not None else bool(meant_key(tree, path, options))
+    if override.is_delete() or not isinstance(parent, dict) or is_unknown:
         return unknown_key(tree, path, options)
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
     return f"{key} is not set in conf/: add it with +{key}=..."

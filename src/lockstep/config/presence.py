@@ -42,7 +42,7 @@ def _imported(target: str) -> Callable[..., object]:
     """The user's own check. Raises ConfigError where its module cannot be imported, whose text was read before."""
     try:
         own_check = signatures.load(target)
-    except (ImportError, AttributeError, SyntaxError) as error:
+    except Exception as error:  # whatever its module raises
         raise ConfigError([f"data._check_={target} cannot be imported ({error}): mend its module"]) from error
     if not callable(own_check):
         raise ConfigError([f"data._check_={target} is no function: name one that raises where data is missing"])

@@ -45,6 +45,7 @@ def conflicts(config: Config, *, is_whole: bool) -> list[str]:
         _batch_rules,
         _module_rules,
         _task_rules,
+        _package_rules,
         _data_rules,
         _file_rules,
         _optimizer_rules,
@@ -119,6 +120,19 @@ def _task_rules(config: Config) -> Iterator[str]:
         yield "flip_test=true averages what an image and its mirror image are, and a number may turn: leave it out"
     taken = [name for name in task.metrics if name in ("loss", "count") or "/" in name]
     yield from (f"task.metrics.{name} cannot have this name: loss is always measured, choose another" for name in taken)
+
+
+def _package_rules(config: Config) -> Iterator[str]:
+    if config.model.target == "lockstep.models.timm" and not signatures.is_there("timm"):
+        yield f"model._target_={config.model.target} {_missing('timm')}"
+    for name, logger in config.logger.items():
+        is_wandb = logger is not None and logger.target.endswith((".ResumableWandbLogger", ".WandbLogger"))
+        if is_wandb and not signatures.is_there("wandb"):
+            yield f"logger.{name} {_missing('wandb')}"
+
+
+def _missing(package: str) -> str:
+    return f"needs the package {package}, which is not here: install it by: pip install 'lockstep[{package}]'"
 
 
 def _data_rules(config: Config) -> Iterator[str]:

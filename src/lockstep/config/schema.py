@@ -171,34 +171,36 @@ def fields(section_type: type[Section]) -> dict[str, FieldInfo]:
 
 def kind_of(field: FieldInfo) -> str:
     """Type and range in a few words, e.g. `int >= 1 or null`."""
-    return _kind(field.annotation, field.metadata)
+    return kind(field.annotation, field.metadata)
 
 
-def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """An annotation in a few words, with the range that `metadata` gives."""
     words = [item for item in metadata if isinstance(item, str)]
     if words:
         return words[0]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         nested = [m for item in arguments[1:] for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
-        return _kind(arguments[0], nested)
+        return kind(arguments[0], nested)
     if origin is Literal:
         return "|".join(str(value).lower() for value in arguments)
     if origin in (Union, UnionType):
-        return " or ".join("null" if part is NoneType else _kind(part) for part in arguments)
+        return " or ".join("null" if part is NoneType else kind(part) for part in arguments)
     if origin is dict:
         return "a section of keys"
     if origin is list:
-        return f"[{_kind(arguments[0])}, ...]"
+        return f"[{kind(arguments[0])}, ...]"
     if annotation is bool:
         return "true|false"
     if is_section(annotation):
         return "a section of keys"
+    name = getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation)
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
     high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
     high = next((f" <= {item.le}" for item in metadata if isinstance(item, Le) and item.le != LARGEST), high)
     if low and not high:
         number, sign, _ = low.split(" ")
-        return f"{annotation.__name__} {sign.replace('<', '>')} {number}"
-    return f"{low}{annotation.__name__}{high}"
+        return f"{name} {sign.replace('<', '>')} {number}"
+    return f"{low}{name}{high}"

@@ -122,7 +122,7 @@ class Library(Target):
 class Partial(Target):
     """A callable that gets its last arguments from the training."""
 
-    partial: Literal[True] = Field(alias="_partial_", description="always true")
+    partial: Literal[True] = Field(default=True, alias="_partial_", description="always true")
 
 
 class OpenPartial(Partial):

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -89,21 +90,36 @@ def _is_known(target: Any, run: RunFolder) -> bool:
         return name in public_names(module) or not hasattr(importlib.import_module(module), name)  # said later
     if module in LIBRARIES or target in LIBRARIES:
         return not name.startswith(("_", "LSUN"))
-    try:
-        located = signatures.locate(target)
-    except signatures.Missing:
+    file, package = _source(module), module.partition(".")[0]
+    if file is None or package in NO_PACKAGES:
         return False
-    package = module.partition(".")[0]
-    if located is None or located[1:] != (module, [name]) or package in NO_PACKAGES:
-        return False
-    file = located[0].resolve()
     folders = (project.root(), project.root() / "src", Path.cwd())  # not PYTHONPATH: a cluster has its libraries there
     places = [path for path in (folder.resolve() / package for folder in folders) if not run.path.is_relative_to(path)]
     is_inside = any(file.is_relative_to(place) or file == place.with_suffix(".py") for place in places)
     if not is_inside or file.is_relative_to(Path(lockstep.__file__).resolve().parent):
         return False
-    node = signatures.parse(file).names.get(name)
-    if isinstance(node, ast.ImportFrom):
-        original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-        return _is_known(f"{signatures.imported_from(file, module, node)}.{original}", run)
-    return isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Assign)
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in (alias for alias in node.names if (alias.asname or alias.name) == name):
+                parent = module if file.name == "__init__.py" else module.rpartition(".")[0]
+                where = importlib.util.resolve_name("." * node.level + (node.module or ""), parent)
+                return _is_known(f"{where}.{alias.name}", run)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return True
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            return True
+    return False
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module, where Python finds its package and it has one; nothing is imported."""
+    package, *names = module.split(".")
+    spec = importlib.util.find_spec(package) if signatures.is_there(package) else None
+    if spec is None or spec.origin in ("built-in", "frozen"):
+        return None
+    folders = [*(spec.submodule_search_locations or ())]
+    path = Path(spec.origin or "")
+    if names and folders:
+        found = Path(folders[0], *names)
+        path = found / "__init__.py" if found.is_dir() else found.with_suffix(".py")
+    return path.resolve() if path.suffix == ".py" and path.is_file() else None

@@ -1,6 +1,6 @@
-"""Reports everything that is wrong with a composed configuration, at once, before any work starts.
+"""Reports everything that is wrong with a composed configuration, in one message, before any work starts.
 
-Imports torch only where the source text of a `_target_` does not tell its parameters.
+The first of two rounds, which imports nothing that a configuration names; `signatures.faults` is the second.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,18 +14,17 @@ from lockstep.config.compose import plain, right_part
 from lockstep.config.faults import ConfigError, question, shown
 from lockstep.config.foreign_names import hint
 from lockstep.config.known_targets import FALLBACK
-from lockstep.config.libraries import library_faults
 from lockstep.config.rules import conflicts
 from lockstep.config.schema import NAMED, Config, fields, key_depth, kind_of, root, section
 from lockstep.config.sections import LARGEST
 from lockstep.config.target_sections import Target
-from lockstep.config.targets import Groups, check_faults, meant_key, target_faults, unknown_key
+from lockstep.config.targets import Groups, meant_key, unknown_key
 from lockstep.system.redaction import redacted
 from lockstep.system.trees import at
 
 
 def checked(cfg: DictConfig, groups: Groups | None = None) -> Config:
-    """The typed configuration. Raises ConfigError with every fault the schema, the signatures and the machine show."""
+    """The typed configuration. Raises ConfigError with every error that the schema and the machine show."""
     tree, unresolved = plain(cfg)
     return check_tree(tree, groups, unresolved)
 
@@ -45,8 +44,6 @@ def check_tree(
         for key, fault in schema_faults(tree, error, groups or {}):
             faults.setdefault(key, fault)
         config = None
-    for key, fault in (*target_faults(tree, groups or {}), *check_faults(tree), *library_faults(tree)):
-        faults.setdefault(key, fault)
     messages = [fault for fault in faults.values() if fault]
     if tree.get("resume") is None:  # else these settings meet those of the saved run first
         messages += conflicts(config or right_part(tree, faults), is_whole=config is not None)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.config import compose, options, overrides, project, saved_run, signatures, storage, trust
+from lockstep.config import compose, options, overrides, project, saved_run, storage, trust
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.targets import called
@@ -78,7 +78,6 @@ def _refuse_unfit(typed: Sequence[str]) -> None:
 def enter(run: RunFolder | None) -> None:
     """As `project.enter` for the project in the current folder, whose modules are found as they are by now."""
     importlib.invalidate_caches()
-    signatures.forget()
     project.enter(project.current(), run)
 
 

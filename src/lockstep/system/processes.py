@@ -10,14 +10,19 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, get_context, resource_tracker, util
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess
 from types import ModuleType
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
 from lockstep.system import signals
+from lockstep.system.launcher import outer_world
+
+Result = TypeVar("Result")
 
 HAS_FORK = sys.platform == "linux"
 SERVER = "lockstep.launch.server"
@@ -100,6 +105,30 @@ def _stop_server() -> None:
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def call(function: Callable[..., Result], *arguments: Any) -> Result:
+    """What a function returns in a process that has imported torch, for one that never does.
+
+    A process that computes calls it itself. All travels by pickle; a function raises nothing.
+    """
+    world = outer_world(os.environ)
+    if _has_shared_server() or (world is not None and world.world_size > 1):
+        return function(*arguments)
+    ours = context()
+    receiver, sender = ours.Pipe(duplex=False)
+    process = ours.Process(target=_answer, args=(sender, function, arguments))  # pyright: ignore[reportAttributeAccessIssue]
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError as error:
+        process.join()
+        raise ServerDied(f"A process that imports what a configuration names has died ({process.exitcode}).") from error
+
+
+def _answer(sender: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    sender.send(function(*arguments))
 
 
 def share_server() -> None:

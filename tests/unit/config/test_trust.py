@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import project, signatures, trust
+from lockstep.config import project, trust
 from lockstep.runs.folder import RunFolder
 
 RUN = RunFolder(Path("/somewhere/run"))
@@ -58,7 +58,6 @@ def test_the_project_is_known_by_what_its_modules_define(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "libraries")])
     project.enter(tmp_path)
-    signatures.forget()
     for target in ("flower_project.Net", "flower_project.network.Net", "flower_project.ReLU"):
         assert trust._is_known(target, run), target
     imported = ("flower_project.system", "flower_project.network.system", "flower_project.network.os.system")

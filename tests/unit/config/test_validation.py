@@ -22,7 +22,7 @@ from lockstep.config.sections import Strategy, Trainer
 from lockstep.config.sweep_space import MAX_CHECKED
 from lockstep.config.target_sections import OpenPartial
 from lockstep.config.validation import check_tree, checked
-from lockstep.system import hardware, trees
+from lockstep.system import hardware, processes, trees
 from tests.support.composed import composed_once
 from tests.support.harness import ROOT, command, environ
 
@@ -33,6 +33,7 @@ LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_PROCID")
 @pytest.fixture(autouse=True)
 def _a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overrides, "composed", composed_once)
+    monkeypatch.setattr(processes, "call", lambda function, *arguments: function(*arguments))
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
@@ -173,30 +174,41 @@ def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "conf"
 
 
+def section_of(group: str, *texts: str, added: Path) -> dict[str, Any]:
+    (config,) = overrides.check(texts, Source(added=added)).configs
+    return {key: value for key, value in storage.to_tree(config)[group].items() if not key.startswith("_")}
+
+
 @pytest.mark.parametrize("text", ["model._target_=lockstep_greedy.Net", "experiment=changed"])
-def test_a_changed_target_takes_over_no_key_of_another_one_unseen(greedy: Path, text: str) -> None:
-    (fault,) = faults(text, added=greedy)
-    assert fault.startswith(
-        "model._target_=lockstep_greedy.Net would be given width, stem, shortcut_norm, dropout, init of "
-        "conf/model/resnet18.yaml, which are for lockstep.models.ResNet18: leave them out by ~model.width ~model.stem "
-    )
-    assert fault.endswith("or write conf/model/mine.yaml for it and choose model=mine")
-    removed = [f"~model.{name}" for name in ("stem", "shortcut_norm", "dropout", "init")]
-    assert faults(text, *removed, "model.width=64", added=greedy) == [], "a key that was typed is meant"
+def test_a_custom_target_starts_from_an_empty_section(greedy: Path, text: str) -> None:
+    assert section_of("model", text, added=greedy) == {}
+    typed = ("model.width=64", "+model.depth=3")  # Hydra composes with the option, which has a width
+    assert section_of("model", text, *typed, added=greedy) == {"width": 64, "depth": 3}
+    assert section_of("model", text, "model=resnet18_d2l", "~model.width", added=greedy) == {}
 
 
-def test_what_lockstep_takes_itself_and_what_an_experiment_says_anew_is_no_key_of_another_target(greedy: Path) -> None:
-    (fault,) = faults("data._target_=lockstep_greedy.images", added=greedy)
-    assert "would be given val_fraction, test_fraction, split_seed of conf/data/digits.yaml" in fault, "and not memory"
-    (fault,) = faults("experiment=wider", added=greedy)
-    assert "would be given stem, shortcut_norm, dropout, init of conf/model/resnet18.yaml" in fault, "and not width"
-    assert faults("model=bare", "+model._target_=lockstep_greedy.Net", added=greedy) == [], "they are for no other one"
+def test_an_experiment_writes_keys_of_its_own_target(greedy: Path) -> None:
+    assert section_of("model", "experiment=wider", added=greedy) == {"width": 32}
+    assert section_of("model", "experiment=wider", "model.width=16", added=greedy) == {"width": 16}
+
+
+def test_a_custom_optimizer_has_no_key_of_another_one(greedy: Path) -> None:
+    assert section_of("optimizer", "optimizer._target_=lockstep_greedy.sgd", "optimizer.lr=1", added=greedy) == {
+        "lr": 1
+    }
+    assert faults("optimizer._target_=lockstep_greedy.sgd", added=greedy) == [
+        "optimizer.lr is missing: sgd needs it, add +optimizer.lr=..."
+    ]
+
+
+def test_a_custom_source_has_the_keys_of_every_source(greedy: Path) -> None:
+    expected = {"memory": "auto", "num_workers": "auto", "x": 1}
+    assert section_of("data", "data._target_=lockstep_greedy.images", "+data.x=1", added=greedy) == expected
 
 
 def test_a_target_in_a_file_of_its_own_has_the_keys_it_has_there(greedy: Path) -> None:
-    assert faults("model=greedy", added=greedy) == []
-    (fault,) = faults("optimizer._target_=lockstep_greedy.sgd", added=greedy)
-    assert "would be given momentum, nesterov, weight_decay, fused of conf/optimizer/sgd.yaml" in fault
+    assert section_of("model", "model=greedy", added=greedy) == {"width": 64, "stem": "small"}
+    assert section_of("model", "model=bare", "+model._target_=lockstep_greedy.Net", added=greedy) == {}
 
 
 def test_values_that_only_hydra_knows_are_left_to_the_job() -> None:
@@ -239,7 +251,8 @@ FAULTS = {
     "++extra=1": ["unknown key extra", "remove it"],
     "+trainer.max_epoch=1": ["unknown key trainer.max_epoch", "did you mean trainer.max_epochs?"],
     "~nope": ["unknown key nope", "remove it"],
-    "callbacks.timer.foo=1": ["unknown key callbacks.timer.foo", "Timer has duration, interval, verbose"],
+    "callbacks.timer.foo=1": ["callbacks.timer.foo is not set", "add it with +callbacks.timer.foo"],
+    "+callbacks.timer.foo=1": ["unknown key callbacks.timer.foo", "Timer has duration, interval, verbose"],
     "callbacks.timr=null": ["unknown key callbacks.timr", "did you mean callbacks.timer?"],
     "+callbacks.timr.duration=5": ["callbacks.timr has no _target_", "did you mean callbacks.timer?"],
     "hydra.rundir=x": ["unknown key hydra.rundir", "did you mean hydra.run.dir?"],
@@ -308,9 +321,9 @@ FAULTS = {
     "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping": ["callbacks.stop.monitor is missing"],
     "+callbacks.timer.duration={_target_: datetime.nope}": ["callbacks.timer.duration._target_=datetime.nope"],
     "callbacks.pictures.num_images=abc": ["callbacks.pictures.num_images=abc must be int", "Pictures"],
-    "callbacks.pictures.every_n_epochs=0.5": ["callbacks.pictures.every_n_epochs=0.5 must be int | None"],
+    "callbacks.pictures.every_n_epochs=0.5": ["callbacks.pictures.every_n_epochs=0.5 must be int or null"],
     "callbacks.last.filename=3": ["callbacks.last.filename=3 must be"],
-    "+optimizer.maximize=2": ["optimizer.maximize=2 must be bool", "SGD"],
+    "+optimizer.maximize=2": ["optimizer.maximize=2 must be true|false", "SGD"],
     # one setting against another
     "trainer.accumulate_grad_batches=7": ["does not divide global_batch_size="],
     "optimizer.momentum=0": ["optimizer.nesterov=true needs optimizer.momentum above 0"],
@@ -498,15 +511,22 @@ def test_all_faults_come_at_once_and_none_twice() -> None:
         "optimizer.dampening=0.1",  # to be added
         "data=nope",  # no option
         "optimizer.lr",  # no override
-        "+callbacks.timer.foo=1",  # no parameter
         "trainer.accumulate_grad_batches=7",  # conflict
         "trainer.devices=[0]",  # not on this machine
     )
     keys = ["trainer.max_epoch", "seed", "name", "optimizer.dampening", "data=nope", "'optimizer.lr'"]
-    keys += ["callbacks.timer.foo", "trainer.accumulate_grad_batches", "trainer.devices=[0]"]
+    keys += ["trainer.accumulate_grad_batches", "trainer.devices=[0]"]
     assert len(found) == len(keys)
     for key in keys:
         assert sum(key in fault for fault in found) == 1, key
+
+
+def test_all_errors_of_what_is_called_come_in_one_message_where_there_are_no_others() -> None:
+    texts = ["+callbacks.timer.foo=1", "+optimizer.maximize=2", "+logger.x._target_=nowhere.Logger"]
+    expected = ["optimizer.maximize=2 must", "unknown key callbacks.timer.foo", "logger.x._target_=nowhere.Logger"]
+    for fault, start in zip(faults(*texts), expected, strict=True):
+        assert fault.startswith(start)
+    assert faults(*texts, "seed=-1") == ["seed=-1 must be int >= 0"]
 
 
 def test_a_wrong_line_in_a_yaml_file_is_found_like_one_on_the_command_line(conf: Path) -> None:
@@ -517,8 +537,10 @@ def test_a_wrong_line_in_a_yaml_file_is_found_like_one_on_the_command_line(conf:
     found = faults("seed=x", conf=conf)
     assert sorted(found) == [
         "seed=x must be int >= 0",
-        "unknown key callbacks.timer.duraton: did you mean callbacks.timer.duration?",
         "unknown key trainer.max_epoch: did you mean trainer.max_epochs?",
+    ]
+    assert faults("~trainer.max_epoch", conf=conf) == [
+        "unknown key callbacks.timer.duraton: did you mean callbacks.timer.duration?"
     ]
 
 
