@@ -188,9 +188,8 @@ def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Pa
 
 
 def _own_network(target: str) -> list[str]:
-    removed = ("width", "stem", "shortcut_norm", "bias", "dropout", "init")
     kept = [override for override in SMALL if not override.startswith("model.")]
-    return [*kept, *(f"~model.{name}" for name in removed), target, "+model.hidden=4", "trainer.max_epochs=10"]
+    return [*kept, target, "+model.hidden=4", "trainer.max_epochs=10"]
 
 
 def test_the_traceback_of_the_first_failing_rank_is_shown_last_and_kept(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from lockstep.config import compose, storage, validation
+from lockstep.config import storage
+from lockstep.config.overrides import plan
 from lockstep.launch import parent
 from lockstep.launch.worker import Job, run_here
 from lockstep.runs.folder import RunFolder
@@ -70,8 +71,7 @@ WATCHED = (
 
 def without_network() -> list[str]:
     """SMALL without the keys of its network, for another one."""
-    kept = [override for override in SMALL if not override.startswith("model.")]
-    return [*kept, *(f"~model.{key}" for key in ("width", "stem", "shortcut_norm", "bias", "dropout", "init"))]
+    return [override for override in SMALL if not override.startswith("model.")]
 
 
 def own_network(name: str) -> list[str]:
@@ -95,7 +95,7 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
     """A run folder ready to be trained."""
     path.mkdir(parents=True)
     folder = RunFolder(path)
-    storage.save(validation.checked(compose.composed(overrides)), folder.config)
+    storage.save(plan(overrides).configs[0], folder.config)
     return folder
 
 

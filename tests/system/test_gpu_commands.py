@@ -48,8 +48,7 @@ class Shell:
 
 def own_network(name: str) -> list[str]:
     kept = [override for override in ON_GPU if not override.startswith("model.")]
-    removed = (f"~model.{key}" for key in ("width", "stem", "shortcut_norm", "bias", "dropout", "init"))
-    return [*kept, *removed, f"model._target_=tests.support.networks.{name}", "+model.hidden=4"]
+    return [*kept, f"model._target_=tests.support.networks.{name}", "+model.hidden=4"]
 
 
 def test_a_run_is_cut_on_two_gpus_goes_on_on_one_and_is_evaluated_and_predicts(

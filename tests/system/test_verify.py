@@ -16,10 +16,7 @@ SAMPLES = (
     *("data=dataset", "data.num_workers=1", "global_batch_size=12", "model.width=2"),
     *(f"+data.{split}={{_target_:{PLANTED}.DrawsByItself,count:{count}}}" for split, count in DATASETS.items()),
 )
-NET = (
-    *(f"~model.{name}" for name in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")),
-    "+model.hidden=3",
-)
+NET = ("+model.hidden=3",)
 
 
 def verified(*overrides: str) -> tuple[int, str]:
@@ -40,6 +37,7 @@ def verified(*overrides: str) -> tuple[int, str]:
                 *SMALL,
                 "model.width=2",
                 f"task._target_={PLANTED}.MeanLoss",
+                *("task.loss=null", "task.label_smoothing=0.1", "task.class_weights=null"),
             ],
             r"2 workers: the first to differ is losses of sample \d+, in step 1, by \S+: the loss of a sample depends",
             id="a mean over the share",

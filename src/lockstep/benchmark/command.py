@@ -19,8 +19,7 @@ from rich.text import Text
 
 from lockstep.benchmark import results
 from lockstep.benchmark.environments import Environment, environments
-from lockstep.config import compose, faults, overrides, presence, project, storage, validation
-from lockstep.config.options import REFUSALS
+from lockstep.config import compose, faults, overrides, presence, project, storage
 from lockstep.config.schema import BenchmarkConfig
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import Job
@@ -61,13 +60,7 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
 
 
 def _checked(texts: Sequence[str], source: compose.Source) -> BenchmarkConfig:
-    overrides.check(texts, source, is_multirun=False, is_benchmark=True)
-    try:
-        composed = compose.composed(texts, source)
-    except REFUSALS as error:
-        cure = "add an environment by +benchmark.environments.NAME=..., any other key by +KEY=..."
-        raise faults.ConfigError([f"{faults.one_line(error).rstrip('.')}: {cure}"]) from error
-    config = validation.checked(composed)
+    (config,) = overrides.check(texts, source, is_benchmark=True).configs
     assert isinstance(config, BenchmarkConfig)
     return config
 

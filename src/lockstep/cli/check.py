@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from lockstep.config import build, compose, presence, validation
+from lockstep.config import build, compose, overrides, presence
 from lockstep.config.data_sections import Data, ImageFolder, ImageList
 from lockstep.config.schema import Config
 from lockstep.data.transfer.file_lock import Progress
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 MOST_CLASSES = 20  # that a line names one by one
 
 
-def check(overrides: Sequence[str], source: compose.Source) -> int:
+def check(typed: Sequence[str], source: compose.Source) -> int:
     """Look at every image of the data that the overrides choose, print what was found, and return the exit code.
 
     1 where images cannot be used or stand in more than one split. Raises ConfigError, FileNotFoundError or ValueError.
     """
-    config = build.scaled(validation.checked(compose.composed(overrides, source)))
+    config = build.scaled(overrides.check(typed, source).configs[0])
     presence.check(config.data)
     from lockstep.training.staging import once_a_node
 

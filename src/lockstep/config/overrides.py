@@ -19,7 +19,7 @@ from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_
 from lockstep.config.known_targets import FALLBACK, KNOWN
 from lockstep.config.options import REFUSALS, groups, parsed
 from lockstep.config.resume import on_top_of, resumed_config
-from lockstep.config.schema import Config
+from lockstep.config.schema import Config, fields
 from lockstep.config.sections import Scope
 from lockstep.config.storage import to_tree
 from lockstep.config.sweep_space import combinations, is_drawn, values_of
@@ -185,7 +185,7 @@ def _job(
 def with_own_sections(
     cfg: DictConfig, texts: Sequence[str], compose: Callable[[Sequence[str]], DictConfig]
 ) -> DictConfig:
-    """A configuration in which a section with a custom `_target_` has no key of the option that it replaces.
+    """A configuration in which a section with a custom `_target_` has no parameter of the target that it replaces.
 
     `texts` are all overrides of `cfg`, which `compose` made of them. A section whose option has the `_target_` itself
     stays as it is.
@@ -206,7 +206,8 @@ def with_own_sections(
         except REFUSALS:  # an experiment chooses the option
             continue
         if OmegaConf.select(alone, f"{group}._target_") is not None:
-            cfg[group] = alone[group]
+            ours = {name: cfg[group][name] for name in fields(FALLBACK[group]) if name in cfg[group]}
+            cfg[group] = OmegaConf.merge(ours, alone[group])
     return cfg
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.text import Text
 
 from lockstep.config import compose, faults, overrides, presence, storage, validation
-from lockstep.config.options import REFUSALS
 from lockstep.config.schema import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
@@ -70,12 +69,7 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
 
 def _checked(texts: Sequence[str], source: compose.Source) -> Config:
     """The configuration, for a few steps in float64 that nobody watches. Raises ConfigError."""
-    overrides.check(texts, source, is_multirun=False)
-    try:
-        tree, unresolved = compose.plain(compose.composed(texts, source))
-    except REFUSALS as error:
-        raise faults.ConfigError([faults.one_line(error)]) from error
-    config = validation.check_tree(tree, unresolved=unresolved)
+    (config,) = overrides.check(texts, source).configs
     if config.resume is not None:
         raise faults.ConfigError([f"resume={config.resume}: verify starts anew: leave it out"])
     tree = storage.to_tree(config)

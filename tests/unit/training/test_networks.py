@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.config import compose, validation
 from lockstep.config.faults import ConfigError
+from lockstep.config.overrides import plan
 from lockstep.config.schema import Config
 from lockstep.models.libraries import Origin
 from lockstep.training.networks import load_weights, refuse_draws
@@ -27,7 +27,7 @@ class DropsByFunction(Plain):
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    return validation.checked(compose.composed(own_network("Plain")))
+    return plan(own_network("Plain")).configs[0]
 
 
 def test_a_network_that_is_tried_stays_as_it_is(config: Config) -> None:
