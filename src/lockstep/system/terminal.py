@@ -1,6 +1,5 @@
 """How Lockstep speaks on a terminal and in a log. No torch: tools that only watch start at once."""
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from typing_extensions import override
 from lockstep.system import output
 
 PROGRAMS = ("lockstep ", "python ", "cat ")  # a value that begins so is a command
-LEAST_VALUE = 20  # letters beside a name in which words are read with ease
 
 
 class Terminal(Console):
@@ -66,57 +64,35 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def wrapped(text: Text, width: int) -> list[Text]:
-    """The lines of a text, broken between words where they are wider than `width`; a word is never broken."""
-    lines: list[Text] = []
-    for line in text.split("\n", allow_blank=True):
-        ends, used = [], 0
-        for word in re.finditer(r"\S+\s*", line.plain):
-            if used and used + cell_len(word[0].rstrip()) > width:
-                ends.append(word.start())
-                used = 0
-            used += cell_len(word[0])
-        for part in line.divide(ends):
-            part.rstrip()
-            lines.append(part)
-    return lines
-
-
-def say(out: Terminal, text: Text, *, indent: int = 4) -> None:
-    """Print a text that a terminal breaks between words, with what follows set in by `indent`; a log gets it whole."""
-    parts = wrapped(text, max(1, out.width - indent)) if out.is_terminal else [text]
-    for number, part in enumerate(parts):
-        out.print(Text(" " * indent if number else "").append_text(part), soft_wrap=True)
+def say(out: Console, text: Text, *, indent: int = 4) -> None:
+    """Print a text that a terminal breaks between words, never in one, and indents from its second line on."""
+    lines, used = Text(), 0
+    for number, word in enumerate(text.split(" ", allow_blank=True)):
+        if out.is_terminal and indent < used and used + 1 + word.cell_len > out.width:
+            lines.append("\n" + " " * indent)
+            used = indent
+        elif number:
+            lines.append(" ")
+            used += 1
+        lines.append_text(word)
+        used += word.cell_len
+    out.print(lines, soft_wrap=True)
 
 
 def show_table(title: str, rows: Sequence[tuple[str, str | Text]]) -> None:
-    """A title and aligned name-value rows, between two rules; a long value goes on in its column."""
+    """A title and aligned name-value rows, between two rules; a long value continues in its column."""
     out = terminal()
     wide = max(cell_len(name) for name, _ in rows)
-    rule = "─" * min(out.width, 78)
+    rule = Text("─" * min(out.width, 78), style="dim")
     say(out, Text(title, style="bold"))
-    out.print(Text(rule, style="dim"))
+    out.print(rule)
     for name, value in rows:
-        line = Text(f"{name:<{wide}}  ", style="dim")
-        line.append_text(Text("", style="not dim").append(value))
+        line = Text.assemble((f"{name:<{wide}}  ", "dim"), value)
         if str(value).startswith(PROGRAMS):  # must stay copyable, whatever the width of the terminal
             out.print(line, soft_wrap=True)
         else:
-            _say_beside(out, line, wide + 2)
-    out.print(Text(rule, style="dim"))
-
-
-def _say_beside(out: Terminal, line: Text, indent: int) -> None:
-    """Print a name and, from column `indent` on, its value; below the name where that leaves no room for words."""
-    if not out.is_terminal or line.cell_len <= out.width:
-        out.print(line, soft_wrap=True)
-        return
-    name, value = line.divide([indent])
-    if out.width - indent < LEAST_VALUE:
-        out.print(name, soft_wrap=True)
-        name, indent = Text("    "), 4
-    for number, part in enumerate(wrapped(value, max(1, out.width - indent))):
-        out.print((Text(" " * indent) if number else name.copy()).append_text(part), soft_wrap=True)
+            say(out, line, indent=wide + 2)
+    out.print(rule)
 
 
 def measure(value: float) -> str:
