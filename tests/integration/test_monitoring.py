@@ -17,19 +17,18 @@ from tensorboard.util import tensor_util
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from lockstep.callbacks import curves
+from lockstep.callbacks import curves, plots
 from lockstep.callbacks.events import split_and_tag
 from lockstep.launch import worker
 from lockstep.models.classifier import Classifier
 from lockstep.runs.discovery import read_confusion
 from lockstep.runs.folder import RunFolder
-from lockstep.system import plots
 from tests.support.boards import full_board, told
 from tests.support.harness import SMALL, WATCHED, train_all, write_run
 from tests.support.modules import classifier
 
 pytestmark = pytest.mark.processes
-PICTURES = {"class_accuracy", "confusion_matrix", "precision_recall", "predictions", "worst_mistakes"}
+PICTURES = {"class_accuracy", "confusion_matrix", "predictions", "worst_mistakes"}
 PICTURE_FILES = {*(f"{name}.png" for name in PICTURES), "confusion_matrix.json"}
 EVERY_TAG = {
     "train": {

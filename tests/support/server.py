@@ -9,4 +9,4 @@ import lockstep.cli.help
 import lockstep.cli.main
 import lockstep.cli.train
 import lockstep.sweeps.command
-import lockstep.system.plots  # noqa: F401
+import lockstep.callbacks.plots  # noqa: F401

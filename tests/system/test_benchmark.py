@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lockstep.benchmark import charts, command, paper, report, results, scaling
 from lockstep.benchmark.environments import Environment, environments
 from lockstep.benchmark.scaling import Result, Spread, Terms, spread
+from lockstep.callbacks.plots import style
 from lockstep.config import compose, overrides, rules, validation
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import BenchmarkConfig
@@ -29,7 +30,6 @@ from lockstep.launch.worker import Job
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.system import hardware
-from lockstep.system.plots import style
 from lockstep.training.measure import flops_per_image, gradient_bytes
 from tests.support.benchmarks import ONE, TWO, exactly, record, whole
 from tests.support.commands import run as run_command

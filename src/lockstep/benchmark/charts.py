@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lockstep.benchmark import results, scaling
 from lockstep.benchmark.results import Record, printable, seconds
-from lockstep.system.plots import AMBER, BLUE, DARK, FAINT, LINE, RED, new_figure
+from lockstep.callbacks.plots import AMBER, BLUE, DARK, FAINT, LINE, RED, new_figure
 from lockstep.system.wording import plural
 
 COLOURS = {"compute": BLUE, "input": AMBER, "communication": RED}

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure, FigureBase, SubFigure
 
 from lockstep.benchmark.charts import Chart
 from lockstep.benchmark.results import printable
-from lockstep.system.plots import DARK, FAINT, WIDTH
+from lockstep.callbacks.plots import DARK, FAINT, WIDTH
 
 A4 = (8.27, 11.69)  # inches
 SIDE = (A4[0] - WIDTH) / 2

@@ -10,8 +10,8 @@ from matplotlib.backends.backend_pdf import PdfPages
 
 from lockstep.benchmark import charts, paper, results
 from lockstep.benchmark.results import COLUMNS, Record, printable
+from lockstep.callbacks.plots import style
 from lockstep.runs.files import atomic_file, write_atomically
-from lockstep.system.plots import style
 
 DPI = 160
 FORMULA = (

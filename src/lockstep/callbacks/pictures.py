@@ -32,10 +32,10 @@ MOST_CURVES = 50  # classes whose curves go to TensorBoard's PR page
 class Pictures(L.Callback):
     """Draws the test at the end of a run, and the validation of every `every_n_epochs`-th epoch; None: of no epoch.
 
-    Of a classification of whole images: other tasks have no pictures. Confusion matrix, accuracy of each class,
-    precision and recall, the first `num_images` images of the split with what they were taken for, and as many of its
-    most confident mistakes. All from counts of every rank. PNG files in pictures/ of the run folder hold the newest
-    state of each split; TensorBoard keeps them all. Raises ValueError for a number below 1.
+    Of a classification of whole images: other tasks have no pictures. Confusion matrix, accuracy of each class, the
+    first `num_images` images of the split with what they were taken for, and as many of its most confident mistakes.
+    All from counts of every rank. PNG files in pictures/ of the run folder hold the newest state of each split;
+    TensorBoard keeps them all, and has curves of precision and recall. Raises ValueError for a number below 1.
     """
 
     def __init__(self, *, every_n_epochs: int | None, num_images: int) -> None:
@@ -103,7 +103,7 @@ class Pictures(L.Callback):
     def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: Findings) -> None:
         from PIL import Image
 
-        from lockstep.system.plots import rendered, style
+        from lockstep.callbacks.plots import rendered, style
 
         folder = RunFolder(Path(trainer.default_root_dir)).pictures
         folder.mkdir(exist_ok=True)
@@ -129,7 +129,7 @@ def _writer(logger: TensorBoardLogger, split: str) -> SummaryWriter:
 
 def _write_confusion(folder: RunFolder, module: Classifier, split: str, findings: Findings) -> None:
     """The numbers of the confusion matrix, for those who draw it themselves."""
-    from lockstep.system import plots
+    from lockstep.callbacks import plots
 
     names, counts = module.image_format.class_names, findings.confusion
     shown = plots.shown_classes(counts)
@@ -141,7 +141,7 @@ def _figures(
     trainer: L.Trainer, module: Classifier, split: str, findings: Findings, num_images: int
 ) -> Iterator[tuple[str, "Figure"]]:
     """One after the other, so that one is in memory at a time."""
-    from lockstep.system import plots
+    from lockstep.callbacks import plots
 
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(data, ImageData)
@@ -155,8 +155,6 @@ def _figures(
         plots.confusion_matrix(counts, names, f"Confusion matrix: {right:,} of {counts.sum():,} right ({what})"),
     )
     yield "class_accuracy", plots.class_accuracy(counts, names, f"Accuracy of each class ({what})")
-    curves = plots.precision_recall(findings.positives, findings.negatives, names, f"Precision and recall ({what})")
-    yield "precision_recall", curves
     first = np.arange(min(num_images, len(findings.labels)))
     worst = findings.worst(num_images)
     for name, rows, title in (
@@ -168,7 +166,7 @@ def _figures(
 
 
 def _grid(pixels: torch.Tensor | Pixels, findings: Findings, rows: Any, names: tuple[str, ...], title: str) -> "Figure":
-    from lockstep.system import plots
+    from lockstep.callbacks import plots
 
     shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()
     captions, is_right = [], []

@@ -3,11 +3,10 @@
 setuptools loads this file by itself, without the package (pyproject.toml, tool.setuptools.cmdclass).
 """
 
+import shutil
 from pathlib import Path
 
 from setuptools.command.build_py import build_py  # and nothing else: what builds has no more installed
-
-CONF = Path("conf")
 
 
 class BuildWithConf(build_py):
@@ -17,19 +16,8 @@ class BuildWithConf(build_py):
         """Copy the files."""
         super().run()
         if not self.editable_mode:
-            for source, target in self._conf().items():
-                self.mkpath(str(Path(target).parent))
-                self.copy_file(source, target)
+            shutil.copytree("conf", Path(self.build_lib, "lockstep/conf"), dirs_exist_ok=True)
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution has to hold."""
-        return [*super().get_source_files(), *self._conf()]
-
-    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        """What is written into the package."""
-        return [*super().get_outputs(include_bytecode), *self._conf().values()]
-
-    def _conf(self) -> dict[str, str]:
-        """By each file of conf/, relative to the repository, where it goes."""
-        folder = Path(self.build_lib, "lockstep")
-        return {str(path): str(folder / path) for path in sorted(CONF.rglob("*.yaml"))}
+        """Files of a source distribution."""
+        return [*super().get_source_files(), *map(str, Path("conf").rglob("*.yaml"))]

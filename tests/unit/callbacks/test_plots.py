@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from lockstep.system import plots
+from lockstep.callbacks import plots
 
 AWKWARD = ["$x_1$", "Ж", "日本", "a very long name of a class that nobody could read", "", "  ", "<b>"]
 
@@ -41,12 +41,10 @@ def words(figure: Figure) -> list[str]:
 @pytest.mark.parametrize("names", [["a", "b"], AWKWARD, [f"class {n}" for n in range(30)], list(map(str, range(1000)))])
 def test_every_picture_can_be_drawn_for_any_classes(names: list[str]) -> None:
     counts = counts_of(len(names))
-    histogram = np.random.default_rng(1).integers(0, 3, (len(names), 101))
     with plots.style():
         for figure in (
             plots.confusion_matrix(counts, names, "title"),
             plots.class_accuracy(counts, names, "title"),
-            plots.precision_recall(histogram, histogram, names, "title"),
         ):
             pixels = drawn(figure)
             assert pixels.std() > 1
@@ -71,13 +69,6 @@ def test_classes_are_sorted_by_accuracy_and_an_empty_one_says_so() -> None:
     figure = plots.class_accuracy(counts, ["cat", "dog", "owl"], "title")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["owl", "cat", "dog"]
     assert words(figure) == ["50.0 %  of 10", "90.0 %  of 10", "no samples"]
-
-
-def test_a_curve_is_drawn_for_every_class_that_occurs() -> None:
-    positives = np.zeros((3, 101), dtype=np.int64)
-    positives[[0, 2], 60] = 4
-    figure = plots.precision_recall(positives, np.ones_like(positives), ["cat", "dog", "owl"], "title")
-    assert {str(line.get_label()).split()[0] for line in figure.axes[0].lines} == {"cat", "owl"}
 
 
 @pytest.mark.parametrize("channels", [1, 3])

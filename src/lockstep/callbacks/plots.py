@@ -59,30 +59,29 @@ def rendered(figure: Figure, dpi: int) -> NDArray[np.uint8]:
 
 
 def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
-    """Counts (C, C), true classes down and predicted ones across; shades are shares of the true class."""
+    """Counts (C, C), true classes down and predicted ones across; shades are fractions of the true class."""
     shown = shown_classes(counts)
     counts = counts[np.ix_(shown, shown)]
     labels = [short(names[number]) for number in shown]
     side = max(4.2, min(9.0, 1.8 + 0.42 * len(labels)))
     fig = new_figure(side, width=side + 0.9)
     ax = fig.subplots()
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    picture = ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    picture = ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     if len(labels) <= MOST_NUMBERS:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                colour = "white" if shares[row, column] > 0.5 else DARK
+                colour = "white" if fractions[row, column] > 0.5 else DARK
                 ax.text(column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=7.5)
-    ax.set_xticks(range(len(labels)), labels, rotation=45 if max(map(len, labels)) > 2 else 0, ha="right", fontsize=8)
-    if max(map(len, labels)) <= 2:
-        ax.set_xticks(range(len(labels)), labels, ha="center", fontsize=8)
+    ticks: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, labels)) > 2 else {}
+    ax.set_xticks(range(len(labels)), labels, fontsize=8, **ticks)
     ax.set_yticks(range(len(labels)), labels, fontsize=8)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set_xlabel("predicted")
     ax.set_ylabel("true")
     ax.set_title(_title(title, len(shown), len(names)))
-    bar = fig.colorbar(picture, ax=ax, shrink=0.6, label="share of the true class")
+    bar = fig.colorbar(picture, ax=ax, shrink=0.6, label="fraction of the true class")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return fig
 
@@ -133,56 +132,9 @@ def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Seq
         shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
         extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
         ax.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
-        ax.text(
-            x, y + PICTURE + 0.04, caption, ha="center", va="top", fontsize=7.5, color=DARK if right else RED
-        )  # fmt: skip
+        colour = DARK if right else RED
+        ax.text(x, y + PICTURE + 0.04, caption, ha="center", va="top", fontsize=7.5, color=colour)
     return fig
-
-
-def precision_recall(
-    positives: NDArray[np.int64], negatives: NDArray[np.int64], names: Sequence[str], title: str
-) -> Figure:
-    """A curve for each class, those with the least average precision named; counts (C, T) by probability."""
-    fig = new_figure(4.4)
-    ax = fig.subplots()
-    scores = [average_precision(p, n) for p, n in zip(positives, negatives, strict=True)]
-    order = sorted(np.flatnonzero(positives.sum(1)).tolist(), key=scores.__getitem__)
-    num_named = min(10, len(order))
-    for index, number in enumerate(order[::-1]):
-        rank = len(order) - 1 - index
-        precision, recall = curve(positives[number], negatives[number])
-        if rank < num_named:
-            label = f"{short(names[number])}  {scores[number]:.3f}"
-            ax.plot(recall, precision, label=label, color=mpl.colormaps["tab10"](rank % 10), linewidth=1.4)
-        else:
-            ax.plot(recall, precision, color=LINE, linewidth=0.8, zorder=1)
-    ax.set_xlim(0, 1.01)
-    ax.set_ylim(0, 1.02)
-    ax.grid(color=LINE, linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.set_xlabel("recall")
-    ax.set_ylabel("precision")
-    ax.set_title(title)
-    handles, labels = ax.get_legend_handles_labels()
-    heading = "average precision" if num_named == len(order) else f"average precision, the {num_named} least"
-    ax.legend(
-        handles[::-1], labels[::-1], frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5),
-        title=heading, title_fontsize=8, alignment="left",
-    )  # fmt: skip
-    return fig
-
-
-def curve(positives: NDArray[np.int64], negatives: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Precision and recall of one class at the thresholds that tell samples apart, falling, from counts (T,)."""
-    hits, misses = positives[::-1].cumsum(), negatives[::-1].cumsum()
-    indices = np.flatnonzero((positives + negatives)[::-1])
-    return hits[indices] / (hits + misses)[indices], hits[indices] / max(positives.sum(), 1)
-
-
-def average_precision(positives: NDArray[np.int64], negatives: NDArray[np.int64]) -> float:
-    """Sum of precision * increase of recall over the thresholds; 0 for a class without samples."""
-    precision, recall = curve(positives, negatives)
-    return float((precision * np.diff(recall, prepend=0.0)).sum())
 
 
 def _worst_classes(counts: NDArray[np.int64]) -> list[int]:
