@@ -18,33 +18,17 @@ if TYPE_CHECKING:
     from lockstep.python.training import TrainingFailed, train
     from lockstep.tasks.task import Task
 
-__all__ = [
-    "Batch",
-    "ConfigError",
-    "Prediction",
-    "Predictions",
-    "Predictor",
-    "Run",
-    "Task",
-    "TrainingFailed",
-    "load",
-    "runs",
-    "sum_over_global",
-    "train",
-]
 __version__ = "0.1.0"
-HOMES = {
-    "Batch": "distributed.batch",
-    "ConfigError": "config.faults",
-    "Prediction": "python.prediction",
-    "Predictions": "python.prediction",
-    "Predictor": "python.predictor",
-    "Run": "python.run",
-    "Task": "tasks.task",
-    "TrainingFailed": "python.training",
-    "load": "python.predictor",
-    "runs": "python.run",
-    "sum_over_global": "distributed.global_sum",
-    "train": "python.training",
-}
-__getattr__ = face(__name__, HOMES)
+__all__, __getattr__ = face(
+    __name__,
+    {
+        "config.faults": ("ConfigError",),
+        "distributed.batch": ("Batch",),
+        "distributed.global_sum": ("sum_over_global",),
+        "python.prediction": ("Prediction", "Predictions"),
+        "python.predictor": ("Predictor", "load"),
+        "python.run": ("Run", "runs"),
+        "python.training": ("TrainingFailed", "train"),
+        "tasks.task": ("Task",),
+    },
+)

@@ -11,7 +11,6 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
-from types import ModuleType
 from typing import Any, Protocol
 
 from omegaconf import OmegaConf
@@ -134,16 +133,10 @@ def api() -> str:
         for name in package.__all__:
             home = homes.get(name, package.__name__)
             if home == package.__name__:
-                lines += _name(f"{home}.{name}", _definition(package, name))
+                lines += _name(f"{home}.{name}", package.__getattr__(name))
             else:
                 lines.append(f"`{package.__name__}.{name}` is `{home}.{name}`.\n")
     return "\n".join(lines)
-
-
-def _definition(package: ModuleType, name: str) -> Any:
-    """What a public name stands for. `lockstep.runs` is the package that is called as the function of this name."""
-    found = getattr(package, name)
-    return getattr(import_module(f"lockstep.{lockstep.HOMES[name]}"), name) if isinstance(found, ModuleType) else found
 
 
 def _name(target: str, definition: Any) -> Iterator[str]:

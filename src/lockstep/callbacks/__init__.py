@@ -15,22 +15,14 @@ if TYPE_CHECKING:
     from lockstep.callbacks.pictures import Pictures
     from lockstep.callbacks.wandb_logger import ResumableWandbLogger
 
-__all__ = [
-    "AveragedWeights",
-    "Curves",
-    "Pictures",
-    "ResumableCSVLogger",
-    "ResumableWandbLogger",
-    "SplitTensorBoardLogger",
-]
-__getattr__ = face(
+__all__, __getattr__ = face(
     __name__,
     {
-        "AveragedWeights": "average",
-        "Curves": "curves",
-        "Pictures": "pictures",
-        "ResumableCSVLogger": "csv_logger",
-        "ResumableWandbLogger": "wandb_logger",
-        "SplitTensorBoardLogger": "events",
+        "average": ("AveragedWeights",),
+        "csv_logger": ("ResumableCSVLogger",),
+        "curves": ("Curves",),
+        "events": ("SplitTensorBoardLogger",),
+        "pictures": ("Pictures",),
+        "wandb_logger": ("ResumableWandbLogger",),
     },
 )

@@ -17,34 +17,16 @@ if TYPE_CHECKING:
     from lockstep.data.sources.folders import image_folder
     from lockstep.data.sources.lists import image_list
 
-__all__ = [
-    "ImageFault",
-    "Images",
-    "Pixels",
-    "Splits",
-    "Statistics",
-    "cifar10",
-    "dataset",
-    "digits",
-    "fashion_mnist",
-    "image_folder",
-    "image_list",
-    "synthetic",
-]
-__getattr__ = face(
+__all__, __getattr__ = face(
     __name__,
     {
-        "ImageFault": "images.decode",
-        "Images": "images.splits",
-        "Pixels": "images.pixels",
-        "Splits": "images.splits",
-        "Statistics": "images.statistics",
-        "cifar10": "sources.builtin",
-        "dataset": "sources.datasets",
-        "digits": "sources.builtin",
-        "fashion_mnist": "sources.builtin",
-        "image_folder": "sources.folders",
-        "image_list": "sources.lists",
-        "synthetic": "sources.builtin",
+        "images.decode": ("ImageFault",),
+        "images.pixels": ("Pixels",),
+        "images.splits": ("Images", "Splits"),
+        "images.statistics": ("Statistics",),
+        "sources.builtin": ("cifar10", "digits", "fashion_mnist", "synthetic"),
+        "sources.datasets": ("dataset",),
+        "sources.folders": ("image_folder",),
+        "sources.lists": ("image_list",),
     },
 )

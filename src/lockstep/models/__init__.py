@@ -13,17 +13,12 @@ if TYPE_CHECKING:
     from lockstep.models.resnet import ResNet18
     from lockstep.models.schedules import constant, cosine, one_cycle_linear
 
-__all__ = ["Classifier", "Origin", "ResNet18", "constant", "cosine", "one_cycle_linear", "timm", "torchvision"]
-__getattr__ = face(
+__all__, __getattr__ = face(
     __name__,
     {
-        "Classifier": "classifier",
-        "Origin": "libraries",
-        "ResNet18": "resnet",
-        "constant": "schedules",
-        "cosine": "schedules",
-        "one_cycle_linear": "schedules",
-        "timm": "libraries",
-        "torchvision": "libraries",
+        "classifier": ("Classifier",),
+        "libraries": ("Origin", "timm", "torchvision"),
+        "resnet": ("ResNet18",),
+        "schedules": ("constant", "cosine", "one_cycle_linear"),
     },
 )

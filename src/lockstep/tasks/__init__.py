@@ -12,15 +12,11 @@ if TYPE_CHECKING:
     from lockstep.tasks.scores import Accuracy
     from lockstep.tasks.task import SupervisedTask, Task
 
-__all__ = ["Accuracy", "Classification", "Multilabel", "Regression", "SupervisedTask", "Task"]
-__getattr__ = face(
+__all__, __getattr__ = face(
     __name__,
     {
-        "Accuracy": "scores",
-        "Classification": "builtin",
-        "Multilabel": "builtin",
-        "Regression": "builtin",
-        "SupervisedTask": "task",
-        "Task": "task",
+        "builtin": ("Classification", "Multilabel", "Regression"),
+        "scores": ("Accuracy",),
+        "task": ("SupervisedTask", "Task"),
     },
 )
