@@ -1,8 +1,10 @@
-"""What this process finds around it: GPUs, an outer launcher, versions and the commit. No torch until it is needed."""
+"""GPUs, cores and memory of this machine or container. No torch until it is needed."""
 
+import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePath
 
 ROOT = Path("/")  # of what the kernel shows as files
@@ -11,41 +13,25 @@ ASK_TORCH = {"kfd", "dxg", "nvhost-gpu", "nvgpu"}
 
 
 def num_visible_gpus() -> int:
-    """GPUs a process may use, told from device files and CUDA_VISIBLE_DEVICES: asking torch costs seconds.
+    """GPUs a process may use, by device files and CUDA_VISIBLE_DEVICES: asking torch costs seconds.
 
-    torch is asked where there are device files that do not tell.
+    torch is asked where device files do not show it.
     """
     names = os.listdir("/dev") if os.path.isdir("/dev") else []
     num_present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if num_present and (visible is None or "MIG" not in visible):
-        return num_present if visible is None else _num_named(visible.split(","), num_present)
-    if num_present or ASK_TORCH & set(names):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_present))))
+    if not num_present and not ASK_TORCH & set(names):
+        return 0
+    if not num_present or "MIG" in visible:
         import torch
 
         return torch.cuda.device_count()
-    return 0
+    return len(list(itertools.takewhile(partial(_is_gpu, num_present=num_present), visible.split(","))))
 
 
-def _num_named(entries: Sequence[str], num_present: int) -> int:
-    """How many GPUs the entries of CUDA_VISIBLE_DEVICES name to CUDA: those before the first that is no GPU.
-
-    None where a GPU is named twice. Entries are all numbers, of which CUDA reads the digits they begin with, or all
-    UUIDs, which are taken to be those of this machine.
-    """
-    names: list[str] = []
-    for entry in entries:
-        number = re.match(r"\s*\+?(\d+)", entry)
-        if entries[0].startswith("GPU-"):
-            name = entry if entry.startswith("GPU-") else None
-        else:
-            name = str(int(number[1])) if number and int(number[1]) < num_present else None
-        if name is None:
-            break
-        if name in names:
-            return 0
-        names.append(name)
-    return min(len(names), num_present)
+def _is_gpu(entry: str, num_present: int) -> bool:
+    """Whether an entry of CUDA_VISIBLE_DEVICES names a GPU; CUDA ignores all after the first that does not."""
+    return entry.startswith("GPU-") or (entry.strip().isdigit() and int(entry) < num_present)
 
 
 def cores() -> list[int]:

@@ -1,4 +1,4 @@
-"""The rank and world that srun, torchrun or ourselves gave to this process."""
+"""The rank and world size that srun, torchrun or Lockstep gave to this process."""
 
 import dataclasses
 import re
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class World:
-    """The place of this process among those an outer launcher (torchrun, srun) started."""
+    """The rank of this process among those that an outer launcher (torchrun, srun) started."""
 
     launcher: str
     rank: int
     local_rank: int
     node_rank: int
     world_size: int
-    # where the launcher says nothing of a place to meet (srun):
-    step: str = ""  # this start of the job, unlike all others: job-restart-step
-    address: tuple[str, int] | None = None  # host and port on which all ranks come without talking
-    is_on_one_machine: bool = False  # as far as the launcher says it
-    num_gpus_on_node: int | None = None  # of all tasks of the step on this node together, where SLURM says it
-    listener: int | None = None  # a descriptor of rank 0, on which the store of the job is to listen
+    # where the launcher names no address (srun):
+    step: str = ""  # job-restart-step, unique for each start
+    address: tuple[str, int] | None = None  # host and port, which every rank computes for itself
+    is_on_one_machine: bool = False  # as far as the launcher says
+    num_gpus_on_node: int | None = None  # of all tasks of the step on this node, where SLURM reports it
+    listener: int | None = None  # a descriptor of rank 0, on which the store of the job listens
 
     def listening(self, descriptor: int) -> "World":
-        """This place, with the socket on which rank 0 opens the store."""
+        """The same, with the socket on which rank 0 opens the store."""
         return dataclasses.replace(self, listener=descriptor)
 
 
 def outer_world(environ: Mapping[str, str]) -> World | None:
-    """The processes an outer launcher started, this one among them; None where this process stands alone.
+    """The world of an outer launcher that started this process; None without one.
 
     A SLURM batch script or srun step counts also with a single task; a shell inside an allocation does not.
-    `address` and `step` are None and "" where MASTER_ADDR is set: then torch's own variables say where to meet.
+    `address` and `step` are None and "" where MASTER_ADDR is set: then torch's own variables have the address.
     """
 
     def number(*names: str, default: int = 0) -> int:
@@ -76,5 +76,5 @@ def first_node(nodes: str) -> str:
 
 
 def step_port(job: int, step: int) -> int:
-    """A port below those that kernels hand out. No two of 15,000 steps of a job share one, nor jobs in a row."""
+    """A port below the ephemeral range, distinct for consecutive jobs and for 15,000 steps of a job."""
     return 15000 + (32 * job + step) % 15000

@@ -57,13 +57,8 @@ def test_a_source_folder_that_nobody_installed_is_described_too(tmp_path: Path) 
         ("0,-1,1", 1),  # CUDA stops at the first entry that is none
         ("0,,1", 1),
         ("0,1,7,2", 2),
-        ("0,1,0", 0),  # and refuses all when one comes twice
-        ("2a,1b", 2),
         ("NoDevFiles", 0),
-        ("0,GPU-1a", 1),
         ("GPU-1a,GPU-2b", 2),
-        ("GPU-1a,0,GPU-2b", 1),
-        ("GPU-1a,GPU-1a", 0),
     ],
 )
 def test_visible_gpus_are_counted_as_cuda_counts_them(
