@@ -70,7 +70,7 @@ def outlive() -> None:
         stream = getattr(sys, name)
         if stream is None:  # a closed descriptor, which the next file that is opened would get
             setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115
-        elif name != "stdin" and type(stream) is io.TextIOWrapper:  # not that of a notebook, or one from here
+        elif name != "stdin" and stream is getattr(sys, f"__{name}__"):  # not that of a notebook, or one from here
             stream.flush()
             setattr(sys, name, Printed(stream))
 
