@@ -1,4 +1,4 @@
-"""What a run was made with: machine, packages, commit."""
+"""Machine, packages and commit of a run."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from typing import Any
 import lockstep
 from lockstep.system.redaction import redacted
 
-FROZEN_COMMIT = "COMMIT"  # beside the code of a job
+FROZEN_COMMIT = "COMMIT"  # in the copy of the code that a job runs
 PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
 
 
@@ -47,7 +47,7 @@ def version_of(package: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """What the CPU calls itself."""
+    """Model name of the CPU."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -57,16 +57,11 @@ def cpu_name() -> str:
 
 
 def commit(root: Path) -> str | None:
-    """Commit of the tree at `root`, marked "+changes" when files differ from it; None outside git."""
+    """Commit of the tree at `root`, marked "+changes" if tracked files differ from it; None outside git."""
     with contextlib.suppress(FileNotFoundError):  # a copy that a job runs, perhaps inside a repository
         return (root / FROZEN_COMMIT).read_text().strip() or None
+    words = ["git", "-C", root, "describe", "--always", "--exclude=*", "--abbrev=64", "--dirty=+changes"]
     try:
-        head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        changes = subprocess.run(
-            ["git", "-C", root, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return None
-    if head.returncode:
-        return None
-    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")

@@ -1,5 +1,6 @@
 """How Lockstep speaks on a terminal and in a log. No torch: tools that only watch start at once."""
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -66,17 +67,15 @@ def printable(text: str) -> str:
 
 def say(out: Console, text: Text, *, indent: int = 4) -> None:
     """Print a text that a terminal breaks between words, never in one, and indents from its second line on."""
-    lines, used = Text(), 0
-    for number, word in enumerate(text.split(" ", allow_blank=True)):
-        if out.is_terminal and indent < used and used + 1 + word.cell_len > out.width:
-            lines.append("\n" + " " * indent)
+    ends, used = [], 0
+    for word in re.finditer(r"(^\s+)?\S+\s*", text.plain) if out.is_terminal else ():
+        if indent < used and used + cell_len(word[0].rstrip()) > out.width:
+            ends.append(word.start())
             used = indent
-        elif number:
-            lines.append(" ")
-            used += 1
-        lines.append_text(word)
-        used += word.cell_len
-    out.print(lines, soft_wrap=True)
+        used += cell_len(word[0])
+    for number, part in enumerate(text.divide(ends)):
+        part.rstrip()
+        out.print(Text(" " * indent if number else "").append_text(part), soft_wrap=True)
 
 
 def show_table(title: str, rows: Sequence[tuple[str, str | Text]]) -> None:
