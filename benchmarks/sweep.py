@@ -25,19 +25,19 @@ class Measured:
     later_steps_s: list[float]
 
 
-def sweep(launcher: str, num_trials: int = NUM_TRIALS, at_once: int = NUM_AT_ONCE, num_workers: int = 1) -> Measured:
-    """One sweep of short trainings, so many at once, or one after the other in one process."""
+def sweep(num_trials: int = NUM_TRIALS, at_once: int = NUM_AT_ONCE, num_workers: int = 1) -> Measured:
+    """One sweep of short trainings, so many at once."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         clock = f"+callbacks.clock={{_target_: benchmarks.first_step.FirstStep, path: {folder}/${{hydra:job.num}}}}"
-        words = ["-m", f"hydra/launcher={launcher}", f"hydra.sweep.dir={folder}/sweep", clock, "sweep.test=none"]
+        words = ["-m", f"hydra.sweep.dir={folder}/sweep", clock, "sweep.test=none"]
         words += [
             "strategy=cpu",
             "debug=fast",
             f"trainer.devices={num_workers}",
             f"seed={','.join(map(str, range(num_trials)))}",
+            f"launcher.parallel={at_once}",
         ]
-        words += [f"launcher.parallel={at_once}"] if launcher == "workstation" else []
         started = time.time()
         done = subprocess.run([*TRAIN, *words], cwd=ROOT, env=ENVIRON, capture_output=True, text=True)
         total_s = time.time() - started
@@ -50,15 +50,14 @@ def sweep(launcher: str, num_trials: int = NUM_TRIALS, at_once: int = NUM_AT_ONC
 
 
 def sweeps(num_rounds: int = 3) -> list[Row]:
-    """Four trials of a few steps: on two cores side by side, against Hydra's own launcher in one process."""
-    kept: dict[str, list[Measured]] = {"workstation": [], "basic": []}
+    """Four trials of a few steps: on two cores side by side, against one at a time."""
+    side: list[Measured] = []
 
-    def measured(launcher: str) -> float:
-        kept[launcher].append(sweep(launcher))
-        return kept[launcher][-1].total_s
+    def side_by_side() -> float:
+        side.append(sweep())
+        return side[-1].total_s
 
-    times = alternate(num_rounds, side=lambda: measured("workstation"), one=lambda: measured("basic"))
-    side = kept["workstation"]
+    times = alternate(num_rounds, side=side_by_side, one=lambda: sweep(at_once=1).total_s)
     return [
         row(
             "from -m to the first step of the first trial",
@@ -71,8 +70,8 @@ def sweeps(num_rounds: int = 3) -> list[Row]:
             "{:.1f} s",
         ),
         row(f"{NUM_TRIALS} short trials, two at once", times["side"], "{:.1f} s"),
-        row(f"{NUM_TRIALS} short trials in one process", times["one"], "{:.1f} s"),
-        row("two at once : one process", ratios(times["side"], times["one"]), "{:.2f}"),
+        row(f"{NUM_TRIALS} short trials, one at a time", times["one"], "{:.1f} s"),
+        row("two at once : one at a time", ratios(times["side"], times["one"]), "{:.2f}"),
     ]
 
 
@@ -80,7 +79,7 @@ def of_two_workers(num_rounds: int = 7) -> list[Row]:
     """Short trials of two workers, one after the other, beside importing torch alone."""
 
     def median_s() -> float:
-        return statistics.median(sweep("workstation", NUM_OF_TWO, 1, 2).later_steps_s)
+        return statistics.median(sweep(NUM_OF_TWO, 1, 2).later_steps_s)
 
     times = alternate(num_rounds, torch=import_torch, later=median_s)
     what = f"{NUM_OF_TWO} trials of 2 workers: from the end of one to the first step of the next"

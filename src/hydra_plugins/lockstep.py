@@ -1,6 +1,5 @@
 """What Hydra finds: the launcher of sweeps, and the sweeper that draws their values. The work is in lockstep.sweeps."""
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -8,15 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from typing_extensions import override
-
-from lockstep.system.launcher import outer_world
 
 if TYPE_CHECKING:
     from lockstep.config.schema import Config
@@ -49,27 +45,16 @@ class Composer:
 
 
 class Workstation(Launcher):
-    """Runs the trials of a sweep side by side, each with devices of its own; under torchrun or srun in their world."""
+    """Runs the trials of a sweep side by side, each with devices of its own."""
 
     @override
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._compose = Composer(hydra_context, config)
         self._config = config
-        self._within: Launcher | None = None
-        if outer_world(os.environ) is not None:
-            inside = OmegaConf.merge(config, {"hydra": {"launcher": None}})
-            with open_dict(inside):
-                inside.hydra.launcher = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
-            assert isinstance(inside, DictConfig)
-            self._within = Plugins.instance().instantiate_launcher(
-                hydra_context=hydra_context, task_function=task_function, config=inside
-            )
 
     @override
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs. Leaves with the exit code of the sweep where that is not 0."""
-        if self._within is not None:
-            return self._within.launch(job_overrides, initial_job_idx)
         from lockstep.config.faults import ConfigError, exit_with
         from lockstep.sweeps import array, command
         from lockstep.sweeps.ledger import DONE
@@ -134,8 +119,6 @@ class Study(Sweeper):
                 raise ConfigError(["a search draws from what has ended, job by job: leave cluster=... out"])
             if config.search is None:
                 raise ConfigError(["hydra/sweeper=optuna is chosen by search=...: use search=tpe"])
-            if outer_world(os.environ) is not None:
-                raise ConfigError(["a search starts its own workers: leave torchrun or srun out"])
             with _ledger(self._config, config.sweep.name) as ledger:
                 command.check_study(ledger, arguments, self._compose)
                 monitored = command.monitored(config)

@@ -34,6 +34,7 @@ from tests.support.harness import (
     write_run,
 )
 from tests.support.image_files import write_folder
+from tests.support.sweeps import table_of, trials_of
 
 pytestmark = pytest.mark.processes
 
@@ -59,27 +60,6 @@ def test_a_sweep_of_rates_and_workers_has_one_tree_and_one_result_for_each_rate(
     table = read_json(tree / "table.json")
     settings = {trial["trial"]: (trial["optimizer.lr"], trial["trainer.devices"]) for trial in table["trials"]}
     assert settings == {0: ("0.1", "1"), 1: ("0.1", "3"), 2: ("0.2", "1"), 3: ("0.2", "3")}
-
-
-def test_hydras_own_launcher_runs_job_after_job_and_a_failing_one_does_not_end_it(tmp_path: Path) -> None:
-    target = "model._target_=tests.support.networks.BecomesNan,tests.support.networks.Plain"
-    words = [*_own_network(target), "notify.command=cat", "hydra/launcher=basic"]
-    done = run(tmp_path, "-m", *words, PYTHONPATH=str(ROOT))
-    assert done.returncode == 1
-    (tree,) = tmp_path.glob("outputs/*/*_sweep")
-    assert [path.name for path in tree.iterdir() if path.is_file()] == []  # Hydra's would hold what notify may
-    assert RunFolder(tree / "0").read_status()["state"] == "failed"
-    assert RunFolder(tree / "1").read_status()["state"] == "finished"
-    assert done.stderr.strip().endswith(f"1 of the jobs failed: {tree / '0'}")
-    lines = done.stdout.splitlines()
-    begun = [line.partition(":")[0] for line in lines if line.startswith("Job ")]
-    assert begun == ["Job 0 (1 of 2)", "Job 1 (2 of 2)"]
-    assert "test accuracy" not in done.stdout  # no job by itself
-    assert '"test_accuracy": null' in done.stdout  # what notify was told: no job tests itself
-    assert "Testing the best job, 1 ..." in done.stdout
-    assert RunFolder(tree / "1").read_summary()["test_accuracy"] is not None
-    assert [line.split()[2] for line in lines[-3:-1]] == ["finished", "failed"]
-    assert lines[-1].startswith("Trial 0 failed: ")
 
 
 def test_a_silent_run_says_nothing(tmp_path: Path) -> None:
@@ -313,6 +293,21 @@ def _slurm(rank: int, num_tasks: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def test_a_sweep_in_a_slurm_job_of_one_task_starts_the_workers_of_its_trials(tmp_path: Path) -> None:
+    words = ("-m", *SMALL, "trainer.max_epochs=1", "seed=0,1", "trainer.devices=2", "launcher.parallel=1")
+    done = run(tmp_path, *words, **_slurm(0, 1, 7))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [trial["state"] for trial in table_of(tmp_path)["trials"]] == ["finished"] * 2
+    assert [folder.read_summary()["workers"] for folder in trials_of(tmp_path)] == [2, 2]
+
+
+def test_a_sweep_of_several_tasks_is_refused_in_a_line(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", *SMALL, "seed=0,1", **_slurm(1, 2, 7))
+    assert done.returncode == 2
+    assert "srun started 2 processes, and lockstep train -m starts its own workers: start it once" in done.stderr
+    assert not (tmp_path / "outputs").exists()
 
 
 def test_two_srun_tasks_train_in_one_folder(tmp_path: Path) -> None:

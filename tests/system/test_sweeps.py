@@ -143,6 +143,7 @@ def test_what_changed_under_a_name_is_refused_before_anything_runs(tmp_path: Pat
     [
         (["launcher.parallel=99"], "launcher.parallel=99, but this machine has"),
         (["launcher.parallel=1,2"], "is of the whole sweep: give one"),
+        (["hydra/launcher=basic"], "leave hydra/launcher out; launcher.mode=sequential runs one trial at a time"),
         (["resume=somewhere"], "resume goes on with one run: leave -m out"),
         (["scale_with_workers=true"], "say how many workers a trial of a sweep has"),
         (["optimizer.lr=interval(0.1,1)"], "needs a search that draws values (search=tpe)"),

@@ -1,7 +1,6 @@
 """The commands: `python train.py` (also `lockstep train`), and those of `lockstep`, which `lockstep --help` lists."""
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from lockstep.cli import entry
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import quoted, shown
-from lockstep.system.launcher import outer_world
 from lockstep.system.process import leave
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def _command() -> int:
             return run(sys.argv[2:])
         arguments = _parsed(_joined(sys.argv[1:]))
         if arguments.function in (_evaluate, _predict, _benchmark, _verify):
-            _start_once(sys.argv[1])
+            entry.start_once(sys.argv[1])
             entry.start_training()
         else:
             entry.as_usual()
@@ -77,21 +75,6 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     if rest:
         arguments.overrides += rest
     return arguments
-
-
-def _start_once(command: str) -> None:
-    """Refuse to be one of several processes of a launcher; forget the one that started this process alone.
-
-    Workers that this command starts are told their places by itself.
-    """
-    world = outer_world(os.environ)
-    if world is not None and world.world_size > 1:
-        raise ValueError(
-            f"{world.launcher} started {world.world_size} processes, and lockstep {command} starts its own workers: "
-            f"start it once, without {world.launcher}; eval and predict take --devices {world.world_size}."
-        )
-    for name in ("LOCAL_RANK", "SLURM_PROCID"):
-        os.environ.pop(name, None)
 
 
 def _parser() -> argparse.ArgumentParser:

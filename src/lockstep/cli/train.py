@@ -9,10 +9,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.cli import entry
 from lockstep.runs import naming
-from lockstep.runs.folder import EXIT_FAILED
-from lockstep.sweeps.serial import Serial
-from lockstep.system.launcher import outer_world
 from lockstep.system.redaction import redacted
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ def run(project: Path) -> int:
 
     `project` is the folder whose `conf` and modules this command uses.
     """
-    global _serial, _resumed
+    global _resumed
     import hydra
 
     from lockstep.config import faults
@@ -36,28 +34,17 @@ def run(project: Path) -> int:
     try:
         arguments, source = _asked(project)
         _resumed = _saved_run(arguments, source)
-        num_jobs = _num_jobs(arguments, source) if _resumed is None else 1
+        if _resumed is None and not _is_checked(arguments, source):
+            return 0
     except faults.ConfigError as error:
         faults.exit_with(error)
-    if num_jobs is None:
-        return 0
-
-    _serial = Serial(num_jobs)
     try:
         hydra.main(version_base="1.3", config_path=str(source.conf), config_name=source.name)(train)()
-        if _serial.trials and outer_world(os.environ) is None:
-            _serial.test_best()
     except SystemExit as left:  # with the code of the run, or of Hydra
         if not isinstance(left.code, int):
             raise
         return left.code
-    finally:
-        if _serial.trials and not _serial.is_silent:
-            _serial.show()
-    if _serial.failed and _is_first():
-        failed = ", ".join(str(folder.path) for folder in _serial.failed)
-        print(f"{len(_serial.failed)} of the jobs failed: {failed}", file=sys.stderr)
-    return EXIT_FAILED if _serial.failed else 0
+    return 0
 
 
 def _asked(folder: Path) -> "tuple[Namespace, Source]":
@@ -109,8 +96,8 @@ def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
     return found
 
 
-def _num_jobs(arguments: "Namespace", source: "Source") -> int | None:
-    """How many jobs Hydra is to start: --help is answered here, and starts None. Raises ConfigError."""
+def _is_checked(arguments: "Namespace", source: "Source") -> bool:
+    """Check the overrides. False if nothing is to start: --help is answered here. Raises ConfigError."""
     from omegaconf import OmegaConf
 
     from lockstep.config import compose, options, overrides
@@ -124,17 +111,29 @@ def _num_jobs(arguments: "Namespace", source: "Source") -> int | None:
             show(arguments.overrides, source)
         except options.REFUSALS:
             show(source=source)  # help is for those whose overrides are wrong, too
-        return None
+        return False
     if arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help:
-        return 1
-    plan = overrides.check(arguments.overrides, source, is_multirun=arguments.multirun)
-    first = plan.configs[0]
+        return True
     if arguments.multirun:
-        _check_inputs(plan.configs)
-        _name_sweep_folder(first.sweep.name, arguments.overrides, source)
+        entry.start_once("train -m")
+    configs = overrides.check(arguments.overrides, source, is_multirun=arguments.multirun).configs
+    if arguments.multirun:
+        _check_launcher(arguments.overrides, source)
+        _check_inputs(configs)
+        _name_sweep_folder(configs[0].sweep.name, arguments.overrides, source)
     else:
         _check_folder("hydra.run.dir", "outputs", arguments.overrides, source)
-    return plan.num_jobs
+    return True
+
+
+def _check_launcher(typed: Sequence[str], source: "Source") -> None:
+    """Raise ConfigError for a launcher that is not Lockstep's: it has neither ledger nor table."""
+    from lockstep.config import faults, overrides
+
+    target = overrides.hydra_value("hydra.launcher._target_", typed, source)
+    if target not in (None, "hydra_plugins.lockstep.Workstation"):
+        hint = "leave hydra/launcher out; launcher.mode=sequential runs one trial at a time"
+        raise faults.ConfigError([f"{target} cannot run a sweep of Lockstep: {hint}"])
 
 
 def _check_inputs(configs: Sequence["Config"]) -> None:
@@ -175,33 +174,24 @@ def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source")
     path = str(known or naming.free_path(*new))
     OmegaConf.register_new_resolver("sweep_folder", lambda: path, replace=True)
     _check_folder("hydra.sweep.dir", path, typed, source)
-    if known is None and outer_world(os.environ) is None:  # whose ranks share a folder
+    if known is None:
         made = cache(lambda: str(naming.create_path(*new)))
         OmegaConf.register_new_resolver("sweep_folder", made, replace=True)
 
 
-_serial = Serial(1)  # Hydra takes only one number from a job, so how it ended is kept here
 _resumed: "SavedRun | None" = None  # Hydra cannot put overrides into the configuration of a run
 
 
-def train(cfg: Any) -> float:
-    """Hydra's task: one training. Returns the monitored value, for sweepers; leaves with the exit code otherwise.
-
-    A job of a sweep that fails does not end the sweep; it counts as not a number.
-    """
+def train(cfg: Any) -> None:
+    """Hydra's task: one training. Exits with its code if that is not 0."""
     from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
 
     from lockstep.config import faults, validation
     from lockstep.launch import runner
 
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
-    is_sweep = hydra.mode == RunMode.MULTIRUN
     chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
-    if is_sweep:
-        _serial.begin(hydra.job.num, overrides, is_silent=bool(cfg.silent) or not _is_first())
-        (Path(hydra.sweep.dir) / "multirun.yaml").unlink(missing_ok=True)  # Hydra's copy of the settings, with secrets
     first = partial(_know_hydra, HydraConfig.instance().cfg)
     is_submitted = (cfg if _resumed is None else _resumed.config).cluster.name != "none"
     try:
@@ -218,19 +208,12 @@ def train(cfg: Any) -> float:
             work = partial(submission.start, config, overrides, chosen)
         else:
             config = validation.checked(cfg)
-            has_test = not is_sweep or cfg.sweep.test == "all"
-            work = partial(runner.start, config, overrides, chosen, has_test=has_test, first=first)
-        folder, code = work()
+            work = partial(runner.start, config, overrides, chosen, first=first)
+        _, code = work()
     except faults.ConfigError as error:
         faults.exit_with(error)
-    if is_sweep and not is_submitted:
-        _serial.end(hydra.job.num, overrides, folder, code)
-    if code == 0:
-        best = folder.read_summary().get("best")
-        return float("nan") if best is None else float(best)
-    if code == EXIT_FAILED and is_sweep:
-        return float("nan")
-    raise SystemExit(code)
+    if code:
+        raise SystemExit(code)
 
 
 def _know_hydra(cfg: Any) -> None:
@@ -240,9 +223,3 @@ def _know_hydra(cfg: Any) -> None:
 
     HydraConfig.instance().set_config(cfg)
     configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
-
-
-def _is_first() -> bool:
-    """Whether this process speaks: rank 0, or the only one."""
-    world = outer_world(os.environ)
-    return world is None or world.rank == 0

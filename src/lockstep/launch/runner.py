@@ -41,7 +41,6 @@ def start(
     typed: Sequence[str],
     chosen: Path | None,
     *,
-    has_test: bool = True,
     stop_signals: SignalList | None = None,
     first: Callable[[], None] | None = None,
 ) -> tuple[RunFolder, int]:
@@ -79,7 +78,7 @@ def start(
             naming.link_latest(outputs, folder.path)
         return folder
 
-    return _train(make, scaled, note=note, has_test=has_test, stop_signals=stop_signals, first=first)
+    return _train(make, scaled, note=note, stop_signals=stop_signals, first=first)
 
 
 def _take_back(

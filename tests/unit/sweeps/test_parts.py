@@ -404,10 +404,6 @@ def test_sweeps_of_the_same_second_get_folders_of_their_own_when_hydra_asks_for_
     Ledger.opened(paths[1], name, ["lr=9"]).write()
     train._name_sweep_folder(name, ["lr=9"], Source())
     assert Path(asked.dir) == paths[1]
-    with monkeypatch.context() as ranks:  # all of them use one
-        ranks.setattr(train, "outer_world", lambda environ: "torchrun")
-        train._name_sweep_folder("other", ["lr=8"], Source())
-        assert not Path(asked.dir).exists()
 
 
 def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:
