@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import read_json, write_json
@@ -54,22 +53,20 @@ class Ledger:
 
     @classmethod
     def opened(cls, path: Path, name: str | None, command: Sequence[str]) -> "Ledger":
-        """The ledger in a folder; an empty one where there is none. Raises ValueError when it cannot be read.
-
-        What versions before 2026-11-22 said here, that a trial was pruned, its run folder says from now on.
-        """
-        kept = _read(path)
-        if kept is None:
+        """The ledger in a folder; an empty one where there is none. Raises ValueError when it cannot be read."""
+        kept = read_json(path / SWEEP)
+        if not kept:
             return cls(path, name, tuple(command))
-        ledger = cls(path, kept["name"], tuple(kept["command"]), is_known=True)
-        for entry in kept["trials"]:
-            folder = RunFolder(path / entry["folder"])
-            if not folder.path.resolve().is_relative_to(path.resolve()):
-                raise ValueError(f"{path / SWEEP} names a folder outside of the sweep: {entry['folder']}")
-            trial = Trial(entry["number"], tuple(entry["overrides"]), folder, entry["device"])
-            ledger.trials.append(trial)
-            if entry.get("is_pruned") is True and trial.state == "stopped":
-                folder.update_status(state="pruned")
+        try:
+            ledger = cls(path, kept["name"], tuple(kept["command"]), is_known=True)
+            for entry in kept["trials"]:
+                folder = RunFolder(path / entry["folder"])
+                ledger.trials.append(Trial(entry["number"], tuple(entry["overrides"]), folder, entry["device"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path / SWEEP} is no ledger of a sweep") from error
+        for trial in ledger.trials:
+            if not trial.folder.path.resolve().is_relative_to(path.resolve()):
+                raise ValueError(f"{path / SWEEP} names a folder outside of the sweep: {trial.folder.path}")
         return ledger
 
     def find(self, overrides: Sequence[str]) -> Trial | None:
@@ -93,17 +90,9 @@ class Ledger:
 
     def write(self) -> None:
         """Replace sweep.json."""
-        entries = [
-            {
-                "number": trial.number,
-                "overrides": list(trial.overrides),
-                "folder": str(trial.folder.path.relative_to(self.path)),
-                "device": trial.device,
-            }
-            for trial in self.trials
-        ]
-        kept: dict[str, Any] = {"name": self.name, "command": list(self.command), "trials": entries}
-        write_json(self.path / SWEEP, {**kept, "updated": time.time()})
+        entries = [{**vars(trial), "folder": str(trial.folder.path.relative_to(self.path))} for trial in self.trials]
+        kept = {"name": self.name, "command": self.command, "trials": entries, "updated": time.time()}
+        write_json(self.path / SWEEP, kept)
 
     @property
     def stop_flag(self) -> RunFolder:
@@ -116,36 +105,12 @@ def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
     folders = []
     for file in filter(lambda file: os.access(file.parent, os.W_OK), root.glob(f"*/*/{SWEEP}")):
         try:
-            kept = _read(file.parent)
-        except (OSError, ValueError):
+            kept = read_json(file)
+            if kept["name"] == name and (name or sorted(kept["command"]) == sorted(command)):
+                folders.append(file.parent)
+        except (OSError, KeyError, TypeError, ValueError):  # not written by a sweep
             continue
-        if kept is not None and kept["name"] == name and (name or sorted(kept["command"]) == sorted(command)):
-            folders.append(file.parent)
     return max(folders, default=None)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """What stands in sweep.json, None where there is none. Raises ValueError for what no ledger has written."""
-    kept = read_json(path / SWEEP)
-    if not kept:
-        return None
-    name, trials = kept.get("name"), kept.get("trials")
-    is_right = (name is None or isinstance(name, str)) and _are_texts(kept.get("command")) and isinstance(trials, list)
-    for entry in trials if is_right and isinstance(trials, list) else ():
-        is_right = (
-            is_right
-            and isinstance(entry, dict)
-            and isinstance(entry.get("number"), int)
-            and _are_texts(entry.get("overrides"))
-            and _are_texts([entry.get("folder"), entry.get("device")])
-        )
-    if not is_right:
-        raise ValueError(f"{path / SWEEP} is no ledger of a sweep")
-    return kept
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def command_of(overrides: Sequence[str]) -> list[str]:

@@ -238,7 +238,7 @@ def test_a_ledger_that_names_a_folder_outside_of_its_sweep_is_refused(tmp_path: 
     ledger = book(tmp_path / "sweep", "lr=1")
     (ledger.path / "link").symlink_to(victim.path)
     kept = json.loads((ledger.path / "sweep.json").read_text())
-    kept["trials"][0] |= {"folder": folder.format(root=tmp_path), "is_pruned": True}
+    kept["trials"][0] |= {"folder": folder.format(root=tmp_path)}
     (ledger.path / "sweep.json").write_text(json.dumps(kept))
     with pytest.raises(ConfigError, match=r"names a folder outside of the sweep"), opened(ledger.path, None, []):
         pass
@@ -336,25 +336,6 @@ def test_a_sweep_whose_best_trial_cannot_be_tested_says_why_and_does_not_end_wel
     config = config_of(f"sweep.test={test}", "silent=true")
     code = command.run(ledger, Grid([]), {}, config=config, total=1, num_done=1, objectives=[ACCURACY])
     assert (code, told in capsys.readouterr().err) == (1 if told else 0, True)
-
-
-def test_a_trial_that_an_earlier_version_pruned_is_not_trained_again(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "a=0", "a=1", "a=2")
-    for trial, state in zip(ledger.trials, ("stopped", "stopped", "failed"), strict=True):
-        trial.folder.write_status(state=state, host="elsewhere", reason="of that time")
-    file = ledger.path / "sweep.json"
-    kept = json.loads(file.read_text())
-    for entry in kept["trials"]:  # it was said here alone, and the run had stopped
-        entry["is_pruned"] = entry["number"] != 0
-    file.write_text(json.dumps(kept))
-    with opened(ledger.path, None, ()) as found:
-        assert [trial.state for trial in found.trials] == ["stopped", "pruned", "failed"]
-        assert found.trials[1].folder.read_status()["reason"] == "of that time"
-        found.write()
-    assert "is_pruned" not in file.read_text()
-    ledger.trials[1].folder.update_status(state="stopped")  # by a resume of its own: that counts from now on
-    with opened(ledger.path, None, ()) as found:
-        assert found.trials[1].state == "stopped"
 
 
 def test_what_a_killed_command_left_of_the_files_of_a_sweep_goes_when_it_goes_on(tmp_path: Path) -> None:
