@@ -6,6 +6,7 @@ views.py shows it.
 import csv
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from lockstep.runs.discovery import is_test, look_at
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.ledger import Ledger, Trial
-from lockstep.system.terminal import measure
+from lockstep.system.terminal import duration, measure, printable
 
 STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
 SEED = "seed"
@@ -22,7 +23,7 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class Row:
-    """What is told of one trial; `values` are those that are optimized, the best known ones of a live trial."""
+    """One trial; `values` are those that are optimized, the best so far of a live trial."""
 
     trial: Trial
     settings: dict[str, str]
@@ -45,10 +46,9 @@ class Objective:
     def of(self, folder: RunFolder, monitored: "Objective") -> float | None:
         """The value of the objective in a run. The best epoch is that of best.ckpt, which is chosen by `monitored`."""
         summary = _or_empty(folder.read_summary)
-        if self.name == monitored.name and _is_number(summary.get("best")):
-            return summary["best"]
-        if _is_number(summary.get(self.name)):
-            return summary[self.name]
+        for name in ("best", self.name) if self.name == monitored.name else (self.name,):
+            if (value := number(summary.get(name))) is not None:
+                return value
         rows = [row for row in _or_empty(folder.read_metrics) if number(row.get(monitored.name)) is not None]
         if not rows:
             return None
@@ -79,10 +79,38 @@ class Table:
         return tuple(dict.fromkeys(name for row in self.rows for name in row.tests))
 
     @property
+    def columns(self) -> dict[str, list[Any]]:
+        """The value of each row below every head of table.csv."""
+        rows = self.rows
+        return {
+            "trial": [row.trial.number for row in rows],
+            **{key: [row.settings.get(key) for row in rows] for key in self.keys},
+            "state": [row.state for row in rows],
+            "device": [row.trial.device for row in rows],
+            "epoch": [row.epoch for row in rows],
+            **{objective.name: [row.values[i] for row in rows] for i, objective in enumerate(self.objectives)},
+            **{name: [row.tests.get(name) for row in rows] for name in self.tests},
+            "training_s": [row.training_s for row in rows],
+            "folder": [str(row.trial.folder.path) for row in rows],
+            "reason": [row.reason for row in rows],
+        }
+
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        """The columns for people."""
+        columns = {name: values for name, values in self.columns.items() if name not in ("folder", "reason")}
+        times = [time_of(seconds) for seconds in columns.pop("training_s")]
+        return {name: list(map(text, values)) for name, values in columns.items()} | {"time": times}
+
+    @property
+    def finished(self) -> list[Row]:
+        """The finished trials that have a value of the first objective, the best first."""
+        return [row for row in self.rows if row.state == "finished" and row.values[0] is not None]
+
+    @property
     def best(self) -> Row | None:
         """The finished trial with the best value of the only objective."""
-        finished = [row for row in self.rows if row.state == "finished" and row.values[0] is not None]
-        return finished[0] if finished and len(self.objectives) == 1 else None
+        return self.finished[0] if self.finished and len(self.objectives) == 1 else None
 
     @property
     def front(self) -> list[int]:
@@ -92,8 +120,7 @@ class Table:
             pairs = zip(self.objectives, row.values, strict=True)
             return [(value or 0.0) * (1 if objective.is_max else -1) for objective, value in pairs]
 
-        rows = [row for row in self.rows if row.state == "finished" and None not in row.values]
-        known = [(row.trial.number, gains(row)) for row in rows]
+        known = [(row.trial.number, gains(row)) for row in self.finished if None not in row.values]
         return [
             number
             for number, mine in known
@@ -101,29 +128,31 @@ class Table:
         ]
 
     @property
-    def failures(self) -> list[str]:
-        """Which trials failed, and why."""
-        return [f"Trial {row.trial.number} failed: {row.reason}" for row in self.rows if row.state == "failed"]
-
-    @property
     def groups(self) -> list[Group]:
         """Groups of at least two finished trials, the best first."""
-        if SEED not in self.keys:
-            return []
-        members: dict[tuple[str, ...], list[Row]] = {}
-        for row in self.rows:
-            if row.state == "finished" and row.values[0] is not None:
-                same = tuple(row.settings.get(key, "") for key in self.keys if key != SEED)
-                members.setdefault(same, []).append(row)
         keys = [key for key in self.keys if key != SEED]
-        groups: list[Group] = []
-        for same, rows in members.items():
-            if len(rows) > 1:
-                values = [row.values[0] or 0.0 for row in rows]
-                mean, deviation = statistics.fmean(values), statistics.stdev(values)
-                settings = dict(zip(keys, same, strict=True))
-                groups.append(Group(settings, len(rows), mean, deviation))
+        if len(keys) == len(self.keys):
+            return []
+        members: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for row in self.finished:
+            members[tuple(row.settings.get(key, "") for key in keys)].append(row.values[0] or 0.0)
+        groups = [
+            Group(dict(zip(keys, same, strict=True)), len(values), statistics.fmean(values), statistics.stdev(values))
+            for same, values in members.items()
+            if len(values) > 1
+        ]
         return sorted(groups, key=lambda group: group.mean, reverse=self.objectives[0].is_max)
+
+    @property
+    def notes(self) -> list[str]:
+        """The sentences below the table: the Pareto front, seeds as mean and standard deviation, failed trials."""
+        notes = []
+        if len(self.objectives) > 1:
+            notes.append(f"Pareto front: trials {', '.join(map(str, self.front)) or 'none'}")
+        for group in self.groups:
+            settings = " ".join(f"{key}={text(value)}" for key, value in group.settings.items()) or "all"
+            notes.append(f"{settings}: {text(group.mean)} ± {text(group.deviation)} over {group.n} seeds")
+        return notes + [f"Trial {row.trial.number} failed: {row.reason}" for row in self.rows if row.state == "failed"]
 
 
 def table(ledger: Ledger, objectives: Sequence[Objective], running: dict[int, str], *, monitored: Objective) -> Table:
@@ -150,7 +179,7 @@ def differing(trials: Sequence[Trial]) -> tuple[str, ...]:
 def told(trial: Trial, trials: Sequence[Trial]) -> str:
     """The settings of a trial in which it differs from others; of a single one, all."""
     keys = differing(trials) or trial.settings
-    return " ".join(f"{key}={setting(trial.settings[key])}" for key in keys if key in trial.settings) or "the defaults"
+    return " ".join(f"{key}={text(trial.settings[key])}" for key in keys if key in trial.settings) or "the defaults"
 
 
 def _row(trial: Trial, objectives: Sequence[Objective], monitored: Objective, live: str | None) -> Row:
@@ -172,17 +201,9 @@ def _row(trial: Trial, objectives: Sequence[Objective], monitored: Objective, li
 
 def write(ledger: Ledger, sweep_table: Table) -> None:
     """Write table.csv, table.json and table.md into the folder of the sweep."""
-    heads = [
-        "trial",
-        *sweep_table.keys,
-        "state",
-        "epoch",
-        *(objective.name for objective in sweep_table.objectives),
-        *sweep_table.tests,
-    ]
-    heads += ["training_s", "device", "folder", "reason"]
-    lines = [_plain(row, sweep_table) for row in sweep_table.rows]
-    write_atomically(ledger.path / f"{STEM}.csv", csv_text([heads, *lines]))
+    columns = sweep_table.columns
+    lines = list(zip(*columns.values(), strict=True))
+    write_atomically(ledger.path / f"{STEM}.csv", csv_text([list(columns), *lines]))
     best = sweep_table.best
     kept = {
         "name": ledger.name,
@@ -190,78 +211,33 @@ def write(ledger: Ledger, sweep_table: Table) -> None:
         "best": best.trial.number if best is not None else None,
         "front": sweep_table.front,
         "objectives": {objective.name: "max" if objective.is_max else "min" for objective in sweep_table.objectives},
-        "trials": [dict(zip(heads, line, strict=True)) for line in lines],
+        "trials": [dict(zip(columns, line, strict=True)) for line in lines],
         "groups": [group._asdict() for group in sweep_table.groups],
     }
     write_atomically(ledger.path / f"{STEM}.json", to_json(kept) + "\n")
     write_atomically(ledger.path / f"{STEM}.md", _markdown(sweep_table))
 
 
-def _plain(row: Row, sweep_table: Table) -> list[Any]:
-    known = [row.trial.number, *(row.settings.get(key) for key in sweep_table.keys), row.state, row.epoch, *row.values]
-    return [
-        *known,
-        *map(row.tests.get, sweep_table.tests),
-        row.training_s,
-        row.trial.device,
-        str(row.trial.folder.path),
-        row.reason,
-    ]
-
-
 def _markdown(sweep_table: Table) -> str:
-    first = sweep_table.objectives[0]
-    heads = [
-        "trial",
-        *sweep_table.keys,
-        "state",
-        *(objective.name for objective in sweep_table.objectives),
-        *(name.replace("_", " ") for name in sweep_table.tests),
-        "seconds",
-    ]
-    lines = [_line(heads), _line(["---"] * len(heads))]
-    for row in sweep_table.rows:
-        values = [shown(value) for value in (*row.values, *map(row.tests.get, sweep_table.tests))]
-        seconds = f"{row.training_s:.1f}" if row.training_s is not None else "-"
-        settings = [setting(row.settings.get(key, "-")) for key in sweep_table.keys]
-        lines.append(_line([str(row.trial.number), *settings, row.state, *values, seconds]))
-    if len(sweep_table.objectives) > 1:
-        lines += ["", front_told(sweep_table)]
-    if sweep_table.groups:
-        keys = list(sweep_table.groups[0].settings)
-        lines += ["", _line([*keys, f"{first.name}, mean ± deviation", "n"])]
-        lines.append(_line(["---"] * (len(keys) + 2)))
-        lines += [_line([*group.settings.values(), deviating(group), str(group.n)]) for group in sweep_table.groups]
-    if sweep_table.failures:
-        lines += ["", *(f"- {text}" for text in sweep_table.failures)]
-    return "\n".join(lines) + "\n"
+    columns = sweep_table.texts
+    cells = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells]
+    return "\n".join([*lines, "", *(f"- {note}" for note in sweep_table.notes)]).rstrip() + "\n"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def text(value: Any) -> str:
+    """A setting or a measured value for people: four digits are enough of a long number."""
+    if isinstance(value, float):
+        return measure(value)
+    is_long = isinstance(value, str) and len(value) > 8 and "." in value
+    if is_long and (known := number(value)) is not None:
+        return f"{known:.4g}"
+    return "-" if value is None else printable(str(value))
 
 
-def front_told(sweep_table: Table) -> str:
-    """Which trials no other one beats."""
-    return f"Pareto front: trials {', '.join(map(str, sweep_table.front)) or 'none'}"
-
-
-def setting(text: str) -> str:
-    """A value that was typed or drawn; of a number with many digits the first four."""
-    known = number(text)
-    return f"{known:.4g}" if known is not None and len(text) > 8 and "." in text else text
-
-
-def shown(value: float | None) -> str:
-    """A value with four digits behind the point, or as many as a small or large one needs."""
-    if value is None:
-        return "-"
-    return measure(value)
-
-
-def deviating(group: Group) -> str:
-    """Mean ± standard deviation of a group."""
-    return f"{shown(group.mean)} ± {shown(group.deviation)}"
+def time_of(seconds: float | None) -> str:
+    """A time for people."""
+    return "-" if seconds is None else duration(seconds)
 
 
 def _or_empty(read: Any) -> Any:
@@ -271,10 +247,6 @@ def _or_empty(read: Any) -> Any:
         return {}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def number(value: Any) -> float | None:
     """A finite number, also one in a text; None for all else."""
     if isinstance(value, str):
@@ -282,4 +254,4 @@ def number(value: Any) -> float | None:
             value = float(value)
         except ValueError:
             return None
-    return value if _is_number(value) else None
+    return value if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,7 +1,9 @@
 """What a person sees of a sweep: a live table on a terminal, a line for each event in a log, a table at the end."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from rich.cells import cell_len
@@ -13,13 +15,11 @@ from lockstep.monitoring.cells import aligned, cut
 from lockstep.runs.naming import shown as typed
 from lockstep.sweeps.ledger import Trial
 from lockstep.sweeps.pool import LOG
-from lockstep.sweeps.table import Row, Table, deviating, front_told, setting, shown, told
-from lockstep.system.terminal import duration, printable, say, terminal
+from lockstep.sweeps.table import Table, text, time_of, told
+from lockstep.system.terminal import Terminal, duration, printable, say, terminal
 
 MOST_ROWS = 30  # at the end: the files have them all
-# what a narrow terminal does without, the first one first
-DROPPED = ("device", "time", "test", "epoch", "left")
-LEAST = 4  # letters of a setting that are worth a column
+MOST_LETTERS = 24  # of a setting, on a terminal
 STYLES = {"failed": "red", "stopped": "yellow", "interrupted": "yellow", "pruned": "dim", "queued": "dim"}
 
 
@@ -82,8 +82,9 @@ class Shown(Silent):
 
     def ended(self, trial: Trial, state: str) -> None:
         """Say how a trial ended; of a failure, why."""
-        row = next(row for row in self._table({}).rows if row.trial is trial)
-        value = f", {self._table({}).objectives[0].name} {shown(row.values[0])}" if row.values[0] is not None else ""
+        sweep_table = self._table({})
+        row = next(row for row in sweep_table.rows if row.trial is trial)
+        value = f", {sweep_table.objectives[0].name} {text(row.values[0])}" if row.values[0] is not None else ""
         used = duration(time.monotonic() - self._since[trial.number])
         self._say(f"Trial {trial.number} {state} after {used}{value}: {self._told(trial)}", STYLES.get(state, ""))
         if self._live is None:
@@ -101,21 +102,18 @@ class Shown(Silent):
             return
         states = {trial.number: trial.state for trial in running}
         sweep_table = self._table(states)
-        rows = [row for row in sweep_table.rows if row.trial.number in states]
-        lines = _lines(sweep_table, rows, self._out.width, is_live=True)
-        counts: dict[str, int] = {}
-        for row in sweep_table.rows:
-            state = "running" if row.trial.number in states else row.state
-            counts[state] = counts.get(state, 0) + 1
-        counts["queued"] = max(self._total - len(sweep_table.rows), 0) + counts.get("queued", 0)
+        rows = tuple(row for row in sweep_table.rows if row.trial.number in states)
+        live = replace(sweep_table, rows=rows)
+        lines = _lines(live, live.texts | {"left": [time_of(row.left_s) for row in rows]}, self._out)
+        counts = Counter("running" if row.trial.number in states else row.state for row in sweep_table.rows)
+        counts["queued"] += max(self._total - len(sweep_table.rows), 0)
         names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
-        text = ", ".join(f"{counts[name]} {name}" for name in names if counts.get(name))
-        best = sweep_table.best
-        if best is not None:
-            text += (
-                f"; best so far: trial {best.trial.number}, {sweep_table.objectives[0].name} {shown(best.values[0])}"
+        known = ", ".join(f"{counts[name]} {name}" for name in names if counts[name])
+        if best := sweep_table.best:
+            known += (
+                f"; best so far: trial {best.trial.number}, {sweep_table.objectives[0].name} {text(best.values[0])}"
             )
-        title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {text}", style="bold")
+        title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {known}", style="bold")
         self._live.update(Group(title, lines), refresh=True)
 
     def _told(self, trial: Trial) -> str:
@@ -128,74 +126,33 @@ class Shown(Silent):
 def show(sweep_table: Table, where: str | None) -> None:
     """Print the table at the end: the best first. `where` has it as files."""
     out = terminal()
-    width = out.width if out.is_terminal else None
-    out.print(_lines(sweep_table, sweep_table.rows[:MOST_ROWS], width, is_live=False), soft_wrap=True)
+    first = replace(sweep_table, rows=sweep_table.rows[:MOST_ROWS])
+    out.print(_lines(first, first.texts, out), soft_wrap=True)
     if len(sweep_table.rows) > MOST_ROWS:
         out.print(f"... and {len(sweep_table.rows) - MOST_ROWS} more", style="dim")
-    if len(sweep_table.objectives) > 1:
-        out.print(front_told(sweep_table))
-    for group in sweep_table.groups:
-        settings = " ".join(f"{key}={setting(value)}" for key, value in group.settings.items()) or "all"
-        say(out, Text(f"{settings}: {deviating(group)} over {group.n} seeds"))
-    for text in sweep_table.failures:
-        say(out, Text(printable(text), style=STYLES["failed"]))
+    for note in sweep_table.notes:
+        say(out, Text(printable(note), style=STYLES["failed"] if note.startswith("Trial ") else ""))
     if where is not None:
         say(out, Text(f"In full: {where}/table.md, table.csv, table.json"))
 
 
-def _lines(sweep_table: Table, rows: Sequence[Row], width: int | None, *, is_live: bool) -> Text:
-    """Heads and a line for each row, as many columns as fit into `width`; None: all of them, whole."""
-    columns = _columns(sweep_table, rows, is_live=is_live)
-    wide = {name: max(cell_len(name), *map(cell_len, texts), 1) for name, texts in columns.items()}
-    heads = {name: name for name in columns}
-
-    def is_too_wide() -> bool:
-        return width is not None and sum(wide.values()) + 2 * (len(wide) - 1) > width
-
-    if len(sweep_table.keys) > 3 or is_too_wide():
-        heads |= {key: key.rpartition(".")[2] for key in sweep_table.keys}
-        wide |= {key: max(map(cell_len, [heads[key], *columns[key]])) for key in sweep_table.keys}
-    for name in DROPPED:
-        if is_too_wide():
-            wide.pop(_tested_head(sweep_table) if name == "test" else name, None)
-    while is_too_wide() and max((wide[key] for key in sweep_table.keys), default=0) > LEAST:
-        wide[max(sweep_table.keys, key=lambda key: wide[key])] -= 1
-    for key in reversed(sweep_table.keys):
-        if is_too_wide():
-            del wide[key]
-    lines = [[Text(cut(heads[name], wide[name]), style="bold") for name in wide]]
-    for number, row in enumerate(rows):
-        style = STYLES.get(row.state, "")
-        lines.append([Text(cut(columns[name][number], wide[name]), style=style) for name in wide])
-    is_left = {*sweep_table.keys, "state", "device"}
+def _lines(sweep_table: Table, columns: dict[str, list[str]], out: Terminal) -> Text:
+    """Heads and a line for each row; of a terminal that is too narrow, as many columns as fit."""
+    keys = sweep_table.keys
+    if out.is_terminal:
+        columns |= {key: [cut(value, MOST_LETTERS) for value in columns[key]] for key in keys}
+    short = {key: key.rpartition(".")[2] for key in keys}
+    heads = {name: name for name in columns} | (short if len(set(short.values())) == len(keys) else {})
+    wide = {name: max(map(cell_len, [heads[name], *values])) for name, values in columns.items()}
+    tests = sweep_table.tests
+    for name in ("device", *tests[:0:-1], "time", "epoch", *tests[:1], "left", *reversed(keys)):
+        if out.is_terminal and sum(wide.values()) + 2 * (len(wide) - 1) > out.width:
+            wide.pop(name, None)
+    lines = [[Text(heads[name], style="bold") for name in wide]]
+    for number, row in enumerate(sweep_table.rows):
+        lines.append([Text(columns[name][number], style=STYLES.get(row.state, "")) for name in wide])
+    is_left = {*keys, "state", "device"}
     return aligned(lines, list(wide.values()), [name not in is_left for name in wide])
-
-
-def _tested_head(sweep_table: Table) -> str:
-    """The head of what the test measured first, e.g. test acc."""
-    return "".join(sweep_table.tests[:1]).replace("_", " ").replace("accuracy", "acc")
-
-
-def _columns(sweep_table: Table, rows: Sequence[Row], *, is_live: bool) -> dict[str, list[str]]:
-    """What every row says below each head."""
-
-    def time_of(seconds: float | None) -> str:
-        return duration(seconds) if seconds is not None else "-"
-
-    columns = {"trial": [str(row.trial.number) for row in rows]}
-    for key in sweep_table.keys:
-        columns[key] = [printable(setting(row.settings.get(key, "-"))) for row in rows]
-    columns["state"] = [row.state for row in rows]
-    if is_live:
-        columns["device"] = [row.trial.device for row in rows]
-    columns["epoch"] = [row.epoch for row in rows]
-    for number, objective in enumerate(sweep_table.objectives):
-        columns[objective.name] = [shown(row.values[number]) for row in rows]
-    if is_live:
-        return columns | {"left": [time_of(row.left_s) for row in rows]}
-    for name in sweep_table.tests[:1]:
-        columns[_tested_head(sweep_table)] = [shown(row.tests.get(name)) for row in rows]
-    return columns | {"time": [time_of(row.training_s) for row in rows]}
 
 
 def _failure(trial: Trial) -> Text:

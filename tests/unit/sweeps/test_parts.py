@@ -30,7 +30,7 @@ from lockstep.sweeps.course import Course
 from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
-from lockstep.sweeps.table import Objective, deviating, setting, shown, table, told, write
+from lockstep.sweeps.table import Objective, table, text, told, write
 from lockstep.sweeps.views import Silent, show
 from lockstep.system.signals import STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
@@ -189,8 +189,8 @@ def book(path: Path, *settings: str, name: str | None = None, command: Sequence[
     """A ledger with a trial for each of some settings, like "lr=1 seed=0"."""
     path.mkdir(parents=True)
     ledger = Ledger.opened(path, name, command)
-    for text in settings:
-        ledger.add(text.split(), str(ledger.next_number)).folder.path.mkdir()
+    for words in settings:
+        ledger.add(words.split(), str(ledger.next_number)).folder.path.mkdir()
     ledger.write()
     return ledger
 
@@ -424,6 +424,7 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     ledger = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr=2", "w=8 lr=3", "w=8 lr=4", command=["w=8", "lr=1,2,3,4"])
     finish(ledger.trials[0], 0.7)
     finish(ledger.trials[1], 0.9, test_accuracy=0.8)
+    ledger.trials[1].device = "GPU 0"
     ledger.trials[2].folder.write_status(state="pruned", host="elsewhere")
     ledger.trials[2].folder.write_metrics([{"epoch": 1, "val/accuracy": 0.95}])
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
@@ -444,8 +445,8 @@ def test_the_best_comes_first_and_only_what_differs_is_a_column(tmp_path: Path) 
     kept = json.loads((ledger.path / "table.json").read_text())
     assert (kept["best"], kept["objectives"], len(kept["trials"])) == (1, {"val/accuracy": "max"}, 4)
     lines = (ledger.path / "table.md").read_text().splitlines()
-    assert lines[0] == "| trial | lr | state | val/accuracy | test accuracy | seconds |"
-    assert lines[2] == "| 1 | 2 | finished | 0.9000 | 0.8000 | 75.0 |"
+    assert lines[0] == "| trial | lr | state | device | epoch | val/accuracy | test_accuracy | time |"
+    assert lines[2] == "| 1 | 2 | finished | GPU 0 | 3/3 | 0.9000 | 0.8000 | 1:15 |"
 
 
 def test_a_setting_that_a_spreadsheet_would_compute_is_a_text_in_the_table(tmp_path: Path) -> None:
@@ -459,9 +460,10 @@ def test_seeds_become_a_mean_and_a_deviation(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=1 seed=1", "lr=2 seed=0", "lr=2 seed=1", "lr=3 seed=0")
     for trial, best in zip(ledger.trials, (0.8, 0.9, 0.95, 0.97, 0.99), strict=True):
         finish(trial, best)
-    groups = table(ledger, [ACCURACY], {}, monitored=ACCURACY).groups
+    found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
+    groups = found.groups
     assert [(group.settings, group.n) for group in groups] == [({"lr": "2"}, 2), ({"lr": "1"}, 2)]
-    assert deviating(groups[1]) == "0.8500 ± 0.0707"  # numpy.std([0.8, 0.9], ddof=1)
+    assert found.notes[1] == "lr=1: 0.8500 ± 0.0707 over 2 seeds"  # numpy.std([0.8, 0.9], ddof=1)
     assert (
         table(book(tmp_path / "other", "lr=1 seed=0", "lr=2 seed=0"), [ACCURACY], {}, monitored=ACCURACY).groups == []
     )
@@ -485,8 +487,8 @@ def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.Capture
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
     show(found, None)
     write(ledger, found)
-    for text in (capsys.readouterr().out, (ledger.path / "table.md").read_text()):
-        assert text.rstrip().endswith("Trial 1 failed: RuntimeError: out of luck")
+    for shown in (capsys.readouterr().out, (ledger.path / "table.md").read_text()):
+        assert shown.rstrip().endswith("Trial 1 failed: RuntimeError: out of luck")
 
 
 def test_a_metric_is_that_of_the_best_epoch(tmp_path: Path) -> None:
@@ -511,14 +513,14 @@ def test_what_is_monitored_is_what_the_best_checkpoint_is_chosen_by() -> None:
 
 
 def test_numbers_are_shown_as_short_as_they_can_be(tmp_path: Path) -> None:
-    assert [setting(text) for text in ("0.010716295704927558", "0.05", "adamw", "1e-05", "12345678901")] == [
+    assert [text(value) for value in ("0.010716295704927558", "0.05", "adamw", "1e-05", "12345678901")] == [
         "0.01072",
         "0.05",
         "adamw",
         "1e-05",
         "12345678901",
     ]
-    assert [shown(value) for value in (0.91234, 12345.6, 1234567.0, 0.000012, 0.0, None)] == [
+    assert [text(value) for value in (0.91234, 12345.6, 1234567.0, 0.000012, 0.0, None)] == [
         "0.9123",
         "12345.6000",
         "1.235e+06",

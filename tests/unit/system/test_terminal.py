@@ -128,10 +128,10 @@ def test_lines_of_a_sweep_keep_their_words(showing: Showing, tmp_path: Path, wid
             "crop_padding",
             "seed",
             "state",
+            "device",
             "epoch",
             "val/accuracy",
-            "test",
-            "acc",
+            "test_accuracy",
             "time",
         ]
         assert table[0].split() == heads
