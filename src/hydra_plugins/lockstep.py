@@ -57,6 +57,7 @@ class Workstation(Launcher):
         """Run the jobs. Leaves with the exit code of the sweep where that is not 0."""
         from lockstep.config.faults import ConfigError, exit_with
         from lockstep.sweeps import array, command
+        from lockstep.sweeps.course import Grid
         from lockstep.sweeps.ledger import DONE
 
         path = Path(self._config.hydra.sweep.dir)
@@ -74,17 +75,18 @@ class Workstation(Launcher):
                 made = [command.prepared(ledger, texts, partial(self._compose, texts)) for texts in job_overrides]
                 configs = {trial.number: config for trial, config in made}
                 trials = [trial for trial, _ in made]
+                left = [trial for trial in trials if trial.state not in DONE]
                 objective = command.monitored(config)
                 if is_submitted:
                     array.submit(ledger, made, objective)
                     return []
                 code = command.run(
                     ledger,
-                    command.Grid(trials),
+                    Grid(left),
                     configs,
                     config=config,
                     total=len(trials),
-                    num_done=sum(trial.state in DONE for trial in trials),
+                    num_done=len(trials) - len(left),
                     objectives=[objective],
                 )
         except ConfigError as error:
@@ -145,7 +147,7 @@ class Study(Sweeper):
                     draws,
                     configs,
                     config=config,
-                    total=draws.total,
+                    total=config.search.num_trials,
                     num_done=sum(trial.state in DONE for trial in ledger.trials),
                     objectives=objectives,
                 )

@@ -191,16 +191,13 @@ def test_a_draw_that_comes_again_is_neither_trained_nor_counted_again(tmp_path: 
         ("optimizer.lr=range(0.25,1.1,0.25)", 4),
     ],
 )
-def test_a_space_of_few_points_is_trained_in_full_and_then_called_exhausted(
-    tmp_path: Path, space: str, num_points: int
-) -> None:
+def test_a_search_over_fewer_points_than_trials_ends_with_a_word(tmp_path: Path, space: str, num_points: int) -> None:
     for num_trained in (num_points, 0):  # the same command again has nothing left
         fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), space, lambda drawn: 0.5)
         assert len(fake.run(at_once=2)) == num_trained
-        assert fake.draws.total == num_points
-        told = f"all {num_points} of {num_points} points are trained, fewer than search.num_trials=12"
+        told = f"RandomSampler has drawn {MOST_REPEATS} times in a row what is trained already: {num_points} of 12"
         assert told in fake.draws.note
-    assert len(fake.study.trials) < 12 + 2 * MOST_REPEATS
+    assert len(fake.study.trials) < num_points + 5 * MOST_REPEATS
 
 
 def test_a_sampler_that_draws_nothing_new_ends_the_search_with_a_word(tmp_path: Path) -> None:
@@ -221,7 +218,7 @@ def test_what_fails_or_cannot_be_trained_is_counted_once_and_drawn_anew_by_the_n
     for names in (["fails", "good"], ["fails"]):
         fake = Fake(tmp_path / "s", search, space, result)
         assert sorted(trial.settings["name"] for trial in fake.run()) == names
-        assert "exhausted: 1 of 3 points is trained" in fake.draws.note
+        assert "1 of 12 trials done" in fake.draws.note
         drawn = fake.study.trials[num_done:]
         assert {trial.params["name"] for trial in drawn if trial.state.name == "FAIL"} == {"bad", "fails"}
         num_done = len(fake.study.trials)
@@ -353,13 +350,13 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
 
 
 @pytest.mark.processes
-def test_a_search_over_fewer_points_than_trials_trains_them_all_and_says_so(tmp_path: Path) -> None:
+def test_a_search_over_fewer_points_than_trials_says_so_and_ends_well(tmp_path: Path) -> None:
     overrides = [*SMALL, "data.train_size=40", "trainer.max_epochs=1", "model.width=2,4,6", "search=random"]
-    for begins in ("A sweep of 3 trials", "All 3 trials of"):
+    for begins in ("A sweep of 4 trials", "3 of 4 trials are done"):
         done = run(tmp_path, *overrides, "search.num_trials=4", "sweep.test=none")
         assert done.returncode == 0, done.stdout + done.stderr
         assert begins in done.stdout
-        assert "The search space is exhausted: all 3 of 3 points are trained" in done.stdout
+        assert "what is trained already: 3 of 4 trials done" in done.stdout
         assert [trial["state"] for trial in table_of(tmp_path)["trials"]] == ["finished"] * 3
 
 

@@ -17,7 +17,7 @@ from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_FAILED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
 from lockstep.sweeps import devices, views
-from lockstep.sweeps.course import Course, Source
+from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
 from lockstep.sweeps.pool import Pool
@@ -26,27 +26,6 @@ from lockstep.system import hardware
 from lockstep.system.redaction import redacted
 from lockstep.system.trees import leaves
 from lockstep.system.wording import plural
-
-
-class Grid:
-    """Trials that are all known from the start: those that are not done yet."""
-
-    note = ""
-
-    def __init__(self, trials: Sequence[Trial]) -> None:
-        self._left = [trial for trial in trials if trial.state not in DONE]
-
-    def proposed(self, num_free: int) -> Sequence[Trial]:
-        """Hand out all trials that are not done in the first call, none in later ones."""
-        trials, self._left = self._left, []
-        return trials
-
-    def is_poor(self, trial: Trial) -> bool:
-        """Prune no trial: every combination of a grid is trained to its end."""
-        return False
-
-    def ended(self, trial: Trial, state: str) -> None:
-        """Learn nothing from the end of a trial: the others are known already."""
 
 
 def prepared(
@@ -108,7 +87,7 @@ def check_study(
 
 def run(
     ledger: Ledger,
-    source: Source,
+    source: Grid,
     configs: dict[int, Config],
     *,
     config: Config,
@@ -152,7 +131,7 @@ def run(
             project.record(trial.folder)
         if not config.silent:
             print(_tests(chosen, config), flush=True)
-        code = course_of(source=Once(chosen), view=views.Silent(), max_failed=None, task="test").run() or code
+        code = course_of(source=Grid(chosen), view=views.Silent(), max_failed=None, task="test").run() or code
         write(ledger, known())
     if not config.silent:
         views.show(known(), shown(ledger.path))
@@ -240,13 +219,6 @@ def _refuse_live(ledger: Ledger) -> None:
             raise ConfigError(
                 [f"{shown(trial.folder.path)} is being trained by another process: stop it first, or wait for its end"]
             )
-
-
-class Once(Grid):
-    """A pass over trials that are done, each exactly once, such as their test."""
-
-    def __init__(self, trials: Sequence[Trial]) -> None:
-        self._left = list(trials)
 
 
 def machine_here() -> Machine:

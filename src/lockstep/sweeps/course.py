@@ -3,15 +3,14 @@
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
 
 from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 from lockstep.sweeps.devices import Need
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import Pool
+from lockstep.sweeps.views import Silent
 from lockstep.system.signals import STOP_SIGNALS, restored
 from lockstep.system.wording import plural
 
@@ -20,45 +19,25 @@ LOOK_EVERY_S = 0.5
 PRUNED = "other trials were better by now"
 
 
-class Source(Protocol):
-    """Proposes the trials of a sweep: a grid, or a search that draws them."""
+class Grid:
+    """Trials that are known from the start, each proposed once. A search draws them as the sweep runs."""
 
-    @property
-    def note(self) -> str:
-        """What a person is told when they are through; empty for nothing."""
-        ...
+    note = ""  # printed when they are through
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._left = list(trials)
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
-        """Trials to run; at most so many where they are made up as the sweep goes."""
-        ...
+        """Trials to run: at most `num_free` where they are drawn; of a grid all, in the first call."""
+        trials, self._left = self._left, []
+        return trials
 
     def is_poor(self, trial: Trial) -> bool:
-        """Whether a trial that runs should be pruned."""
-        ...
+        """Whether a running trial should be pruned: none of a grid."""
+        return False
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Take in the state in which a trial ended."""
-        ...
-
-
-class View(AbstractContextManager["View"], Protocol):
-    """Shows a person how a sweep goes on."""
-
-    def started(self, trial: Trial) -> None:
-        """Show that a trial begins."""
-        ...
-
-    def ended(self, trial: Trial, state: str) -> None:
-        """Show that a trial has ended in a state."""
-        ...
-
-    def stopping(self, reason: str) -> None:
-        """Show why the sweep ends early."""
-        ...
-
-    def refresh(self, running: Sequence[Trial]) -> None:
-        """Draw anew the trials that run; called now and then."""
-        ...
+        """Take in the state in which a trial ended: a grid has nothing to learn from it."""
 
 
 @dataclass
@@ -66,9 +45,9 @@ class Course:
     """One pass over the trials of a ledger. Changes sweep.json as it goes."""
 
     ledger: Ledger
-    source: Source
+    source: Grid
     pool: Pool
-    view: View
+    view: Silent
     need_of: Callable[[Trial], Need]
     at_once: int
     max_failed: int | None
@@ -85,7 +64,7 @@ class Course:
             for number in STOP_SIGNALS:
                 signal.signal(number, remember)
             try:
-                with self.view:
+                with self.view.live:
                     return self._run(received)
             finally:
                 self.pool.leave()  # where something has failed; else none runs any more

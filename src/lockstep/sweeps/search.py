@@ -3,8 +3,6 @@
 hydra-optuna-sweeper 1.3.0 needs Optuna 2, starts trials in batches that wait for their slowest, and cannot prune.
 """
 
-import itertools
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,21 +12,22 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from lockstep.config import build
 from lockstep.config.faults import ConfigError
 from lockstep.config.sweep_space import Interval, Space
 from lockstep.config.target_sections import Search
 from lockstep.runs.naming import shown
+from lockstep.sweeps.course import Grid
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
 from lockstep.sweeps.table import Objective, number
 from lockstep.system.wording import plural
 
 JOURNAL = "study.journal"  # everything Optuna knows, in the folder of the sweep
 NUMBER = "trial"  # of the ledger, kept with Optuna's trial
-MOST_REPEATS = 20  # draws in a row of what is known; then another point is taken, if they can be counted
-Point = tuple[Any, ...]  # a place in the search space
+MOST_REPEATS = 20  # draws in a row of what is known end the search
+Point = frozenset[tuple[str, Any]]  # a place in the search space
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
@@ -43,35 +42,6 @@ def _distribution(drawn: Interval | tuple[str, ...]) -> BaseDistribution:
     if all(isinstance(end, int) for end in ends):
         return IntDistribution(int(drawn.low), int(drawn.high), log=drawn.is_log, step=int(drawn.step or 1))
     return FloatDistribution(drawn.low, drawn.high, log=drawn.is_log, step=drawn.step)
-
-
-def num_points(space: Mapping[str, BaseDistribution]) -> int | None:
-    """How many different draws there are; None where they cannot be counted."""
-    counts = [_count(drawn) for drawn in space.values()]
-    return None if None in counts else math.prod(count for count in counts if count is not None)
-
-
-def _count(drawn: BaseDistribution) -> int | None:
-    if isinstance(drawn, CategoricalDistribution):
-        return len(drawn.choices)
-    assert isinstance(drawn, IntDistribution | FloatDistribution)
-    return None if drawn.step is None else round((drawn.high - drawn.low) / drawn.step) + 1
-
-
-def _values(drawn: BaseDistribution) -> Sequence[Any]:
-    """All values of a distribution that has finitely many."""
-    if isinstance(drawn, CategoricalDistribution):
-        return drawn.choices
-    assert isinstance(drawn, IntDistribution | FloatDistribution)
-    return [drawn.low + place * (drawn.step or 0) for place in range(_count(drawn) or 0)]
-
-
-def _place(drawn: BaseDistribution, value: Any) -> Any:
-    """A key, equal for values that differ by rounding alone: the number of the value, where they can be counted."""
-    if isinstance(drawn, CategoricalDistribution):
-        return drawn.choices.index(value)
-    assert isinstance(drawn, IntDistribution | FloatDistribution)
-    return value if drawn.step is None else round((value - drawn.low) / drawn.step)
 
 
 def _typed(drawn: BaseDistribution, text: str) -> Any:
@@ -121,8 +91,8 @@ def _sampler(search: Search, num_known: int) -> optuna.samplers.BaseSampler:
     return build.build(type(search.sampler).model_validate(arguments))
 
 
-class Draws:
-    """The trials of a study, as a source of a sweep. What counts is what is trained: a point drawn again is not."""
+class Draws(Grid):
+    """The trials of a study. What counts is what is trained: a point drawn again is not."""
 
     def __init__(
         self,
@@ -141,63 +111,46 @@ class Draws:
         self._objectives = objectives
         self._monitored = monitored
         self._num_trials = num_trials
-        self._num_points = num_points(space)
-        self._is_stuck = False
+        self._is_stuck = False  # until the next trial ends
         self._open: dict[int, list[optuna.Trial]] = {}  # a draw that is the same again waits for the first one
         # points this command need not begin: trained, being trained, and what has failed by now
         self._taken: dict[Point, Trial | None] = {}
-        self._done: set[int] = {trial.number for trial in ledger.trials if trial.state in DONE}
         by_number = {trial.number: trial for trial in ledger.trials}
-        frozen_trials = study.get_trials(deepcopy=False)
-        for frozen in frozen_trials:
-            number = frozen.user_attrs.get(NUMBER, -1)
-            if number in self._done and frozen.state != TrialState.WAITING:
-                self._taken[self._point(frozen.params)] = by_number[number]
-        self._resumed: list[Trial] = []
-        for frozen in frozen_trials:
-            if frozen.state != TrialState.RUNNING:
-                continue
-            if frozen.user_attrs.get(NUMBER, -1) not in by_number:  # the process was killed before there was a run
+        resumed = []
+        for frozen in study.get_trials(deepcopy=False):
+            trial = by_number.get(frozen.user_attrs.get(NUMBER, -1))
+            if frozen.state == TrialState.RUNNING and trial is not None:
+                # Optuna itself offers no way to resume a trial of another process
+                resumed.append(optuna.Trial(study, frozen._trial_id))
+            elif frozen.state == TrialState.RUNNING:  # the process was killed before there was a run
                 study.tell(frozen.number, state=TrialState.FAIL)
-                continue
-            # Optuna itself offers no way to go on with a trial of another process
-            self._resumed += self._begun(optuna.Trial(study, frozen._trial_id))
-
-    @property
-    def total(self) -> int:
-        """How many trials there are to be: as many as were asked for, or as there are points."""
-        return min(self._num_trials, self._num_points or self._num_trials)
+            elif frozen.state != TrialState.WAITING and trial is not None and trial.state in DONE:
+                self._taken[_point(frozen)] = trial
+        super().__init__([trial for drawn in resumed for trial in self._begun(drawn)])
 
     @property
     def note(self) -> str:
-        """Why there is nothing left to draw before as many trials are trained as were asked for; else empty."""
-        num_done = len(self._done)
-        if self._num_points is not None and len(self._taken) >= self._num_points < self._num_trials:
-            every = "all " if num_done == self._num_points else ""
-            verb = "is" if num_done == 1 and not every else "are"
-            points = f"{every}{num_done} of {self._num_points} points {verb} trained"
-            return f"The search space is exhausted: {points}, fewer than search.num_trials={self._num_trials}."
-        if self._is_stuck:
-            verb = "is" if self._num_trials == 1 else "are"
-            what = (
-                f"{type(self._study.sampler).__name__} has drawn {MOST_REPEATS} times in a row what is trained already"
-            )
-            return f"{what}: {num_done} of {plural(self._num_trials, 'trial')} {verb} done. Use another search.sampler."
-        return ""
+        """Why fewer trials are trained than were asked for; else empty."""
+        if not self._is_stuck:
+            return ""
+        name = type(self._study.sampler).__name__
+        num_done = sum(trial is not None and trial.state in DONE for trial in self._taken.values())
+        done = f"{num_done} of {plural(self._num_trials, 'trial')} done"
+        hint = "Use another search.sampler, or a larger space."
+        return f"{name} has drawn {MOST_REPEATS} times in a row what is trained already: {done}. {hint}"
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
         """Propose trials that were interrupted first, then new draws."""
-        if self._resumed:
-            trials, self._resumed = self._resumed[: max(num_free, 0)], self._resumed[max(num_free, 0) :]
+        if self._left:
+            trials, self._left = self._left[: max(num_free, 0)], self._left[max(num_free, 0) :]
             return trials
         trials: list[Trial] = []
         num_repeats = 0
-        while len(trials) < num_free and len(self._taken) < self.total and not self._is_stuck:
-            if num_repeats == MOST_REPEATS:
-                self._is_stuck = not self._enqueue_another()
+        while len(trials) < num_free and len(self._taken) < self._num_trials and not self._is_stuck:
             num_taken = len(self._taken)
-            trials += self._begun(self._drawn()) if not self._is_stuck else []
+            trials += self._begun(self._drawn())
             num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
+            self._is_stuck = num_repeats == MOST_REPEATS
         return trials
 
     def _drawn(self) -> optuna.Trial:
@@ -208,21 +161,9 @@ class Draws:
         except ImportError as error:
             raise ConfigError([f"search.sampler={type(self._study.sampler).__name__}: {error}"]) from error
 
-    def _enqueue_another(self) -> bool:
-        """Have the next draw be a point that was not taken; False where the points cannot be counted."""
-        if self._num_points is None:
-            return False
-        every = itertools.product(*map(_values, self._space.values()))
-        points = (dict(zip(self._space, values, strict=True)) for values in every)
-        self._study.enqueue_trial(next(params for params in points if self._point(params) not in self._taken))
-        return True
-
-    def _point(self, params: Mapping[str, Any]) -> Point:
-        return tuple(_place(drawn, params[key]) for key, drawn in self._space.items())
-
     def _begun(self, drawn: optuna.Trial) -> list[Trial]:
         """The trial of a draw; none where nothing is to be run: it is taken, or cannot be trained."""
-        point = self._point(drawn.params)
+        point = _point(drawn)
         if point in self._taken:
             self._repeat(drawn, self._taken[point])
             return []
@@ -267,11 +208,10 @@ class Draws:
         return is_new and bool(drawn.should_prune())
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Report the end of a trial to Optuna; a stopped trial stays open, and goes on with the next command."""
+        """Report the end of a trial to Optuna; a stopped trial stays open, and the next command resumes it."""
+        self._is_stuck = False
         if state == "stopped":
             return
-        if state in DONE:
-            self._done.add(trial.number)
         for drawn in self._open.pop(trial.number):
             self._tell(drawn, trial, state)
 
@@ -283,6 +223,11 @@ class Draws:
             self._study.tell(drawn, [value for value in values if value is not None])
         else:
             self._study.tell(drawn, state=TrialState.FAIL)
+
+
+def _point(drawn: optuna.Trial | FrozenTrial) -> Point:
+    """What was drawn; of a study whose settings were typed in another order, the same."""
+    return frozenset(drawn.params.items())
 
 
 def objectives_of(search: Search, monitored: Objective) -> list[Objective]:

@@ -3,8 +3,9 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from types import TracebackType
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Group
@@ -26,13 +27,7 @@ STYLES = {"failed": "red", "stopped": "yellow", "interrupted": "yellow", "pruned
 class Silent:
     """The view of a silent sweep: it prints failures and nothing else."""
 
-    def __enter__(self) -> "Silent":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Let an error through: this view has nothing to give back."""
+    live: AbstractContextManager[Any] = nullcontext()  # held while trials run
 
     def started(self, trial: Trial) -> None:
         """Print nothing when a trial begins."""
@@ -56,27 +51,15 @@ class Shown(Silent):
         self._table = table
         self._total = total
         self._out = terminal()
-        self._live = Live(console=self._out, auto_refresh=False, transient=True) if self._out.is_terminal else None
+        # in a log it draws nothing
+        self.live = self._screen = Live(console=self._out, auto_refresh=False, transient=True)
         self._started = time.monotonic()
         self._since: dict[int, float] = {}
-
-    def __enter__(self) -> "Shown":
-        """Start to draw in the lower part of the terminal."""
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Clear what was drawn in the lower part of the terminal."""
-        if self._live is not None:
-            self._live.stop()
 
     def started(self, trial: Trial) -> None:
         """Say on which devices a trial begins."""
         self._since[trial.number] = time.monotonic()
-        if self._live is None:
+        if not self._out.is_terminal:
             which = f"{trial.number + 1} of {self._total}" if trial.number < self._total else str(trial.number)
             self._say(f"Trial {trial.number} ({which}) begins on {trial.device}: {self._told(trial)}")
 
@@ -87,7 +70,7 @@ class Shown(Silent):
         value = f", {sweep_table.objectives[0].name} {text(row.values[0])}" if row.values[0] is not None else ""
         used = duration(time.monotonic() - self._since[trial.number])
         self._say(f"Trial {trial.number} {state} after {used}{value}: {self._told(trial)}", STYLES.get(state, ""))
-        if self._live is None:
+        if not self._out.is_terminal:
             super().ended(trial, state)
         elif state == "failed":  # above the table, which only its own console knows of
             say(self._out, Text("  ").append(_failure(trial)))
@@ -98,7 +81,7 @@ class Shown(Silent):
 
     def refresh(self, running: Sequence[Trial]) -> None:
         """Draw the trials that run, and how many are behind and before them."""
-        if self._live is None:
+        if not self._out.is_terminal:
             return
         states = {trial.number: trial.state for trial in running}
         sweep_table = self._table(states)
@@ -114,7 +97,7 @@ class Shown(Silent):
                 f"; best so far: trial {best.trial.number}, {sweep_table.objectives[0].name} {text(best.values[0])}"
             )
         title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {known}", style="bold")
-        self._live.update(Group(title, lines), refresh=True)
+        self._screen.update(Group(title, lines), refresh=True)
 
     def _told(self, trial: Trial) -> str:
         return told(trial, [row.trial for row in self._table({}).rows])

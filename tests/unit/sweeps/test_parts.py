@@ -25,8 +25,8 @@ from lockstep.launch import parent
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps import command
 from lockstep.sweeps import ledger as ledgers
-from lockstep.sweeps.command import Grid, monitored, opened, prepared
-from lockstep.sweeps.course import Course
+from lockstep.sweeps.command import monitored, opened, prepared
+from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
