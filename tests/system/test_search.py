@@ -378,7 +378,7 @@ def test_several_objectives_have_the_front_that_optuna_has_and_no_trial_is_teste
     assert {*table["front"]} == {trial.user_attrs["trial"] for trial in study.best_trials}
     assert f"Pareto front: trials {', '.join(map(str, table['front']))}" in done.stdout
     assert table["best"] is None
-    assert all(trial["test_accuracy"] is None for trial in table["trials"])
+    assert not any("test_accuracy" in trial for trial in table["trials"])
     facts = [seen(folder) for folder in trials_of(tmp_path)]
     assert any(overlap(one, other) for one, other in itertools.combinations(facts, 2))
 

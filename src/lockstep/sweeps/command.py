@@ -44,10 +44,7 @@ def prepared(
     config = build.scaled(config)
     saved = submission.for_job(config)
     if trial is None:
-        try:
-            trial = ledger.add(trial_overrides, subdir)
-        except ValueError as error:
-            raise ConfigError([f"hydra.sweep.subdir: {error}"]) from error
+        trial = ledger.add(trial_overrides, subdir)
     folder = trial.folder
     if folder.config.exists():
         _check_same(ledger, trial, storage.load(folder.config), saved)
@@ -102,7 +99,9 @@ def run(
     """
     _refuse_live(ledger)
     machine = machine_here()
-    at_once = _num_at_once(machine, total, config, list(configs.values()))
+    at_once = devices.num_at_once(config.launcher, machine, total, list(configs.values()) or [config])
+    for trial_config in configs.values():
+        devices.need(trial_config, machine, at_once)
 
     def known(running: dict[int, str] | None = None) -> Table:
         return table(ledger, objectives, running or {}, monitored=monitored(config))
@@ -111,7 +110,7 @@ def run(
         trial_config = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
         return devices.need(trial_config, machine, at_once)
 
-    view = views.Silent() if config.silent else views.Shown(known, total)
+    view = views.View(known, total, is_silent=config.silent)
     pool = Pool(Devices(machine, at_once))
     course_of = partial(Course, ledger=ledger, pool=pool, need_of=need_of, at_once=at_once)
     task = "train" if config.sweep.test == "all" else "train-without-test"
@@ -125,38 +124,26 @@ def run(
         write(ledger, known())
     if source.note and not config.silent:
         print(source.note, flush=True)
-    if chosen := _to_be_tested(known(), ledger, config):
+    chosen, untested = _to_be_tested(known(), config)
+    if chosen:
         for trial in chosen:  # what others have trained may be here: no trial of this command, and no modules of it
             trust.check(trial.folder, storage.load(trial.folder.config), configs.get(trial.number, config))
             project.record(trial.folder)
         if not config.silent:
-            print(_tests(chosen, config), flush=True)
-        code = course_of(source=Grid(chosen), view=views.Silent(), max_failed=None, task="test").run() or code
+            is_best = config.sweep.test == "best"
+            what = f"the best trial, {chosen[0].number}" if is_best else plural(len(chosen), "trial")
+            print(f"Testing {what} ...", flush=True)
+        silent = views.View(known, total, is_silent=True)
+        code = course_of(source=Grid(chosen), view=silent, max_failed=None, task="test").run() or code
         write(ledger, known())
     if not config.silent:
         views.show(known(), shown(ledger.path))
         if code:
             print("Not everything is done: the same command again goes on.", flush=True)
-    if untested := "" if code else _untested(known(), config):
+    if untested and not code:
         print(untested, file=sys.stderr, flush=True)
         return EXIT_FAILED
     return code
-
-
-def _tests(chosen: Sequence[Trial], config: Config) -> str:
-    what = f"the best trial, {chosen[0].number}" if config.sweep.test == "best" else plural(len(chosen), "trial")
-    return f"Testing {what} ..."
-
-
-def _num_at_once(machine: Machine, total: int, config: Config, configs: Sequence[Config]) -> int:
-    """How many trials run side by side. Raises ConfigError where one of them needs what the machine has not."""
-    try:
-        at_once = devices.num_at_once(config.launcher, machine, total, configs or [config])
-        for trial_config in configs:
-            devices.need(trial_config, machine, at_once)
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
-    return at_once
 
 
 def _begins(ledger: Ledger, num_done: int, total: int, at_once: int) -> str:
@@ -171,34 +158,23 @@ def _begins(ledger: Ledger, num_done: int, total: int, at_once: int) -> str:
     return f"A sweep of {plural(total, 'trial')}, {many}, in {where}"
 
 
-def _to_be_tested(sweep_table: Table, ledger: Ledger, config: Config) -> list[Trial]:
-    """The trials that meet the test set now: the best one once all are through, or all that have not yet."""
-    if config.sweep.test == "none" or any(trial.state not in (*DONE, "failed") for trial in ledger.trials):
-        return []
-    best = [sweep_table.best] if sweep_table.best is not None else []
-    rows = sweep_table.rows if config.sweep.test == "all" else best
-    return [
-        row.trial
-        for row in rows
-        if row.state == "finished" and not any(value is not None for value in row.tests.values())
-    ]
-
-
-def _untested(sweep_table: Table, config: Config) -> str:
-    """Why the test at the end of a sweep in which nothing failed is missing; empty where none is."""
-    if config.sweep.test == "none":
-        return ""
+def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]:
+    """The trials to measure on the test set now, and why the sweep ends without the test it should have."""
     left = [
         f"trial {row.trial.number} is {row.state}" for row in sweep_table.rows if row.state not in (*DONE, "failed")
     ]
+    rows = [row for row in sweep_table.rows if row.state == "finished"]
+    if config.sweep.test == "none":
+        return [], ""
     if left:
-        return f"No test at the end: {', '.join(left)}. Resume by the command that began them, or use sweep.test=none."
-    if config.sweep.test == "best" and sweep_table.best is None and len(sweep_table.objectives) == 1:
-        name = sweep_table.objectives[0].name
-        return (
-            f"No test at the end: no finished trial has a value of {name}. Choose another callbacks.checkpoint.monitor."
-        )
-    return ""
+        hint = "Resume by the command that began them, or use sweep.test=none."
+        return [], f"No test at the end: {', '.join(left)}. {hint}"
+    if config.sweep.test == "best":
+        name, rows = sweep_table.objectives[0].name, [sweep_table.best] if sweep_table.best else []
+        if not rows and len(sweep_table.objectives) == 1:
+            hint = "Choose another callbacks.checkpoint.monitor."
+            return [], f"No test at the end: no finished trial has a value of {name}. {hint}"
+    return [row.trial for row in rows if not row.tests], ""
 
 
 def _refuse_live(ledger: Ledger) -> None:

@@ -10,7 +10,7 @@ from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 from lockstep.sweeps.devices import Need
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import Pool
-from lockstep.sweeps.views import Silent
+from lockstep.sweeps.views import View
 from lockstep.system.signals import STOP_SIGNALS, restored
 from lockstep.system.wording import plural
 
@@ -47,7 +47,7 @@ class Course:
     ledger: Ledger
     source: Grid
     pool: Pool
-    view: Silent
+    view: View
     need_of: Callable[[Trial], Need]
     at_once: int
     max_failed: int | None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.sections import Launcher
 from lockstep.system.wording import plural
@@ -44,47 +45,42 @@ class Share(NamedTuple):
 
 
 def num_at_once(launcher: Launcher, machine: Machine, num_trials: int, configs: Sequence[Config]) -> int:
-    """How many trials may run side by side. Raises ValueError when the machine has not so many devices.
+    """How many trials may run side by side. Raises ConfigError when the machine has not so many devices.
 
     On GPUs as many as there are, on a CPU as many as have a core for each of their workers.
     """
     if launcher.mode == "sequential":
         if launcher.parallel not in ("auto", 1):
-            raise ValueError(
-                f"launcher.parallel={launcher.parallel}, but launcher.mode=sequential runs one trial at a time: "
-                "leave one of them out"
-            )
+            what = f"launcher.parallel={launcher.parallel}, but launcher.mode=sequential runs one trial at a time"
+            raise ConfigError([f"{what}: leave one of them out"])
         return 1
     uses_gpus = any(_uses_gpus(config, machine) for config in configs)
     num_devices = len(machine.gpus) if uses_gpus else len(machine.cores)
     if launcher.parallel != "auto":
         if launcher.parallel > num_devices:
-            kind = "GPU" if uses_gpus else "core"
-            raise ValueError(
-                f"launcher.parallel={launcher.parallel}, but this machine has {plural(num_devices, kind)}: "
-                f"use at most {num_devices}"
-            )
+            has = plural(num_devices, "GPU" if uses_gpus else "core")
+            what = f"launcher.parallel={launcher.parallel}, but this machine has {has}"
+            raise ConfigError([f"{what}: use at most {num_devices}"])
         return launcher.parallel
     fewest = 1 if uses_gpus else min(_num_cpu_workers(config) for config in configs)
     return max(1, min(num_devices // fewest, num_trials))
 
 
 def need(config: Config, machine: Machine, at_once: int) -> Need:
-    """What a trial asks for when so many run at once. Raises ValueError for GPUs the machine does not have."""
+    """What a trial asks for when so many run at once. Raises ConfigError for GPUs the machine does not have."""
     devices = config.trainer.devices
     if not _uses_gpus(config, machine):
         return Need(_num_cpu_workers(config), ())
     num_gpus = len(machine.gpus)
     too_many = f"trainer.devices={devices}, but this machine has {plural(num_gpus, 'GPU')}"
     if isinstance(devices, list):
-        absent = [number for number in devices if number >= num_gpus]
-        if absent:
-            raise ValueError(f"{too_many}: use smaller numbers")
+        if max(devices) >= num_gpus:
+            raise ConfigError([f"{too_many}: use smaller numbers"])
         return Need(len(devices), tuple(devices))
     if devices == "auto":
         devices = 1 if config.strategy.name == "single_device" else max(1, num_gpus // at_once)
     if devices > num_gpus:
-        raise ValueError(f"{too_many}: use at most {num_gpus}")
+        raise ConfigError([f"{too_many}: use at most {num_gpus}"])
     return Need(devices, devices)
 
 
@@ -109,29 +105,26 @@ class Devices:
         """Devices that no other trial holds; None while too few are free."""
         if len(self.held) >= self.at_once:
             return None
-        if wanted.gpus:
-            return self._take_gpus(wanted)
+        share = self._gpus(wanted) if wanted.gpus else self._cores(wanted)
+        if share is not None:
+            self.held.append(share)
+        return share
+
+    def _cores(self, wanted: Need) -> Share | None:
         free = [core for core in self.machine.cores if all(core not in share.cores for share in self.held)]
         num_cores = len(self.machine.cores)
         count = min(num_cores, max(wanted.num_workers, num_cores // self.at_once))
-        if len(free) < count:
-            return None
-        return self._hold(Share((), tuple(free[:count]), max(1, count // wanted.num_workers), False))
+        share = Share((), tuple(free[:count]), max(1, count // wanted.num_workers), False)
+        return share if len(free) >= count else None
 
-    def _take_gpus(self, wanted: Need) -> Share | None:
+    def _gpus(self, wanted: Need) -> Share | None:
         num_threads = max(1, len(self.machine.cores) // (self.at_once * wanted.num_workers))
         held = {gpu for share in self.held for gpu in share.gpus}
         if isinstance(wanted.gpus, tuple):
             named = tuple(self.machine.gpus[position] for position in wanted.gpus)
-            return None if held & set(named) else self._hold(Share(named, (), num_threads, True))
+            return None if held & set(named) else Share(named, (), num_threads, True)
         free = [gpu for gpu in self.machine.gpus if gpu not in held]
-        if len(free) < wanted.gpus:
-            return None
-        return self._hold(Share(tuple(free[: wanted.gpus]), (), num_threads, False))
-
-    def _hold(self, share: Share) -> Share:
-        self.held.append(share)
-        return share
+        return Share(tuple(free[: wanted.gpus]), (), num_threads, False) if len(free) >= wanted.gpus else None
 
     def give_back(self, share: Share) -> None:
         """Free the devices of a trial that has ended."""

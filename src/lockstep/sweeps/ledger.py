@@ -1,7 +1,6 @@
 """The folder of a sweep: which trials it has, and how each one ended, so that the same command goes on with it.
 
-sweep.json lists the trials by what was typed, secrets too; what became of one stands in its own run folder. Standard
-library only.
+sweep.json lists the trials by what was typed, secrets too; what became of one stands in its own run folder.
 """
 
 import os
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.config.faults import ConfigError
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import SWEEP, RunFolder
@@ -79,11 +79,11 @@ class Ledger:
         return max((trial.number for trial in self.trials), default=-1) + 1
 
     def add(self, overrides: Sequence[str], subdir: str) -> Trial:
-        """A new trial, under the next number. Raises ValueError where its folder is that of another one."""
+        """A new trial, under the next number. Raises ConfigError where its folder is that of another one."""
         folder = RunFolder(self.path / subdir)
         same = next((trial.number for trial in self.trials if trial.folder == folder), None)
         if same is not None:
-            raise ValueError(f"{subdir} is the folder of trial {same} already")
+            raise ConfigError([f"hydra.sweep.subdir: {subdir} is the folder of trial {same} already"])
         trial = Trial(self.next_number, tuple(overrides), folder)
         self.trials.append(trial)
         return trial

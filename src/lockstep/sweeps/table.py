@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lockstep.runs.discovery import is_test, look_at
+from lockstep.monitoring.cells import epochs
+from lockstep.runs.discovery import look_at, read_tests
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.ledger import Ledger, Trial
@@ -23,17 +24,15 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class Row:
-    """One trial; `values` are those that are optimized, the best so far of a live trial."""
+    """One trial; `values` are those that are optimized, the best so far of a live trial. `facts` is its status."""
 
     trial: Trial
     settings: dict[str, str]
     state: str
-    reason: str
-    epoch: str
     values: tuple[float | None, ...]
-    tests: dict[str, float | None]
+    tests: dict[str, float]
     training_s: float | None
-    left_s: float | None
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Table:
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """What the test measures, by its names in summary.json: first what decides between trials, last the loss."""
+        """What the test has measured, by its names in summary.json: the loss comes last."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.tests))
 
     @property
@@ -87,12 +86,12 @@ class Table:
             **{key: [row.settings.get(key) for row in rows] for key in self.keys},
             "state": [row.state for row in rows],
             "device": [row.trial.device for row in rows],
-            "epoch": [row.epoch for row in rows],
+            "epoch": [epochs(row.facts) for row in rows],
             **{objective.name: [row.values[i] for row in rows] for i, objective in enumerate(self.objectives)},
             **{name: [row.tests.get(name) for row in rows] for name in self.tests},
             "training_s": [row.training_s for row in rows],
             "folder": [str(row.trial.folder.path) for row in rows],
-            "reason": [row.reason for row in rows],
+            "reason": [row.facts.get("reason", "") for row in rows],
         }
 
     @property
@@ -152,7 +151,8 @@ class Table:
         for group in self.groups:
             settings = " ".join(f"{key}={text(value)}" for key, value in group.settings.items()) or "all"
             notes.append(f"{settings}: {text(group.mean)} ± {text(group.deviation)} over {group.n} seeds")
-        return notes + [f"Trial {row.trial.number} failed: {row.reason}" for row in self.rows if row.state == "failed"]
+        failed = [row for row in self.rows if row.state == "failed"]
+        return notes + [f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}" for row in failed]
 
 
 def table(ledger: Ledger, objectives: Sequence[Objective], running: dict[int, str], *, monitored: Objective) -> Table:
@@ -183,20 +183,10 @@ def told(trial: Trial, trials: Sequence[Trial]) -> str:
 
 
 def _row(trial: Trial, objectives: Sequence[Objective], monitored: Objective, live: str | None) -> Row:
-    facts = look_at(trial.folder)
-    summary = _or_empty(trial.folder.read_summary)
-    epoch, last = facts.get("epoch"), facts.get("max_epochs")
-    return Row(
-        trial=trial,
-        settings=trial.settings,
-        state=live or trial.state,
-        reason=facts.get("reason", ""),
-        epoch=f"{epoch}/{last}" if epoch is not None and last is not None else "",
-        values=tuple(objective.of(trial.folder, monitored) for objective in objectives),
-        tests={name: number(value) for name, value in summary.items() if is_test(name)},
-        training_s=number(summary.get("training_s", facts.get("elapsed_s"))),
-        left_s=number(facts.get("remaining_s")) if live else None,
-    )
+    facts, summary = look_at(trial.folder), _or_empty(trial.folder.read_summary)
+    values = tuple(objective.of(trial.folder, monitored) for objective in objectives)
+    training_s = number(summary.get("training_s", facts.get("elapsed_s")))
+    return Row(trial, trial.settings, live or trial.state, values, read_tests(trial.folder), training_s, facts)
 
 
 def write(ledger: Ledger, sweep_table: Table) -> None:

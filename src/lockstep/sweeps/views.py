@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Group
@@ -24,56 +23,46 @@ MOST_LETTERS = 24  # of a setting, on a terminal
 STYLES = {"failed": "red", "stopped": "yellow", "interrupted": "yellow", "pruned": "dim", "queued": "dim"}
 
 
-class Silent:
-    """The view of a silent sweep: it prints failures and nothing else."""
+class View:
+    """Follows the trials; `total` is how many there are to be in all, `table` what is known of them now.
 
-    live: AbstractContextManager[Any] = nullcontext()  # held while trials run
+    A silent one prints why trials fail and nothing else.
+    """
 
-    def started(self, trial: Trial) -> None:
-        """Print nothing when a trial begins."""
-
-    def ended(self, trial: Trial, state: str) -> None:
-        """Print why a trial failed as soon as it has; other ends print nothing."""
-        if state == "failed":
-            say(terminal(is_error=True), Text(f"Trial {trial.number} failed: ").append(_failure(trial)))
-
-    def stopping(self, reason: str) -> None:
-        """Print nothing when the sweep ends early."""
-
-    def refresh(self, running: Sequence[Trial]) -> None:
-        """Draw no table of the trials that run."""
-
-
-class Shown(Silent):
-    """Follows the trials; `total` is how many there are to be in all, `table` what is known of them now."""
-
-    def __init__(self, table: Callable[[dict[int, str]], Table], total: int) -> None:
+    def __init__(self, table: Callable[[dict[int, str]], Table], total: int, *, is_silent: bool) -> None:
         self._table = table
         self._total = total
+        self._is_silent = is_silent
         self._out = terminal()
-        # in a log it draws nothing
-        self.live = self._screen = Live(console=self._out, auto_refresh=False, transient=True)
+        self._is_drawn = self._out.is_terminal and not is_silent
+        self._screen = Live(console=self._out, auto_refresh=False, transient=True)
         self._started = time.monotonic()
         self._since: dict[int, float] = {}
+
+    @property
+    def live(self) -> AbstractContextManager[object]:
+        """Held while trials run: the lower part of a terminal is drawn."""
+        return self._screen if self._is_drawn else nullcontext()
 
     def started(self, trial: Trial) -> None:
         """Say on which devices a trial begins."""
         self._since[trial.number] = time.monotonic()
-        if not self._out.is_terminal:
+        if not self._is_drawn:
             which = f"{trial.number + 1} of {self._total}" if trial.number < self._total else str(trial.number)
             self._say(f"Trial {trial.number} ({which}) begins on {trial.device}: {self._told(trial)}")
 
     def ended(self, trial: Trial, state: str) -> None:
         """Say how a trial ended; of a failure, why."""
-        sweep_table = self._table({})
-        row = next(row for row in sweep_table.rows if row.trial is trial)
-        value = f", {sweep_table.objectives[0].name} {text(row.values[0])}" if row.values[0] is not None else ""
-        used = duration(time.monotonic() - self._since[trial.number])
-        self._say(f"Trial {trial.number} {state} after {used}{value}: {self._told(trial)}", STYLES.get(state, ""))
-        if not self._out.is_terminal:
-            super().ended(trial, state)
-        elif state == "failed":  # above the table, which only its own console knows of
+        if not self._is_silent:
+            sweep_table = self._table({})
+            row = next(row for row in sweep_table.rows if row.trial is trial)
+            value = f", {sweep_table.objectives[0].name} {text(row.values[0])}" if row.values[0] is not None else ""
+            used = duration(time.monotonic() - self._since[trial.number])
+            self._say(f"Trial {trial.number} {state} after {used}{value}: {self._told(trial)}", STYLES.get(state, ""))
+        if state == "failed" and self._is_drawn:  # above the table, which only its own console knows of
             say(self._out, Text("  ").append(_failure(trial)))
+        elif state == "failed":
+            say(terminal(is_error=True), Text(f"Trial {trial.number} failed: ").append(_failure(trial)))
 
     def stopping(self, reason: str) -> None:
         """Print why all trials are stopped."""
@@ -81,13 +70,13 @@ class Shown(Silent):
 
     def refresh(self, running: Sequence[Trial]) -> None:
         """Draw the trials that run, and how many are behind and before them."""
-        if not self._out.is_terminal:
+        if not self._is_drawn:
             return
         states = {trial.number: trial.state for trial in running}
         sweep_table = self._table(states)
         rows = tuple(row for row in sweep_table.rows if row.trial.number in states)
         live = replace(sweep_table, rows=rows)
-        lines = _lines(live, live.texts | {"left": [time_of(row.left_s) for row in rows]}, self._out)
+        lines = _lines(live, live.texts | {"left": [time_of(row.facts.get("remaining_s")) for row in rows]}, self._out)
         counts = Counter("running" if row.trial.number in states else row.state for row in sweep_table.rows)
         counts["queued"] += max(self._total - len(sweep_table.rows), 0)
         names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
@@ -103,7 +92,8 @@ class Shown(Silent):
         return told(trial, [row.trial for row in self._table({}).rows])
 
     def _say(self, text: str, style: str = "") -> None:
-        say(self._out, Text(printable(text), style=style))
+        if not self._is_silent:
+            say(self._out, Text(printable(text), style=style))
 
 
 def show(sweep_table: Table, where: str | None) -> None:

@@ -31,7 +31,7 @@ from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.table import Objective, table, text, told, write
-from lockstep.sweeps.views import Silent, show
+from lockstep.sweeps.views import View, show
 from lockstep.system.signals import STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, SMALL, environ, write_run
 
@@ -302,7 +302,8 @@ def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_
     finish(trial, 0.5)
     trial.folder.update_status(state="training")
     pool = Pool(Devices(CPU, at_once=1))
-    course = Course(ledger, Grid([]), pool, Silent(), lambda trial: Need(1, ()), 1, None, task)
+    view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 1, is_silent=True)
+    course = Course(ledger, Grid([]), pool, view, lambda trial: Need(1, ()), 1, None, task)
     assert course._end(trial, -signal.SIGKILL, is_pruned=False) == state
 
 
@@ -404,8 +405,9 @@ def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) ->
             raise OSError("disk full")
 
     pool = Pool(Devices(CPU, at_once=1))
+    view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 1, is_silent=True)
     pool.running.append(Running(ledger.trials[0], Share((), (0,), 1, False), process))
-    course = Course(ledger, Fails([]), pool, Silent(), lambda trial: Need(1, ()), 1, None, "train")
+    course = Course(ledger, Fails([]), pool, view, lambda trial: Need(1, ()), 1, None, "train")
     with pytest.raises(OSError, match="disk full"):
         course.run()
     assert (tmp_path / "saved").exists()

@@ -95,19 +95,8 @@ def test_lines_of_a_sweep_keep_their_words(showing: Showing, tmp_path: Path, wid
     for number, state in enumerate(("finished", "failed", "pruned", "stopped")):
         settings = {"optimizer.lr": f"0.{number + 1}", "model.width": "32", "augment.crop_padding": "2", "seed": "1"}
         trial = Trial(number, tuple(f"{key}={value}" for key, value in settings.items()), RunFolder(tmp_path))
-        rows.append(
-            Row(
-                trial,
-                settings,
-                state,
-                "a reason of many words",
-                "3/10",
-                (0.98125,),
-                {"test_accuracy": 0.975},
-                61.0,
-                None,
-            )
-        )
+        facts = {"reason": "a reason of many words", "epoch": 3, "max_epochs": 10}
+        rows.append(Row(trial, settings, state, (0.98125,), {"test_accuracy": 0.975}, 61.0, facts))
     found = Table((Objective("val/accuracy", True),), tuple(rows[0].settings), tuple(rows))
     views.show(found, "outputs/2026-11-22/13-19-53_sweep")
     said = file.getvalue()
