@@ -1,20 +1,17 @@
 """The course of a sweep: trials are started as devices come free, watched, and brought to one end."""
 
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 from lockstep.sweeps.devices import Need
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.views import View
-from lockstep.system.signals import STOP_SIGNALS, restored
+from lockstep.system.signals import LEAVE, SignalList
 from lockstep.system.wording import plural
 
-POLL_S = 0.1
 LOOK_EVERY_S = 0.5
 PRUNED = "other trials were better by now"
 
@@ -55,17 +52,11 @@ class Course:
 
     def run(self) -> int:
         """Run all trials there are. Returns the exit code of the sweep: 0, 1 failed trials, 75 stopped, 130 left."""
-        received: list[int] = []
-
-        def remember(number: int, frame: FrameType | None) -> None:
-            received.append(number)
-
-        with restored():
-            for number in STOP_SIGNALS:
-                signal.signal(number, remember)
+        flag = SignalList()
+        with flag.installed():
             try:
                 with self.view.live:
-                    return self._run(received)
+                    return self._run(flag.numbers)
             finally:
                 self.pool.leave()  # where something has failed; else none runs any more
                 self.pool.kill()
@@ -74,33 +65,30 @@ class Course:
         queue: list[Trial] = []
         states: dict[int, str] = {}
         pruned: set[int] = set()
-        stopped, next_look = "", 0.0
+        stopped = ""
         while True:
             for trial, code in self.pool.ended():
                 states[trial.number] = self._end(trial, code, is_pruned=trial.number in pruned)
-            running = [active.trial for active in self.pool.running]
+            if received.count(signal.SIGINT) > 1 or LEAVE in received:
+                self.pool.kill()
+                return EXIT_INTERRUPTED
             if not stopped:
                 stopped = self._why_to_stop(received, list(states.values()))
                 if stopped:
                     self.pool.stop()
                     self.view.stopping(stopped)
                 else:
-                    queue += self.source.proposed(self.at_once - len(running) - len(queue))
+                    queue += self.source.proposed(self.at_once - len(self.pool.running) - len(queue))
                     self._start(queue)
             if not self.pool.running and (stopped or not queue):
                 break
-            if list(received).count(signal.SIGINT) > 1:
-                self.pool.kill()
-                return EXIT_INTERRUPTED
-            if time.monotonic() >= next_look:
-                next_look = time.monotonic() + LOOK_EVERY_S
-                running = [active.trial for active in self.pool.running]
-                for trial in running:
-                    if not stopped and trial.number not in pruned and self.source.is_poor(trial):
-                        pruned.add(trial.number)
-                        trial.folder.request_stop(PRUNED)
-                self.view.refresh(running)
-            self.pool.await_end(POLL_S)
+            running = [active.trial for active in self.pool.running]
+            for trial in running:
+                if not stopped and trial.number not in pruned and self.source.is_poor(trial):
+                    pruned.add(trial.number)
+                    trial.folder.request_stop(PRUNED)
+            self.view.refresh(running)
+            self.pool.await_end(LOOK_EVERY_S)
         self.ledger.stop_flag.clear_stop()
         if "failed" in states.values():
             return EXIT_FAILED
