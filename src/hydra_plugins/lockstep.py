@@ -112,6 +112,7 @@ class Study(Sweeper):
         from lockstep.config.sweep_space import Interval, searched
         from lockstep.sweeps import command, search
         from lockstep.sweeps.ledger import DONE
+        from lockstep.sweeps.table import Objective
 
         try:
             fixed, space = searched(arguments, self._options_of)
@@ -124,7 +125,8 @@ class Study(Sweeper):
             with _ledger(self._config, config.sweep.name) as ledger:
                 command.check_study(ledger, arguments, self._compose)
                 monitored = command.monitored(config)
-                objectives = search.objectives_of(config.search, monitored)
+                chosen = (config.search.objectives or {}).items()
+                objectives = [Objective(name, kind == "max") for name, kind in chosen] or [monitored]
                 configs: dict[int, Config] = {}
 
                 def make(drawn: Sequence[str]) -> "Trial":

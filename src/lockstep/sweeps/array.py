@@ -15,8 +15,7 @@ from lockstep.system.wording import plural
 
 
 def script(path: Path, config: Config, num_trials: int) -> str:
-    """What would be submitted for so many trials of a sweep in `path`. Nothing is written. Raises ConfigError."""
-    check(config)
+    """What would be submitted for so many trials of a sweep in `path`. Nothing is written."""
     return submission.script(RunFolder(path.resolve()), config, name=_name(config), num_runs=num_trials)
 
 
@@ -34,10 +33,12 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
         states = {job.folder.path: job.state for job in jobs.below([ledger.path]) if job.is_live}
     except ValueError as error:  # SLURM does not answer
         raise ConfigError([str(error)]) from error
-    # a process that no job started, such as a resume on another machine
-    trained = {trial.folder.path.resolve(): trial.state for trial, _ in made if trial.state in LIVE_STATES}
-    states = trained | states
-    left = [(t, c) for t, c in made if t.state not in DONE and t.folder.path.resolve() not in states]
+    live: dict[int, str] = {}
+    for trial, _ in made:
+        state = states.get(trial.folder.path.resolve(), trial.state)
+        if trial.folder.path.resolve() in states or state in LIVE_STATES:  # also without a job, as a resume elsewhere
+            live[trial.number] = state
+    left = [(t, c) for t, c in made if t.state not in DONE and t.number not in live]
     array = ""
     ledger.write()  # also where nothing is submitted the same command goes on with these trials
     if left:
@@ -52,15 +53,13 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
             )
             for (trial, _), record in zip(left, records, strict=True):
                 trial.device, array = f"job {record.id}", record.id.partition("_")[0]
-                states[trial.folder.path.resolve()] = "submitted"
+                live[trial.number] = "submitted"
             ledger.write()
-    known = {trial.number: states.get(trial.folder.path.resolve(), "") for trial, _ in made}
-    live = {number: state for number, state in known.items() if state}
     sweep_table = table(ledger, [objective], live, monitored=objective)
     write(ledger, sweep_table)
     if not config.silent:
         views.show(sweep_table, shown(ledger.path))
-        print(_next(ledger, len(left), len(states), array))
+        print(_next(ledger, len(left), len(live), array))
 
 
 def _name(config: Config) -> str:

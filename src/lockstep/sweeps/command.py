@@ -43,8 +43,7 @@ def prepared(
         raise ConfigError(["scale_with_workers=true: say how many workers a trial of a sweep has, trainer.devices=..."])
     config = build.scaled(config)
     saved = submission.for_job(config)
-    if trial is None:
-        trial = ledger.add(trial_overrides, subdir)
+    trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
     if folder.config.exists():
         _check_same(ledger, trial, storage.load(folder.config), saved)
@@ -58,11 +57,10 @@ def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> 
     """Raise ConfigError where a trial would compute something else; how many workers do so is another matter."""
     tree = storage.to_tree(config)
     before, after = (dict(leaves(config_tree, "")) for config_tree in (storage.to_tree(saved), tree))
-    keys = [key for key in {**before, **after} if scope(key, tree) not in FREE_IN_A_SWEEP_THAT_GOES_ON]
-    changed = [key for key in keys if before.get(key) != after.get(key)]
-    if changed:
-        cure = "sweep.name=... starts another sweep"
-        raise ConfigError([f"trial {trial.number} of {shown(ledger.path)} was made with another {changed[0]}: {cure}"])
+    for key in {**before, **after}:
+        if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_SWEEP_THAT_GOES_ON:
+            what = f"trial {trial.number} of {shown(ledger.path)} was made with another {key}"
+            raise ConfigError([f"{what}: sweep.name=... starts another sweep"])
 
 
 def check_study(
@@ -71,11 +69,9 @@ def check_study(
     """Raise ConfigError where a study that goes on would draw from something else, or train something else."""
     if not ledger.trials:
         return
-    before, now = trial_of(ledger.command), trial_of(redacted(overrides))
-    if sorted(before) != sorted(now):
-        changed = next(iter({*now} ^ {*before}))
-        where = shown(ledger.path)
-        raise ConfigError([f"{where} was begun with other settings, see {changed}: choose another sweep.name"])
+    if changed := {*trial_of(ledger.command)} ^ {*trial_of(redacted(overrides))}:
+        what = f"{shown(ledger.path)} was begun with other settings, see {min(changed)}"
+        raise ConfigError([f"{what}: choose another sweep.name"])
     first = ledger.trials[0]
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
@@ -160,15 +156,14 @@ def _begins(ledger: Ledger, num_done: int, total: int, at_once: int) -> str:
 
 def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]:
     """The trials to measure on the test set now, and why the sweep ends without the test it should have."""
-    left = [
-        f"trial {row.trial.number} is {row.state}" for row in sweep_table.rows if row.state not in (*DONE, "failed")
-    ]
     rows = [row for row in sweep_table.rows if row.state == "finished"]
+    left = [row for row in sweep_table.rows if row.state not in (*DONE, "failed")]
     if config.sweep.test == "none":
         return [], ""
     if left:
+        what = ", ".join(f"trial {row.trial.number} is {row.state}" for row in left)
         hint = "Resume by the command that began them, or use sweep.test=none."
-        return [], f"No test at the end: {', '.join(left)}. {hint}"
+        return [], f"No test at the end: {what}. {hint}"
     if config.sweep.test == "best":
         name, rows = sweep_table.objectives[0].name, [sweep_table.best] if sweep_table.best else []
         if not rows and len(sweep_table.objectives) == 1:
@@ -192,9 +187,8 @@ def _refuse_live(ledger: Ledger) -> None:
             cure = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
             raise ConfigError([f"{what}: {cure}"])
         if trial.state in LIVE_STATES:
-            raise ConfigError(
-                [f"{shown(trial.folder.path)} is being trained by another process: stop it first, or wait for its end"]
-            )
+            what = f"{shown(trial.folder.path)} is being trained by another process"
+            raise ConfigError([f"{what}: stop it first, or wait for its end"])
 
 
 def machine_here() -> Machine:
@@ -224,10 +218,9 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
         try:
             held.enter_context(RunFolder(path.resolve()).lock())
             ledger = Ledger.opened(path.resolve(), name, redacted(command))
-        except BlockingIOError as error:
-            raise ConfigError(
-                [f"{shown(path)} is being run by another process: stop it, or wait for its end"]
-            ) from error
+        except BlockingIOError as why:
+            what = f"{shown(path)} is being run by another process"
+            raise ConfigError([f"{what}: stop it, or wait for its end"]) from why
         except (OSError, ValueError) as why:
             raise ConfigError([f"{shown(path)}/sweep.json cannot be read ({why}): choose another sweep.name"]) from why
         ledger.stop_flag.remove_leftovers(is_deep=False)  # those of a trial are for whoever trains it

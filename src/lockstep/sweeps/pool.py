@@ -43,11 +43,7 @@ class Pool:
         trial.device = share.label
         work = partial(runner.do, trial.folder.path, task, is_worker=True)
         log = trial.folder.path / LOG
-        try:
-            process = parent.start(work, environ_of(share, os.environ), log=log, cores=share.cores)
-        except BaseException:
-            self._devices.give_back(share)
-            raise
+        process = parent.start(work, environ_of(share, os.environ), log=log, cores=share.cores)
         self.running.append(Running(trial, share, process))
         return True
 
@@ -74,8 +70,8 @@ class Pool:
         """Stop all trials in good order, and wait for their ends; not for ever."""
         self.stop()
         deadline = time.monotonic() + LEAVE_S
-        while time.monotonic() < deadline and any(active.process.exitcode is None for active in self.running):
-            time.sleep(0.1)
+        for active in self.running:
+            active.process.join(max(0.0, deadline - time.monotonic()))
 
     def kill(self) -> None:
         """End all trials at once; their workers die with them."""
@@ -88,10 +84,8 @@ class Pool:
 def environ_of(share: Share, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a trial: the GPUs it may see, and threads for its cores."""
     variables = dict(environ)
-    if share.gpus and not share.is_named:
+    if not share.is_named:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
-    elif not share.gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = ""
     variables.setdefault("OMP_NUM_THREADS", str(share.num_threads))
     return variables
 

@@ -141,10 +141,7 @@ class Draws(Grid):
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
         """Propose trials that were interrupted first, then new draws."""
-        if self._left:
-            trials, self._left = self._left[: max(num_free, 0)], self._left[max(num_free, 0) :]
-            return trials
-        trials: list[Trial] = []
+        trials, self._left = self._left[:num_free], self._left[num_free:]
         num_repeats = 0
         while len(trials) < num_free and len(self._taken) < self._num_trials and not self._is_stuck:
             num_taken = len(self._taken)
@@ -164,34 +161,26 @@ class Draws(Grid):
     def _begun(self, drawn: optuna.Trial) -> list[Trial]:
         """The trial of a draw; none where nothing is to be run: it is taken, or cannot be trained."""
         point = _point(drawn)
-        if point in self._taken:
-            self._repeat(drawn, self._taken[point])
-            return []
-        try:
-            trial = self._make([f"{key}={value}" for key, value in drawn.params.items()])
-        except ConfigError as error:
-            print(f"A draw that cannot be trained: {' '.join(error.faults)}", flush=True)
-            self._taken[point] = None
-            self._study.tell(drawn, state=TrialState.FAIL)
-            return []
-        self._taken[point] = trial
-        drawn.set_user_attr(NUMBER, trial.number)
-        self._open[trial.number] = [drawn]
-        if trial.state in DONE:  # of a study that was lost
-            self.ended(trial, trial.state)
-            return []
-        return [trial]
-
-    def _repeat(self, drawn: optuna.Trial, trial: Trial | None) -> None:
-        """Have a draw end as the trial of the same point has, or will."""
+        is_new = point not in self._taken
+        if is_new:
+            try:
+                self._taken[point] = self._make([f"{key}={value}" for key, value in drawn.params.items()])
+            except ConfigError as error:
+                print(f"A draw that cannot be trained: {' '.join(error.faults)}", flush=True)
+                self._taken[point] = None
+        trial = self._taken[point]
         if trial is None:
             self._study.tell(drawn, state=TrialState.FAIL)
-            return
+            return []
         drawn.set_user_attr(NUMBER, trial.number)
         if trial.number in self._open:
             self._open[trial.number].append(drawn)
-        else:
+        elif trial.state in DONE or not is_new:  # trained by this command, or for a study that was lost
             self._tell(drawn, trial, trial.state)
+        else:
+            self._open[trial.number] = [drawn]
+            return [trial]
+        return []
 
     def is_poor(self, trial: Trial) -> bool:
         """Report the epochs that are done to Optuna, and ask whether it would prune the trial."""
@@ -228,9 +217,3 @@ class Draws(Grid):
 def _point(drawn: optuna.Trial | FrozenTrial) -> Point:
     """What was drawn; of a study whose settings were typed in another order, the same."""
     return frozenset(drawn.params.items())
-
-
-def objectives_of(search: Search, monitored: Objective) -> list[Objective]:
-    """What a search optimizes."""
-    chosen: dict[str, Any] | None = search.objectives
-    return [Objective(name, kind == "max") for name, kind in chosen.items()] if chosen else [monitored]

@@ -5,6 +5,7 @@ views.py shows it.
 
 import csv
 import math
+import operator
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -114,17 +115,14 @@ class Table:
     @property
     def front(self) -> list[int]:
         """The finished trials that no other one beats or equals in every objective: the Pareto front."""
+        signs = [1 if objective.is_max else -1 for objective in self.objectives]
+        rows = [row for row in self.finished if None not in row.values]
+        gains = [[sign * (value or 0.0) for sign, value in zip(signs, row.values, strict=True)] for row in rows]
 
-        def gains(row: Row) -> list[float]:
-            pairs = zip(self.objectives, row.values, strict=True)
-            return [(value or 0.0) * (1 if objective.is_max else -1) for objective, value in pairs]
+        def is_beaten(mine: list[float]) -> bool:
+            return any(other != mine and all(map(operator.ge, other, mine)) for other in gains)
 
-        known = [(row.trial.number, gains(row)) for row in self.finished if None not in row.values]
-        return [
-            number
-            for number, mine in known
-            if not any(other != mine and all(a >= b for a, b in zip(other, mine, strict=True)) for _, other in known)
-        ]
+        return [row.trial.number for row, mine in zip(rows, gains, strict=True) if not is_beaten(mine)]
 
     @property
     def groups(self) -> list[Group]:

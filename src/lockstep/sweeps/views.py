@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 from rich.cells import cell_len
@@ -36,13 +36,9 @@ class View:
         self._out = terminal()
         self._is_drawn = self._out.is_terminal and not is_silent
         self._screen = Live(console=self._out, auto_refresh=False, transient=True)
+        self.live = self._screen if self._is_drawn else nullcontext()  # held while trials run
         self._started = time.monotonic()
         self._since: dict[int, float] = {}
-
-    @property
-    def live(self) -> AbstractContextManager[object]:
-        """Held while trials run: the lower part of a terminal is drawn."""
-        return self._screen if self._is_drawn else nullcontext()
 
     def started(self, trial: Trial) -> None:
         """Say on which devices a trial begins."""
@@ -59,10 +55,9 @@ class View:
             value = f", {sweep_table.objectives[0].name} {text(row.values[0])}" if row.values[0] is not None else ""
             used = duration(time.monotonic() - self._since[trial.number])
             self._say(f"Trial {trial.number} {state} after {used}{value}: {self._told(trial)}", STYLES.get(state, ""))
-        if state == "failed" and self._is_drawn:  # above the table, which only its own console knows of
-            say(self._out, Text("  ").append(_failure(trial)))
-        elif state == "failed":
-            say(terminal(is_error=True), Text(f"Trial {trial.number} failed: ").append(_failure(trial)))
+        if state == "failed":
+            out = self._out if self._is_drawn else terminal(is_error=True)  # only its own console prints above a table
+            say(out, Text(f"Trial {trial.number} failed: ").append(_failure(trial)))
 
     def stopping(self, reason: str) -> None:
         """Print why all trials are stopped."""
@@ -82,9 +77,8 @@ class View:
         names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
         known = ", ".join(f"{counts[name]} {name}" for name in names if counts[name])
         if best := sweep_table.best:
-            known += (
-                f"; best so far: trial {best.trial.number}, {sweep_table.objectives[0].name} {text(best.values[0])}"
-            )
+            name = sweep_table.objectives[0].name
+            known += f"; best so far: trial {best.trial.number}, {name} {text(best.values[0])}"
         title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {known}", style="bold")
         self._screen.update(Group(title, lines), refresh=True)
 
@@ -96,7 +90,7 @@ class View:
             say(self._out, Text(printable(text), style=style))
 
 
-def show(sweep_table: Table, where: str | None) -> None:
+def show(sweep_table: Table, where: str) -> None:
     """Print the table at the end: the best first. `where` has it as files."""
     out = terminal()
     first = replace(sweep_table, rows=sweep_table.rows[:MOST_ROWS])
@@ -105,8 +99,7 @@ def show(sweep_table: Table, where: str | None) -> None:
         out.print(f"... and {len(sweep_table.rows) - MOST_ROWS} more", style="dim")
     for note in sweep_table.notes:
         say(out, Text(printable(note), style=STYLES["failed"] if note.startswith("Trial ") else ""))
-    if where is not None:
-        say(out, Text(f"In full: {where}/table.md, table.csv, table.json"))
+    say(out, Text(f"In full: {where}/table.md, table.csv, table.json"))
 
 
 def _lines(sweep_table: Table, columns: dict[str, list[str]], out: Terminal) -> Text:

@@ -487,9 +487,10 @@ def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.Capture
     finish(ledger.trials[0], 0.5)
     ledger.trials[1].folder.write_status(state="failed", reason="RuntimeError: out of luck", host="elsewhere")
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
-    show(found, None)
+    show(found, "here")
     write(ledger, found)
-    for shown in (capsys.readouterr().out, (ledger.path / "table.md").read_text()):
+    printed = capsys.readouterr().out.removesuffix("In full: here/table.md, table.csv, table.json\n")
+    for shown in (printed, (ledger.path / "table.md").read_text()):
         assert shown.rstrip().endswith("Trial 1 failed: RuntimeError: out of luck")
 
 
