@@ -45,27 +45,6 @@ def start_training() -> None:
             processes.start_server()
 
 
-def start_once(command: str) -> None:
-    """Refuse to be one of several processes of a launcher; forget the one that started this process alone.
-
-    Workers that this command starts are told their places by itself. Raises ConfigError.
-    """
-    world = outer_world(os.environ)
-    if world is not None and world.world_size > 1:
-        from lockstep.config.faults import ConfigError
-
-        count = world.world_size
-        hint = f"eval and predict take --devices {count}, train -m takes trainer.devices={count}"
-        raise ConfigError(
-            [
-                f"{world.launcher} started {count} processes, and lockstep {command} starts its own workers: "
-                f"start it once, without {world.launcher}; {hint}."
-            ]
-        )
-    for name in ("LOCAL_RANK", "SLURM_PROCID"):
-        os.environ.pop(name, None)
-
-
 def train(script: str) -> NoReturn:
     """What the train.py of a project does: train by the command line, with the `conf` and modules beside the script."""
     begin()

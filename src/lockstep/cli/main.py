@@ -1,6 +1,7 @@
 """The commands: `python train.py` (also `lockstep train`), and those of `lockstep`, which `lockstep --help` lists."""
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from lockstep.cli import entry
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import quoted, shown
+from lockstep.system import launcher
 from lockstep.system.process import leave
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def _command() -> int:
             return run(sys.argv[2:])
         arguments = _parsed(_joined(sys.argv[1:]))
         if arguments.function in (_evaluate, _predict, _benchmark, _verify):
-            entry.start_once(sys.argv[1])
+            launcher.start_once(sys.argv[1], os.environ)
             entry.start_training()
         else:
             entry.as_usual()

@@ -9,8 +9,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cli import entry
 from lockstep.runs import naming
+from lockstep.system.launcher import start_once
 from lockstep.system.redaction import redacted
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     """Check the overrides. False if nothing is to start: --help is answered here. Raises ConfigError."""
     from omegaconf import OmegaConf
 
-    from lockstep.config import compose, options, overrides
+    from lockstep.config import compose, faults, options, overrides
 
     compose.search_defaults()
     OmegaConf.register_new_resolver("sweep_folder", lambda: "outputs", replace=True)
@@ -115,7 +115,10 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     if arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help:
         return True
     if arguments.multirun:
-        entry.start_once("train -m")
+        try:
+            start_once("train -m", os.environ)
+        except ValueError as error:
+            raise faults.ConfigError([str(error)]) from error
     configs = overrides.check(arguments.overrides, source, is_multirun=arguments.multirun).configs
     if arguments.multirun:
         _check_launcher(arguments.overrides, source)

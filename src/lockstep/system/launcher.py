@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 
@@ -68,6 +68,23 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
             address=(first_node(nodes), step_port(job, step)),
         )
     return None
+
+
+def start_once(command: str, environ: MutableMapping[str, str]) -> None:
+    """Refuse to be one of several processes of a launcher; forget the one that started this process alone.
+
+    Workers that this command starts are told their ranks by itself. Raises ValueError.
+    """
+    world = outer_world(environ)
+    if world is not None and world.world_size > 1:
+        count = world.world_size
+        hint = f"eval and predict take --devices {count}, train -m takes trainer.devices={count}"
+        raise ValueError(
+            f"{world.launcher} started {count} processes, and lockstep {command} starts its own workers: "
+            f"start it once, without {world.launcher}; {hint}."
+        )
+    for name in ("LOCAL_RANK", "SLURM_PROCID"):
+        environ.pop(name, None)
 
 
 def first_node(nodes: str) -> str:
