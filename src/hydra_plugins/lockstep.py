@@ -28,20 +28,19 @@ class Composer:
 
     def __call__(self, overrides: Sequence[str], number: int) -> "tuple[Config, str]":
         """The checked configuration of a trial, and the name of its folder. Raises ConfigError."""
-        from lockstep.config.overrides import with_own_sections
-        from lockstep.config.validation import checked
+        from lockstep.config.overrides import of_job
 
-        cfg = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+        cfg = self._composed(list(overrides))
         with open_dict(cfg):
             cfg.hydra.job.id = cfg.hydra.job.num = number
         HydraConfig.instance().set_config(cfg)
         subdir = str(cfg.hydra.sweep.subdir)
         with open_dict(cfg):
             del cfg["hydra"]
-        return checked(with_own_sections(cfg, overrides, self._composed)), subdir
+        return of_job(cfg, overrides, self._composed), subdir
 
-    def _composed(self, overrides: Sequence[str]) -> DictConfig:
-        return self._context.config_loader.load_sweep_config(self._config, list(overrides))
+    def _composed(self, overrides: list[str]) -> DictConfig:
+        return self._context.config_loader.load_sweep_config(self._config, overrides)
 
 
 class Workstation(Launcher):

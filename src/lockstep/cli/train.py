@@ -26,20 +26,24 @@ def run(project: Path) -> int:
 
     `project` is the folder whose `conf` and modules this command uses.
     """
-    global _resumed
     import hydra
 
     from lockstep.config import faults
 
     try:
         arguments, source = _asked(project)
-        _resumed = _saved_run(arguments, source)
-        if _resumed is None and not _is_checked(arguments, source):
+        resumed = _saved_run(arguments, source)
+        if resumed is None and not _is_checked(arguments, source):
             return 0
     except faults.ConfigError as error:
         faults.exit_with(error)
+
+    @hydra.main(version_base="1.3", config_path=str(source.conf), config_name=source.name)
+    def task(cfg: Any) -> None:
+        train(cfg, source, resumed)
+
     try:
-        hydra.main(version_base="1.3", config_path=str(source.conf), config_name=source.name)(train)()
+        task()
     except SystemExit as left:  # with the code of the run, or of Hydra
         if not isinstance(left.code, int):
             raise
@@ -182,36 +186,37 @@ def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source")
         OmegaConf.register_new_resolver("sweep_folder", made, replace=True)
 
 
-_resumed: "SavedRun | None" = None  # Hydra cannot put overrides into the configuration of a run
+def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
+    """Hydra's task: one training of a new run, or of one `resumed`, in whose configuration Hydra cannot put overrides.
 
-
-def train(cfg: Any) -> None:
-    """Hydra's task: one training. Exits with its code if that is not 0."""
+    Exits with its code if that is not 0.
+    """
+    from hydra import compose
     from hydra.core.hydra_config import HydraConfig
 
-    from lockstep.config import faults, validation
+    from lockstep.config import faults, overrides
     from lockstep.launch import runner
 
     hydra = HydraConfig.get()
-    overrides = list(hydra.overrides.task)
+    typed = list(hydra.overrides.task)
     chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
     first = partial(_know_hydra, HydraConfig.instance().cfg)
-    is_submitted = (cfg if _resumed is None else _resumed.config).cluster.name != "none"
+    is_submitted = (cfg if resumed is None else resumed.config).cluster.name != "none"
     try:
-        if _resumed is not None:
+        if resumed is not None:
             from lockstep.cluster import submission  # which a new run here does not need
 
-            folder, config = _resumed
+            folder, config = resumed
             submission.refuse_live(folder)
             work = partial(submission.resume if is_submitted else partial(runner.resume, first=first), folder, config)
         elif is_submitted:
             from lockstep.cluster import submission
 
-            config = validation.checked(cfg)
-            work = partial(submission.start, config, overrides, chosen)
+            config = overrides.of_job(cfg, typed, partial(compose, source.name))
+            work = partial(submission.start, config, typed, chosen)
         else:
-            config = validation.checked(cfg)
-            work = partial(runner.start, config, overrides, chosen, first=first)
+            config = overrides.of_job(cfg, typed, partial(compose, source.name))
+            work = partial(runner.start, config, typed, chosen, first=first)
         _, code = work()
     except faults.ConfigError as error:
         faults.exit_with(error)

@@ -175,16 +175,19 @@ def _job(
     faults += wrong_values
     if not refused and saved is None:
         texts = [*good.values(), *(override.input_line or "" for override in values)]
-        cfg = with_own_sections(cfg, texts, partial(composed, source=source))
+        cfg = _with_own_sections(cfg, texts, partial(composed, source=source))
     try:
         return checked(cfg, options) if saved is None else resumed_config(saved, cfg, options), faults
     except ConfigError as error:
         return None, [*faults, *error.faults]
 
 
-def with_own_sections(
-    cfg: DictConfig, texts: Sequence[str], compose: Callable[[Sequence[str]], DictConfig]
-) -> DictConfig:
+def of_job(cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]) -> Config:
+    """The configuration of a job as Hydra has composed it of these overrides. Raises ConfigError."""
+    return checked(_with_own_sections(cfg, texts, compose))
+
+
+def _with_own_sections(cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]) -> DictConfig:
     """A configuration in which a section with a custom `_target_` has no parameter of the target that it replaces.
 
     `texts` are all overrides of `cfg`, which `compose` made of them. A section whose option has the `_target_` itself
@@ -203,7 +206,7 @@ def with_own_sections(
         ]
         try:
             alone = compose([*others, f"~{group}", *values])
-        except REFUSALS:  # an experiment chooses the option
+        except HydraException:  # an experiment chooses the option
             continue
         if OmegaConf.select(alone, f"{group}._target_") is not None:
             ours = {name: cfg[group][name] for name in fields(FALLBACK[group]) if name in cfg[group]}
