@@ -1,196 +1,159 @@
-"""Imports that a training has no use for wait until somebody has: parts of torchmetrics and torch, and matplotlib.
+"""Imports that a training does not need are deferred until they are used: most of torchmetrics, matplotlib, and dynamo.
 
 `import torchmetrics`, which Lightning does, imports every metric, and for some of them scipy.signal, torchvision and
-matplotlib (torchmetrics issue 3457); torch imports its exporter, Lightning and every optimizer its compiler, also where
-nothing is exported or compiled. That is more than half of the time that a training takes to its first step
-(docs/benchmarks.md).
+matplotlib (torchmetrics issue 3457); Lightning and every optimizer import torch's compiler, also where nothing is
+compiled. That is two thirds of the time from `import torch` to a first step (docs/benchmarks.md).
 
-Packages imported inside of `lazy` that stand in `PACKAGES` do not run their `__init__` before a name of theirs is asked
-for that is not known here, or, after the block, a part of theirs that nobody has imported yet. From then on all is as
-after a plain import. After the block nothing looks at imports any more. Where another version of a library has other
-names, its packages are imported at once, as without this module.
+A module in `KNOWN` that is imported inside of `lazy` gets the names listed there and nothing else. It runs when any
+other name of it is used, or, after the block, when a part of it is imported that has not been imported yet; from then
+on it is as after a plain import. Where another version of a library has no such names, it is imported as ever.
 """
 
-import builtins
 import contextlib
 import functools
 import importlib
 import logging
 import sys
 import threading
+from abc import ABCMeta
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import override
 
-DRAWING = "torchmetrics.utilities.plot"  # the file of torchmetrics that imports matplotlib
+METRICS, PLOT, DYNAMO = "torchmetrics", "torchmetrics.utilities.plot", "torch._dynamo"
+FLOPS = "torch.utils.flop_counter"
 
-_lock = threading.RLock()  # of whoever completes a package
-_num_blocks = 0  # of `lazy`, in all threads
-_tried: set[str] = set()  # packages whose known names are looked up for the first time
-_completed: set[str] = set()  # packages whose `__init__` runs, or has run
-_moved: set[str] = set()  # libraries that have them elsewhere
+_lock = threading.RLock()  # of the thread that completes a module
+_waiting: set[str] = set()  # modules that have not run
+_after: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)  # called when a module has run
 
 
 @contextlib.contextmanager
 def lazy() -> Iterator[None]:
-    """Let the packages of this module wait that are imported inside of the block for the first time."""
-    global _num_blocks
-    finder = _Finder()
-    with _lock:
-        sys.meta_path.insert(0, finder)
-        _num_blocks += 1
+    """Defer the modules of `KNOWN` that are imported inside of the block for the first time."""
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    _FINDER.is_lazy = True
     try:
         yield
     finally:
-        with _lock:
-            sys.meta_path.remove(finder)
-            _num_blocks -= 1
+        _FINDER.is_lazy = False
 
 
-class _Finder(MetaPathFinder):
+class _Finder(MetaPathFinder, Loader):
+    """Finds the modules that wait; as a loader it returns a module that is there already."""
+
+    is_lazy = False  # inside of `lazy`
+
     @override
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        is_known = fullname in PACKAGES or (fullname == DRAWING and "matplotlib" not in sys.modules)
-        if not is_known or fullname.partition(".")[0] in _moved:
+        package = fullname.rpartition(".")[0]
+        if target is not None:  # a reload, also that of `_complete`
             return None
-        spec = PathFinder.find_spec(fullname, path.plain if isinstance(path, _Path) else path, target)
+        if package in _waiting and not (self.is_lazy and package.startswith(METRICS)):
+            _complete(package)
+            if fullname in sys.modules:  # where its spec is hidden meanwhile, or Python would run it a second time
+                names = vars(sys.modules[fullname])
+                spec, names["__spec__"] = names["__spec__"], None
+                return ModuleSpec(fullname, self, loader_state=spec)
+        spec = PathFinder.find_spec(fullname, path) if self.is_lazy and fullname in KNOWN else None
         if spec is not None and spec.loader is not None:
-            spec.loader = _Drawing(spec.loader) if fullname == DRAWING else _Waiting(spec.loader)
+            setattr(spec.loader, "exec_module", functools.partial(_wait, spec.loader))  # noqa: B010
         return spec
 
-
-class _Before(Loader):
-    """Stands before Python's own loader of a module, which answers whatever is not asked here."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
     @override
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        vars(sys.modules[spec.name])["__spec__"] = spec.loader_state
+        return sys.modules[spec.name]
 
-
-# -- packages that wait ------------------------------------------------------------------------------------------------
-
-
-class _Waiting(_Before):
     @override
     def exec_module(self, module: ModuleType) -> None:
-        name, is_package = module.__name__, hasattr(module, "__path__")
-        if is_package:
-            module.__path__ = _Path(module)
-        module.__class__ = _Package
-        _tried.add(name)
-        try:
-            for bring in PACKAGES[name].known.values():
-                bring()
-        except (ImportError, AttributeError):  # another version, which has something elsewhere
-            _moved.add(name.partition(".")[0])
-            for part in [part for part in sys.modules if part.startswith(f"{name}.")]:
-                del sys.modules[part]
-            _as_usual(module)
-            module.__loader__ = self.loader
-            self.loader.exec_module(module)
-        finally:
-            _tried.discard(name)
+        if (
+            module.__spec__ is not None and module.__spec__.loader is self
+        ):  # Python has set it, where the module lets it
+            module.__spec__ = module.__spec__.loader_state
 
 
-class _Path(list[str]):
-    """The folders of a package's parts. Whoever looks for one completes the package, which may be what brings it."""
-
-    def __init__(self, package: ModuleType) -> None:
-        super().__init__(package.__path__)
-        self.plain = list(package.__path__)
-        self._package = package
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        is_alone = _num_blocks > 0 and PACKAGES[self._package.__name__].has_parts
-        if not is_alone and self._package.__name__ not in _completed:
-            _complete(self._package)
-        return super().__iter__()
+_FINDER = _Finder()
 
 
-class _Package(ModuleType):
-    """A package whose `__init__` has not run, or a part of one that has not."""
-
-    def __getattr__(self, name: str) -> Any:
-        known = self._known(name)
-        if known is not None:
-            return known
-        if self.__name__ in _tried or name == "__path__":  # which a module that is no package does not have
-            raise AttributeError(name)
-        with _lock:  # not while another thread completes it
-            if self.__name__ in _completed:
-                return ModuleType.__getattribute__(self, name)
-            _complete(self)
-        return getattr(self, name)
-
-    def _known(self, name: str) -> Any:
-        bring = PACKAGES[self.__name__].known.get(name)
-        is_there = _completed.isdisjoint((self.__name__, _whole(self.__name__)))
-        return bring() if bring is not None and is_there else None
-
-    @override
-    def __dir__(self) -> list[str]:
-        _complete(self)
-        return list(ModuleType.__dir__(self))
+def _wait(loader: Loader, module: ModuleType) -> None:
+    """Fill a module with its known names instead of running it."""
+    name = module.__name__
+    try:
+        for known, bring in KNOWN[name].items():
+            setattr(module, known, bring())
+    except (ImportError, AttributeError):  # another version, which has something elsewhere
+        type(loader).exec_module(loader, module)
+        return
+    _waiting.add(name)
+    setattr(module, "__getattr__", functools.partial(_attribute, name))  # noqa: B010
 
 
-def _whole(name: str) -> str:
-    """The name of the package that a module is a part of."""
-    return name.rpartition(".")[0]
+def _attribute(module: str, name: str) -> Any:
+    if module == FLOPS and _FINDER.is_lazy:  # for Lightning, which only calls it; others get the class itself
+        return _function(module, name)()
+    if name != "__path__":  # which `from module import name` asks for, and a module that is no package lacks
+        _complete(module)
+    if name in vars(sys.modules[module]):
+        return vars(sys.modules[module])[name]
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def _complete(package: ModuleType) -> None:
-    """Run the `__init__` of a package, once. Other threads wait; to this one it is as any module while it runs."""
+def _complete(name: str) -> None:
+    """Run a module that waits, after the package it is in. Other threads wait until it has run."""
     with _lock:
-        if _whole(package.__name__) in PACKAGES and not PACKAGES[_whole(package.__name__)].has_parts:
-            _complete(sys.modules[_whole(package.__name__)])  # it comes first, and may bring this one
-        spec = package.__spec__
-        if type(package) is not _Package or package.__name__ in _completed or spec is None:
+        package = name.rpartition(".")[0]
+        if package in _waiting:
+            _complete(package)  # which may complete this one
+        if name not in _waiting:
             return
-        assert isinstance(spec.loader, _Waiting)
-        waiting = spec.loader
-        spec.loader = package.__loader__ = waiting.loader
-        _completed.add(package.__name__)
-        PACKAGES[package.__name__].before()
+        _waiting.remove(name)
+        for known in KNOWN[name]:
+            if f"{name}.{known}" not in sys.modules:
+                vars(sys.modules[name]).pop(known, None)
         try:
-            waiting.loader.exec_module(package)
-        except BaseException:  # who asks next hears of it, too
-            spec.loader = package.__loader__ = waiting
-            _completed.discard(package.__name__)
+            importlib.reload(sys.modules[name])
+        except BaseException:  # for the next one who asks
+            _waiting.add(name)
             raise
-        _as_usual(package)
-        PACKAGES[package.__name__].after()
+        for call in _after.pop(name, ()):
+            call()
 
 
-def _as_usual(module: Any) -> None:
-    module.__class__ = ModuleType
-    if hasattr(module, "__path__"):
-        module.__path__ = module.__path__.plain
+# -- names that stand in for those of a module that waits --------------------------------------------------------------
 
 
-# -- torch's compiler, while nothing is compiled -----------------------------------------------------------------------
+def _of(module: str, name: str) -> Callable[[], Any]:
+    return lambda: getattr(importlib.import_module(module), name)
 
-_undone: list[Callable[[], None]] = []  # what the compiler is to be told as soon as it is there
+
+def _function(module: str, name: str) -> Callable[[], Any]:
+    def call(*args: Any, **settings: Any) -> Any:
+        _complete(module)
+        return getattr(sys.modules[module], name)(*args, **settings)
+
+    return lambda: call
 
 
-def _disable(function: Any = None, recursive: bool = True, **settings: Any) -> Any:
-    """As torch._dynamo.disable, whose answer waits for the compiler: until then nothing could compile `function`."""
-    if not isinstance(function, FunctionType):
-        package = importlib.import_module("torch._dynamo")
-        _complete(package)
-        return package.disable(function, recursive, **settings)
+def _class(module: str, name: str) -> Callable[[], Any]:
+    """A class for annotations and isinstance, of which nothing is an instance before the module has run."""
+    stand_in: Any = ABCMeta(name, (), {})
+    _after[module].append(lambda: stand_in.register(getattr(sys.modules[module], name)))
+    return lambda: stand_in
+
+
+def _disable(function: Any = None, *args: Any, **settings: Any) -> Any:
+    """As torch._dynamo.disable, which is called when the compiler is there: until then nothing compiles `function`."""
+    if not isinstance(function, FunctionType) or DYNAMO not in _waiting:
+        return _function(DYNAMO, "disable")()(function, *args, **settings)
     now: Callable[..., Any] = function
 
     @functools.wraps(function)
@@ -199,156 +162,38 @@ def _disable(function: Any = None, recursive: bool = True, **settings: Any) -> A
 
     def tell() -> None:
         nonlocal now
-        now = importlib.import_module("torch._dynamo").disable(function, recursive, **settings)
+        now = sys.modules[DYNAMO].disable(function, *args, **settings)
 
-    _undone.append(tell)
+    _after[DYNAMO].append(tell)
     return disabled
 
 
-def _is_compile_supported(device_type: str) -> bool:
-    """As torch._dynamo.utils.is_compile_supported, which brings the compiler."""
-    utils = importlib.import_module("torch._dynamo.utils")
-    _complete(utils)
-    return utils.is_compile_supported(device_type)
-
-
-def _tell_compiler() -> None:
-    while _undone:
-        _undone.pop()()
-
-
-class _Later(type):
-    """A class that nothing is an instance of before its module runs; for annotations and isinstance, and calls."""
-
-    def __new__(cls, module: str, name: str) -> "_Later":
-        return super().__new__(cls, name, (), {"__module__": module})
-
-    def __init__(cls, module: str, name: str) -> None:
-        super().__init__(name, (), {})
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        module = importlib.import_module(cls.__module__)
-        _complete(module)
-        return getattr(module, cls.__name__)(*args, **kwargs)
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        real = cls._real()
-        return real is not None and isinstance(instance, real)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        real = cls._real()
-        return real is not None and issubclass(subclass, real)
-
-    def _real(cls) -> Any:
-        module = sys.modules.get(cls.__module__)
-        return None if type(module) is _Package else getattr(module, cls.__name__, None)
-
-
-_OPTIMIZED_MODULE = _Later("torch._dynamo.eval_frame", "OptimizedModule")
-_FLOP_COUNTER = _Later("torch.utils.flop_counter", "FlopCounterMode")
-
-
-# -- matplotlib, until something is drawn ------------------------------------------------------------------------------
-
-
-class _Drawing(_Before):
-    """Runs a file that names matplotlib in annotations and decorates functions with one of its styles."""
-
-    @override
-    def exec_module(self, module: ModuleType) -> None:
-        stands_in = _stand_in()
-
-        def bring(name: str, *args: Any, **kwargs: Any) -> Any:
-            return stands_in if name.partition(".")[0] == "matplotlib" else builtins.__import__(name, *args, **kwargs)
-
-        # seen by this module alone, whatever other threads import meanwhile
-        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": bring}
-        self.loader.exec_module(module)
-
-
-class _Matplotlib(ModuleType):
-    """Brings matplotlib when a name of it is asked for that is not known yet."""
-
-    def __getattr__(self, name: str) -> Any:
-        importlib.import_module("matplotlib.pyplot")
-        return getattr(sys.modules[self.__name__], name)
-
-
-def _stand_in() -> ModuleType:
-    matplotlib, pyplot = _Matplotlib("matplotlib"), _Matplotlib("matplotlib.pyplot")
-    matplotlib.__dict__.update(
-        pyplot=pyplot,
-        axes=SimpleNamespace(Axes=_Later("matplotlib.axes", "Axes")),
-        colors=SimpleNamespace(Colormap=_Later("matplotlib.colors", "Colormap")),
-    )
-    pyplot.__dict__.update(Figure=_Later("matplotlib.figure", "Figure"), style=SimpleNamespace(context=_style))
-    return matplotlib
-
-
-@contextlib.contextmanager
-def _style(*args: Any, **kwargs: Any) -> Iterator[None]:
-    with importlib.import_module("matplotlib.pyplot").style.context(*args, **kwargs):
-        yield
-
-
-# -- which packages ----------------------------------------------------------------------------------------------------
-
-
-class Waits(NamedTuple):
-    """How a package waits: names that are `known` before, and whether inside of `lazy` its parts are imported alone."""
-
-    known: Mapping[str, Callable[[], Any]]
-    has_parts: bool = True
-    before: Callable[[], None] = lambda: None  # called before its `__init__` runs at last
-    after: Callable[[], None] = lambda: None
-
-
-def _of(module: str, name: str) -> Callable[[], Any]:
-    return lambda: getattr(importlib.import_module(module), name)
-
-
-def _torchmetrics_logger() -> logging.Logger:
-    """Make the logger of torchmetrics as its package does."""
-    logger = logging.getLogger("torchmetrics")
-    if not logger.handlers:
-        logger.addHandler(logging.StreamHandler())
-        logger.setLevel(logging.INFO)
-    return logger
-
-
-PACKAGES = {
-    "torchmetrics": Waits(
-        {
-            "Metric": _of("torchmetrics.utilities.checks", "Metric"),  # imported first, as its package does
-            "MetricCollection": _of("torchmetrics.collections", "MetricCollection"),
-            "__version__": _of("torchmetrics.__about__", "__version__"),
-            "_logger": _torchmetrics_logger,
-        },
-        before=_torchmetrics_logger().handlers.clear,
-    ),
-    "torchmetrics.classification": Waits({}),
-    "torchmetrics.functional": Waits({}),
-    "torchmetrics.functional.classification": Waits({}),
-    "torchmetrics.wrappers": Waits({}),
-    "torch._dynamo": Waits(
-        {
-            "OptimizedModule": lambda: _OPTIMIZED_MODULE,
-            "disable": lambda: _disable,
-            "graph_break": lambda: lambda *_: None,
-            "trace_rules": lambda: SimpleNamespace(clear_lru_cache=lambda: None),
-            "utils": lambda: importlib.import_module("torch._dynamo.utils"),
-        },
-        has_parts=False,
-        after=_tell_compiler,
-    ),
-    "torch._dynamo.utils": Waits(
-        {
-            # the mode where nobody has set another, for which the compiler would be there
-            "get_optimize_ddp_mode": lambda: lambda: "ddp_optimizer",
-            "is_compile_supported": lambda: _is_compile_supported,  # torchvision imports it by its name
-        }
-    ),
-    "torch.export": Waits({}, has_parts=False),
-    # Lightning imports the class for its summary of a network; for whoever asks later the module is as ever
-    "torch.utils.flop_counter": Waits({"FlopCounterMode": lambda: _FLOP_COUNTER if _num_blocks else None}),
+KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
+    METRICS: {
+        "_logger": lambda: logging.getLogger(METRICS),
+        "Metric": _of("torchmetrics.utilities.checks", "Metric"),  # imported first, as the package does
+        "MetricCollection": _of("torchmetrics.collections", "MetricCollection"),
+        "__version__": _of("torchmetrics.__about__", "__version__"),
+    },
+    "torchmetrics.functional": {},
+    FLOPS: {},  # imports triton
+    PLOT: {  # imports matplotlib
+        "_AX_TYPE": _class(PLOT, "_AX_TYPE"),
+        "_CMAP_TYPE": lambda: object,
+        "_PLOT_OUT_TYPE": lambda: object,
+        "plot_confusion_matrix": _function(PLOT, "plot_confusion_matrix"),
+        "plot_curve": _function(PLOT, "plot_curve"),
+        "plot_single_or_multi_val": _function(PLOT, "plot_single_or_multi_val"),
+    },
+    DYNAMO: {
+        "OptimizedModule": _class(DYNAMO, "OptimizedModule"),
+        "disable": lambda: _disable,
+        "graph_break": lambda: lambda *_: None,
+        "trace_rules": lambda: SimpleNamespace(clear_lru_cache=lambda: None),
+        "utils": lambda: importlib.import_module("torch._dynamo.utils"),
+    },
+    "torch._dynamo.utils": {
+        "get_optimize_ddp_mode": lambda: lambda: "ddp_optimizer",  # the default; setting another runs the compiler
+        "is_compile_supported": _function("torch._dynamo.utils", "is_compile_supported"),  # for torchvision
+    },
 }

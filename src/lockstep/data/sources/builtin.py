@@ -17,7 +17,6 @@ from torch import Tensor
 from lockstep.data.images.decode import resize
 from lockstep.data.images.listing import FOLDERS
 from lockstep.distributed.rng import generator
-from lockstep.system.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10
@@ -50,8 +49,8 @@ def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed:
     the folder `root` by torchvision, which fetches them where `download` is true. Raises FileNotFoundError where they
     are not there or damaged, ValueError for a fraction that leaves a split empty.
     """
-    with lazy():
-        from torchvision.datasets import FashionMNIST
+    from torchvision.datasets import FashionMNIST
+
     train, test = _from_torchvision(FashionMNIST, root, download, FOLDERS["lockstep.data.fashion_mnist"])
     return _with_val(
         (train.data.unsqueeze(1), train.targets),
@@ -69,8 +68,8 @@ def cifar10(*, root: str, download: bool, val_fraction: float, split_seed: int) 
     the folder `root` by torchvision, which fetches them where `download` is true. Raises FileNotFoundError where they
     are not there or damaged, ValueError for a fraction that leaves a split empty.
     """
-    with lazy():
-        from torchvision.datasets import CIFAR10
+    from torchvision.datasets import CIFAR10
+
     train, test = _from_torchvision(CIFAR10, root, download, FOLDERS["lockstep.data.cifar10"])
 
     def tensors(part: "CIFAR10") -> tuple[Tensor, Tensor]:
