@@ -25,7 +25,6 @@ from lockstep.models.layout import Layout, compile_network
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, replay
 from lockstep.models.step import LossGuard, OptimizerStep, cures_of_bad_losses
-from lockstep.system import internals
 from lockstep.tasks.scores import Scores
 from lockstep.tasks.task import Task, checked_losses
 
@@ -320,9 +319,6 @@ class Classifier(L.LightningModule):
     def _send_to_loggers(self, values: dict[str, float]) -> None:
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step)
-
-
-internals.keep_signature(Classifier.training_step)
 
 
 class _BatchEnd(Callback):

@@ -21,15 +21,15 @@ from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import FailedElsewhere
 from lockstep.system import internals
 
-AROUND_THE_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+AROUND_BACKWARD = ("on_before_zero_grad", "on_before_backward", "on_after_backward")
 MOST_PENDING = 8  # steps that the host may be ahead of the device
 
 
 class OptimizerStep:
     """Backward passes of micro-batches and the step after the last of them, on behalf of a module in a fit.
 
-    Callbacks that have hooks around the step are called; asking all others, as Lightning does, costs more than the
-    step of a small network.
+    Callbacks that have hooks around the backward pass are called; asking all others, as Lightning does, costs more than
+    the step of a small network.
     """
 
     def __init__(self, module: L.LightningModule, groups: ParameterGroups, *, clip_norm: float | None) -> None:
@@ -40,19 +40,17 @@ class OptimizerStep:
         self.gradient_norm: Tensor | None = None  # of the last measured step, before clipping
         self._optimizer = trainer.optimizers[0]
         self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        self._has_factors = any("lr_factor" in group for group in self._optimizer.param_groups)
         self._scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
         self._interval = trainer.lr_scheduler_configs[0].interval
         self._strategy: Any = trainer.strategy
-        self._update, tells_hooks = internals.update(trainer, self._optimizer)
-        hooks = [hook for hook in AROUND_THE_STEP if not (tells_hooks and hook == "on_before_optimizer_step")]
+        self._wrapped: Any = module.optimizers()  # counts the step, and calls on_before_optimizer_step
         self._listeners = {
             hook: [
                 callback
                 for callback in trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
                 if is_overridden(hook, callback, parent=L.Callback)
             ]
-            for hook in hooks
+            for hook in AROUND_BACKWARD
         }
 
     def backward(self, loss: Tensor, *, is_first: bool, is_last: bool) -> None:
@@ -63,8 +61,7 @@ class OptimizerStep:
         """
         if is_first:
             self._tell("on_before_zero_grad", self._optimizer)
-            for parameter in self._parameters:  # what zero_grad() does, without its records for profilers
-                parameter.grad = None
+            self._optimizer.zero_grad()
         if is_last:
             self._strategy.pre_backward(loss)  # DDP listens to the gradients only after this
         self._tell("on_before_backward", loss)
@@ -85,11 +82,7 @@ class OptimizerStep:
             self.gradient_norm = clip_grad_norm_(self._parameters, self._clip_norm)
         elif is_measured:
             self.gradient_norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        self._tell("on_before_optimizer_step", self._optimizer)
-        if self._has_factors:
-            self._update_by_factors()
-        else:
-            self._update()
+        self._update()
         is_by_value = isinstance(self._scheduler, ReduceLROnPlateau)
         if not is_by_value and (self._interval == "step" or self._module.trainer.is_last_batch):
             self._scheduler.step()
@@ -106,7 +99,7 @@ class OptimizerStep:
             raise ValueError(f"The schedule goes by {monitor}, which the validation has not measured.")
         self._scheduler.step(value)
 
-    def _update_by_factors(self) -> None:
+    def _update(self) -> None:
         """The update, for which each group has its part of the learning rate.
 
         The schedule does not see the factors: also one that sets its own rates, such as OneCycleLR, is multiplied.
@@ -114,12 +107,12 @@ class OptimizerStep:
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
             group["lr"] = group["lr"] * group.get("lr_factor", 1)
-        self._update()
+        self._wrapped.step()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
     def _tell(self, hook: str, *values: Any) -> None:
-        for callback in self._listeners.get(hook, ()):
+        for callback in self._listeners[hook]:
             getattr(callback, hook)(self._module.trainer, self._module, *values)
 
 

@@ -2,18 +2,15 @@
 
 Alone callbacks/average.py has one of its own, into the class that it extends.
 
-Every function says why it is needed, what it gains, and what happens where a later version has moved the part: training
-goes on in the slower or plainer way. Times are of one CPU thread, 2026-11-21.
+Every function says why it is needed, and what happens where a later version has moved the part: training goes on in the
+plainer way.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -55,55 +52,12 @@ def _do_nothing() -> None:
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-def skip_idle_hooks(callback: Callback) -> None:
-    """Lightning passes over the hooks of every step in which `callback` does nothing, because they cannot be called.
-
-    Nine callbacks, called twice a step and named for the profiler, cost 80 us. A ModelCheckpoint whose steps are not
-    known to be off is called.
-    """
-    for hook in ("on_train_batch_start", "on_train_batch_end"):
-        if not is_overridden(hook, callback, parent=Callback):
-            setattr(callback, hook, None)
-    if isinstance(callback, ModelCheckpoint) and getattr(callback, "_every_n_train_steps", 1) < 1:
-        setattr(callback, "on_train_batch_end", None)  # noqa: B010
-
-
-def keep_signature(method: Callable[..., object]) -> None:
-    """Python reads the signature of a hook once; Lightning asks for it in every step, which costs 25 us."""
-    method.__signature__ = inspect.signature(method)  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def update(trainer: L.Trainer, optimizer: Optimizer) -> tuple[Callable[[], object], bool]:
-    """What changes the weights and counts the step, and whether that calls the hooks before it, too.
-
-    The fused update and Lightning's own counter, because Lightning's wrapper around an optimizer costs more than the
-    step of a small network. Where the counter is not found it is that wrapper, which counts and calls the hooks.
-    """
-    progress = _progress(trainer)
-    if progress is None:
-        wrapped = trainer.lightning_module.optimizers()
-        return (wrapped[0] if isinstance(wrapped, list) else wrapped).step, True
-
-    def step() -> None:
-        progress.increment_ready()
-        optimizer.step()
-        progress.increment_completed()
-
-    return step, False
-
-
 def set_global_step(trainer: L.Trainer, step: int) -> None:
     """A trainer that has trained nothing counts from `step`, for the curves; otherwise they show its points at 0."""
-    progress = _progress(trainer)
-    if progress is not None:
-        progress.total.completed = step
-
-
-def _progress(trainer: L.Trainer) -> Any:
     loop = getattr(trainer.fit_loop.epoch_loop, "manual_optimization", None)
-    progress = getattr(loop, "optim_step_progress", None)
-    parts = ("increment_ready", "increment_completed", "total")
-    return progress if all(hasattr(progress, part) for part in parts) else None
+    progress: Any = getattr(loop, "optim_step_progress", None)
+    if hasattr(progress, "total"):
+        progress.total.completed = step
 
 
 def can_skip_update(optimizer: Optimizer) -> bool:

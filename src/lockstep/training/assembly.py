@@ -249,8 +249,6 @@ def lightning_trainer(
     session: Session, module: L.LightningModule, *, callbacks: Sequence[Callback] = (), **settings: Any
 ) -> L.Trainer:
     """A Trainer for `module` on the devices of the session, without anything Lightning would add by itself."""
-    for callback in callbacks:
-        internals.skip_idle_hooks(callback)
     config = session.config
     strategy: Any = "auto"
     if session.is_distributed:

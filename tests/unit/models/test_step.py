@@ -19,7 +19,6 @@ from lockstep.distributed.partition import Share
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import MOST_PENDING, LossGuard, NonFiniteLoss
 from lockstep.runs.folder import FailedElsewhere
-from lockstep.system import internals
 from tests.support.modules import classifier
 from tests.support.processes import Ranks, started
 
@@ -108,19 +107,6 @@ def test_optimizer_steps_count_as_global_steps_and_micro_batches_do_not() -> Non
     trainer, _ = fitted(L.Callback())
     assert trainer.global_step == 3
     assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 3
-
-
-def test_without_lightnings_counter_its_own_optimizer_steps_counts_and_calls_hooks_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    _, expected = fitted(L.Callback())
-    monkeypatch.setattr(internals, "_progress", lambda _: None)
-    listener = Listener()
-    trainer, module = fitted(listener)
-    assert trainer.global_step == 3
-    assert listener.calls == [*HOOKS[:3], *HOOKS[1:]] * 3
-    for weight, other in zip(module.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(weight, other)
 
 
 def test_the_gradient_of_a_step_is_that_of_its_micro_batches_and_of_no_other() -> None:

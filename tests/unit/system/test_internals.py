@@ -6,7 +6,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.tensorboard import SummaryWriter
@@ -24,8 +23,8 @@ def test_the_parts_are_where_they_are_looked_for(trainer: L.Trainer) -> None:
     internals.keep_signals(trainer)
     assert trainer._signal_connector.register_signal_handlers is internals._do_nothing
     assert hasattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
-    assert internals._progress(trainer) is not None
-    assert hasattr(ModelCheckpoint(), "_every_n_train_steps")
+    internals.set_global_step(trainer, 3)
+    assert trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total.completed == 3
     fused = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, fused=True)
     assert internals.can_skip_update(fused)
     assert hasattr(SummaryWriter, "_get_file_writer")
@@ -40,25 +39,6 @@ def test_what_has_moved_is_left_alone() -> None:
     internals.add_summary(SimpleNamespace(), None)
     assert vars(moved.fit_loop.epoch_loop) == {}
     assert not internals.can_skip_update(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
-
-
-def test_hooks_that_do_nothing_are_skipped_and_no_others() -> None:
-    class Ends(Callback):
-        def on_train_batch_end(self, *args: Any, **settings: Any) -> None: ...
-
-    callback = Ends()
-    internals.skip_idle_hooks(callback)
-    assert callback.on_train_batch_start is None
-    assert callback.on_train_batch_end is not None
-    by_step, by_epoch = ModelCheckpoint(every_n_train_steps=5), ModelCheckpoint()
-    for checkpoint in (by_step, by_epoch):
-        internals.skip_idle_hooks(checkpoint)
-    assert by_step.on_train_batch_end is not None
-    assert by_epoch.on_train_batch_end is None
-    unknown = ModelCheckpoint()
-    del unknown._every_n_train_steps
-    internals.skip_idle_hooks(unknown)
-    assert unknown.on_train_batch_end is not None, "it may save by steps"
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
