@@ -1,7 +1,7 @@
 """The few collectives of a run. Sums and counts travel; means are made once, from global sums.
 
-Tensors of a CPU go through shared memory between the ranks of a machine that have met by `connect`, and by gloo between
-machines; those of a GPU go by NCCL. Like the process group this is of the whole process: `leave` ends both.
+Tensors of a CPU go through shared memory where all ranks are on one machine and have met by `connect`, else by gloo;
+those of a GPU go by NCCL. Like the process group this is of the whole process: `leave` ends both.
 """
 
 import os
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from lockstep.distributed.shared_memory import Machine, Neighbours, RankLost, Segment
+from lockstep.distributed.shared_memory import Neighbours, RankLost, Segment, machine
 
 T = TypeVar("T")
 
@@ -36,98 +36,61 @@ def is_missing_rank(error: BaseException) -> bool:
     return isinstance(error, dist.DistStoreError)
 
 
-class _Exchange:
-    """Tensors of a CPU between all ranks: the machine of each in rank order, then its first rank with the others'."""
-
-    def __init__(self, here: Neighbours | None, between: Any) -> None:
-        """`here` is None on a machine with one rank; `between` is the group of the first ranks, None of one machine."""
-        self.here = here
-        self.between = between
-        self._talks_outside = between is not None and (here is None or here.is_first)
-
-    def gather(self, row: Tensor) -> Tensor:
-        """`row` (n,) of every rank as (world_size, n), which counts until the next exchange."""
-        if self.between is None and self.here is not None and self.here.fits(row.numel(), row.dtype):
-            return self.here.gather(row)
-        rows = row.new_zeros(dist.get_world_size(), row.numel())
-        rows[dist.get_rank()] = row
-        self.add_up(rows.view(-1))
-        return rows
-
-    def add_up(self, values: Tensor) -> None:
-        """Replace `values` (n,) by the sum over all ranks, the same bits on each."""
-        if self.here is not None:
-            self.here.add_up(values)
-        if self._talks_outside:
-            dist.all_reduce(values, group=self.between)
-        if self.between is not None and self.here is not None:
-            self.here.spread(values)
-
-
-_exchange: _Exchange | None = None
+_neighbours: Neighbours | None = None
 
 
 def connect(timeout: timedelta) -> None:
-    """Have the ranks of each machine share memory, where they can; rank 0 says in a line why they cannot.
+    """Have the ranks of one machine share memory, where they can; rank 0 prints in a line why they cannot.
 
-    Every rank of a process group must call it. Who shares memory with whom is what the ranks find out here: how they
-    were started does not matter.
+    Every rank of a process group must call it. The ranks find out here whether they are on one machine: how they were
+    started does not matter.
     """
-    global _exchange
-    rank = dist.get_rank()
-    places = gather_objects(Machine.here())
-    if None in places:
+    global _neighbours
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    machines = gather_objects(machine())
+    if world_size == 1 or None in machines or len(set(machines)) > 1:
         return
-    machines = [[r for r, other in enumerate(places) if other == place] for place in dict.fromkeys(places)]
-    ranks = next(machine for machine in machines if rank in machine)
-    if max(map(len, machines)) == 1:
-        return
-    segment, address, fault = None, None, ""
+    segment, address, error = None, None, ""
     try:
-        if rank == ranks[0] and len(ranks) > 1:
-            segment, address = Segment.make(len(ranks))
-    except OSError as error:
-        fault = str(error)
+        if rank == 0:
+            segment, address = Segment.make(world_size)
+    except OSError as refused:
+        error = str(refused)
     met = gather_objects((os.getpid(), address))
     try:
-        made = met[ranks[0]][1]
-        if segment is None and made is not None:
-            segment = Segment.open(made, ranks.index(rank), len(ranks))
-    except OSError as error:
-        fault = str(error)
-    faults = [fault for fault in gather_objects(fault) if fault]
+        if rank > 0 and met[0][1] is not None:
+            segment = Segment.open(met[0][1], rank, world_size)
+    except OSError as refused:
+        error = str(refused)
+    errors = [text for text in gather_objects(error) if text]
     if address is not None:
         os.close(address.descriptor)
-    if faults:
-        if rank == 0:
-            text = f"lockstep: workers of a machine talk by sockets, because they cannot share memory: {faults[0]}"
-            print(text, file=sys.stderr, flush=True)
-        return
-    firsts = [machine[0] for machine in machines]
-    between = dist.new_group(firsts, backend="gloo", timeout=timeout) if len(machines) > 1 else None
-    here = Neighbours(segment, ranks, [met[r][0] for r in ranks], timeout) if segment is not None else None
-    _exchange = _Exchange(here, between)
+    if segment is not None and not errors:
+        _neighbours = Neighbours(segment, [pid for pid, _ in met], timeout)
+    elif rank == 0:
+        text = f"lockstep: workers of a machine talk by sockets, because they cannot share memory: {errors[0]}"
+        print(text, file=sys.stderr, flush=True)
 
 
 def shares_memory() -> bool:
     """Whether ranks have met by `connect` and could; the same on all of them."""
-    return _exchange is not None
+    return _neighbours is not None
 
 
 def leave() -> None:
-    """Leave the process group, if there is one; whoever waits for this rank hears of it."""
-    global _exchange
-    if _exchange is not None and _exchange.here is not None:
-        _exchange.here.leave()
-    _exchange = None
+    """Leave the process group, if there is one; whoever waits for this rank is told."""
+    global _neighbours
+    if _neighbours is not None:
+        _neighbours.leave()
+    _neighbours = None
     if is_distributed():
         dist.destroy_process_group()
 
 
 def all_gather(row: Tensor) -> Tensor:
     """`row` (n,) of every rank as (world_size, n), to be read before the next collective. Every rank must call it."""
-    if _exchange is not None and row.device.type == "cpu":
-        return _exchange.gather(row)
+    if _neighbours is not None and row.device.type == "cpu" and _neighbours.fits(row):
+        return _neighbours.gather(row)
     world_size = dist.get_world_size()
     rows = row.new_empty(world_size * row.numel())  # flat: gloo refuses any other output shape
     dist.all_gather_into_tensor(rows, row)
@@ -136,8 +99,8 @@ def all_gather(row: Tensor) -> Tensor:
 
 def add_up(values: Tensor) -> None:
     """Replace `values` (n,) by the sum over all ranks, the same bits on each. Every rank must call it."""
-    if _exchange is not None and values.device.type == "cpu":
-        _exchange.add_up(values)
+    if _neighbours is not None and values.device.type == "cpu":
+        _neighbours.add_up(values)
     else:
         dist.all_reduce(values)
 
@@ -168,9 +131,7 @@ class FlagChannel:
     """
 
     def __init__(self, timeout: timedelta) -> None:
-        is_one_machine = _exchange is not None and _exchange.between is None
-        here = _exchange.here if _exchange is not None and is_one_machine else None
-        self._shared = here.flags if here is not None else None
+        self._shared = _neighbours.flags if _neighbours is not None else None
         if self._shared is not None and self._shared.is_pending:  # of an earlier channel, on all ranks alike
             self._shared.wait()
             self._shared.turn()

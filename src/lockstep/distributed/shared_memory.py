@@ -44,24 +44,19 @@ class RankLost(RuntimeError):
     """Another rank of this machine does not come to an exchange: it has ended, it left, or it is late."""
 
 
-class Machine(NamedTuple):
-    """What processes have in common that can share memory: ranks of equal ones do."""
+def machine() -> tuple[str, str, int] | None:
+    """What processes that can share memory have in common: host, boot, and the namespace in which /proc finds them.
 
-    host: str
-    boot: str
-    processes: int  # the namespace of their numbers, in which one finds the other's memory
-
-    @classmethod
-    def here(cls) -> "Machine | None":
-        """The machine of this process; None where memory cannot be shared this way, e.g. outside of Linux."""
-        if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-            return None
-        try:
-            Semaphores()
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            return cls(socket.gethostname(), boot, os.stat("/proc/self/ns/pid").st_ino)
-        except (OSError, AttributeError):
-            return None
+    None where memory cannot be shared this way, e.g. outside of Linux.
+    """
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        Semaphores()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return socket.gethostname(), boot, os.stat("/proc/self/ns/pid").st_ino
+    except (OSError, AttributeError):
+        return None
 
 
 class Address(NamedTuple):
@@ -72,46 +67,39 @@ class Address(NamedTuple):
     token: str
 
 
-class Layout(NamedTuple):
-    """Offsets in a segment of `num_ranks`: its token, a line for each rank, then both channels."""
+def _layout(num_ranks: int) -> tuple[list[tuple[int, int]], int]:
+    """Offset and bytes of a row, of the flags and of the tensors, and the bytes of the whole segment.
 
-    num_ranks: int
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of the row of one rank in a large exchange."""
-        return max(LINE, min(ROW_BYTES, MOST_BYTES // (2 * self.num_ranks)) // LINE * LINE)
-
-    def channel_bytes(self, row_bytes: int) -> int:
-        """Semaphores of every ordered pair, and two rows of every rank."""
-        return self.num_ranks * (self.num_ranks * LINE + 2 * row_bytes)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole segment."""
-        return LINE * (1 + self.num_ranks) + self.channel_bytes(FLAG_BYTES) + self.channel_bytes(self.row_bytes)
+    Each channel has the semaphores of every ordered pair of ranks, and two rows of every rank.
+    """
+    end = LINE * (1 + num_ranks)
+    channels = []
+    for row_bytes in (FLAG_BYTES, max(LINE, min(ROW_BYTES, MOST_BYTES // (2 * num_ranks)) // LINE * LINE)):
+        channels.append((end, row_bytes))
+        end += num_ranks * (num_ranks * LINE + 2 * row_bytes)
+    return channels, end
 
 
 class Segment:
-    """Memory of the ranks of one machine, as one of them has mapped it; `rank` counts within the machine."""
+    """Memory of the ranks of one machine, as one of them has mapped it: a token, a line for each rank, two channels."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, num_ranks: int) -> None:
-        self.memory, self.rank, self.num_ranks = memory, rank, num_ranks
-        self.layout = Layout(num_ranks)
-        self.start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    def __init__(self, descriptor: int, rank: int, num_ranks: int) -> None:
+        self.rank, self.num_ranks = rank, num_ranks
+        self.channels, size = _layout(num_ranks)
+        self.memory = mmap.mmap(descriptor, size)
+        self.start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
     @classmethod
     def make(cls, num_ranks: int) -> tuple["Segment", Address]:
         """New memory of rank 0, open until `Address.descriptor` is closed. Raises OSError where there is none."""
         descriptor = os.memfd_create("lockstep", os.MFD_CLOEXEC)
         try:
-            size = Layout(num_ranks).size
-            os.posix_fallocate(descriptor, 0, size)  # else a full memory ends a process by SIGBUS, later
-            segment = cls(mmap.mmap(descriptor, size), 0, num_ranks)
+            os.posix_fallocate(descriptor, 0, _layout(num_ranks)[1])  # else a full memory ends a process by SIGBUS
+            segment = cls(descriptor, 0, num_ranks)
             token = secrets.token_hex(LINE // 2)
             segment.memory[:LINE] = token.encode()
             semaphores = Semaphores()
-            for offset, _ in segment.channels():
+            for offset, _ in segment.channels:
                 for pair in range(num_ranks**2):
                     semaphores.make(segment.start + offset + pair * LINE)
         except OSError:
@@ -125,7 +113,7 @@ class Segment:
         path = f"/proc/{address.pid}/fd/{address.descriptor}"
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            segment = cls(mmap.mmap(descriptor, Layout(num_ranks).size), rank, num_ranks)
+            segment = cls(descriptor, rank, num_ranks)
         except ValueError as error:
             raise OSError(f"{path} is another file") from error
         finally:
@@ -133,11 +121,6 @@ class Segment:
         if segment.memory[:LINE].decode(errors="replace") != address.token:
             raise OSError(f"{path} is another file")
         return segment
-
-    def channels(self) -> list[tuple[int, int]]:
-        """Offset and bytes of a row, of the flags and of the tensors."""
-        first, rows = LINE * (1 + self.num_ranks), self.layout.row_bytes
-        return [(first, FLAG_BYTES), (first + self.layout.channel_bytes(FLAG_BYTES), rows)]
 
     def leave(self) -> None:
         """Tell the others that this rank comes to no exchange any more."""
@@ -149,7 +132,7 @@ class Segment:
 
 
 class Neighbour(NamedTuple):
-    """Another rank of this machine: its number in the job, and its process, as the kernel tells of its end."""
+    """Another rank, and its process: the kernel signals the end of it by `descriptor`."""
 
     rank: int
     pid: int
@@ -254,26 +237,19 @@ class Channel:
 class Neighbours:
     """The ranks of one machine: what they say to each other. Every one of them must call everything, in one order."""
 
-    def __init__(self, segment: Segment, ranks: Sequence[int], pids: Sequence[int], timeout: timedelta) -> None:
-        """`ranks` are their numbers in the job, in the order of the segment, and `pids` their processes."""
-        self.ranks = ranks
+    def __init__(self, segment: Segment, pids: Sequence[int], timeout: timedelta) -> None:
+        """`pids` are the processes of the ranks."""
         self._segment = segment
         self._others = [
-            None if number == segment.rank else Neighbour(rank, pid, os.pidfd_open(pid))
-            for number, (rank, pid) in enumerate(zip(ranks, pids, strict=True))
+            None if rank == segment.rank else Neighbour(rank, pid, os.pidfd_open(pid)) for rank, pid in enumerate(pids)
         ]
-        spin_s = SPIN_S if num_cores() >= len(ranks) else 0.0
+        spin_s = SPIN_S if num_cores() >= len(pids) else 0.0
         flags, tensors = (
             Channel(segment, offset, row_bytes, self._others, timeout=timeout, spin_s=spin_s)
-            for offset, row_bytes in segment.channels()
+            for offset, row_bytes in segment.channels
         )
         self.flags = flags
         self._tensors = tensors
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the first rank of the machine, which talks to other machines."""
-        return self._segment.rank == 0
 
     def leave(self) -> None:
         """Come to no exchange any more: whoever waits for this rank is told at once."""
@@ -283,9 +259,9 @@ class Neighbours:
                 with suppress(OSError):
                     os.close(other.descriptor)
 
-    def fits(self, length: int, dtype: torch.dtype) -> bool:
-        """Whether `gather` takes rows of `length`."""
-        return length * dtype.itemsize <= self._tensors.row_bytes
+    def fits(self, row: Tensor) -> bool:
+        """Whether `gather` takes a row so long."""
+        return row.numel() * row.element_size() <= self._tensors.row_bytes
 
     def gather(self, row: Tensor) -> Tensor:
         """`row` (n,) of every rank as (num_ranks, n), in memory that counts until the next call."""
@@ -298,16 +274,6 @@ class Neighbours:
                 _sum(self._gather(part).by_rank, out=part)
             else:
                 self._add_up_by_parts(part)
-
-    def spread(self, values: Tensor) -> None:
-        """Replace `values` (n,) by those of the first rank."""
-        for part in self._parts(values):
-            rows = self._tensors.rows(part.numel(), part.dtype)
-            if self.is_first:
-                rows.mine.copy_(part)
-            self._exchange()
-            self._tensors.turn()
-            part.copy_(rows.by_rank[0])
 
     def _parts(self, values: Tensor) -> Sequence[Tensor]:
         most = self._tensors.row_bytes // values.element_size()
