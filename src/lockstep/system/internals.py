@@ -72,38 +72,28 @@ def can_skip_update(optimizer: Optimizer) -> bool:
 
 
 class OneStream(DDPStrategy):
-    """Wraps the model on the stream on which it is trained, then calls `on_wrapped` with it.
+    """Wraps the model on the stream on which it is trained, and calls `on_wrapped` with it.
 
     Lightning 2.6 does so on a stream of its own, for CUDA graphs. Then every gradient waits for an event of another
-    stream before it is added up, in each backward pass, and torch warns of it. Where a later Lightning wraps elsewhere,
-    `on_wrapped` is called before the first step all the same.
+    stream before it is added up, in each backward pass, and torch warns of it.
     """
 
     def __init__(self, *, on_wrapped: Callable[[DistributedDataParallel], None], **settings: Any) -> None:
         super().__init__(**settings)
         self._on_wrapped = on_wrapped
-        self._wrapped: nn.Module | None = None
 
     @override
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        ids, settings = self.determine_ddp_device_ids(), getattr(self, "_ddp_kwargs", None)
+        settings = getattr(self, "_ddp_kwargs", None)
         if settings is None:
-            wrapped = super()._setup_model(model)
-        else:
-            wrapped = DistributedDataParallel(module=model, device_ids=ids, **settings)
-        return self._told(wrapped)
+            return super()._setup_model(model)
+        return DistributedDataParallel(module=model, device_ids=self.determine_ddp_device_ids(), **settings)
 
     @override
     def setup(self, trainer: L.Trainer) -> None:
         super().setup(trainer)
         if isinstance(self.model, DistributedDataParallel):
-            self._told(self.model)
-
-    def _told(self, wrapped: DistributedDataParallel) -> DistributedDataParallel:
-        if wrapped is not self._wrapped:
-            self._on_wrapped(wrapped)
-        self._wrapped = wrapped
-        return wrapped
+            self._on_wrapped(self.model)
 
 
 def add_summary(writer: Any, summary: Any) -> None:
