@@ -21,15 +21,15 @@ from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import FailedElsewhere
 from lockstep.system import internals
 
-AROUND_BACKWARD = ("on_before_zero_grad", "on_before_backward", "on_after_backward")
+AROUND_THE_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 MOST_PENDING = 8  # steps that the host may be ahead of the device
 
 
 class OptimizerStep:
     """Backward passes of micro-batches and the step after the last of them, on behalf of a module in a fit.
 
-    Callbacks that have hooks around the backward pass are called; asking all others, as Lightning does, costs more than
-    the step of a small network.
+    Callbacks that have hooks around the step are called; asking all others, as Lightning does, costs more than the
+    step of a small network, and so does Lightning's wrapper of the optimizer.
     """
 
     def __init__(self, module: L.LightningModule, groups: ParameterGroups, *, clip_norm: float | None) -> None:
@@ -43,14 +43,14 @@ class OptimizerStep:
         self._scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
         self._interval = trainer.lr_scheduler_configs[0].interval
         self._strategy: Any = trainer.strategy
-        self._wrapped: Any = module.optimizers()  # counts the step, and calls on_before_optimizer_step
+        self._progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         self._listeners = {
             hook: [
                 callback
                 for callback in trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
                 if is_overridden(hook, callback, parent=L.Callback)
             ]
-            for hook in AROUND_BACKWARD
+            for hook in AROUND_THE_STEP
         }
 
     def backward(self, loss: Tensor, *, is_first: bool, is_last: bool) -> None:
@@ -61,7 +61,8 @@ class OptimizerStep:
         """
         if is_first:
             self._tell("on_before_zero_grad", self._optimizer)
-            self._optimizer.zero_grad()
+            for parameter in self._parameters:  # what zero_grad() does, without its records for profilers
+                parameter.grad = None
         if is_last:
             self._strategy.pre_backward(loss)  # DDP listens to the gradients only after this
         self._tell("on_before_backward", loss)
@@ -82,6 +83,7 @@ class OptimizerStep:
             self.gradient_norm = clip_grad_norm_(self._parameters, self._clip_norm)
         elif is_measured:
             self.gradient_norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        self._tell("on_before_optimizer_step", self._optimizer)
         self._update()
         is_by_value = isinstance(self._scheduler, ReduceLROnPlateau)
         if not is_by_value and (self._interval == "step" or self._module.trainer.is_last_batch):
@@ -100,14 +102,16 @@ class OptimizerStep:
         self._scheduler.step(value)
 
     def _update(self) -> None:
-        """The update, for which each group has its part of the learning rate.
+        """The update, for which each group has its part of the learning rate, counted as Lightning counts steps.
 
         The schedule does not see the factors: also one that sets its own rates, such as OneCycleLR, is multiplied.
         """
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
             group["lr"] = group["lr"] * group.get("lr_factor", 1)
-        self._wrapped.step()
+        self._progress.increment_ready()
+        self._optimizer.step()
+        self._progress.increment_completed()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
