@@ -1,7 +1,6 @@
 """The overrides of a command line: what they ask for, and every fault of them at once."""
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -32,16 +31,16 @@ Choice = tuple[DictConfig | None, list[str]]
 
 
 class Plan(NamedTuple):
-    """What a command line asks for: the number of jobs, and their configurations; of a large sweep those checked."""
+    """What a command line asks for: the configurations of its first jobs, and keys that only a job has values for."""
 
-    num_jobs: int
     configs: list[Config]
+    later: frozenset[str]
 
 
 def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -> Plan:
     """As `plan`, and then everything that the configurations call, imported in a process that has torch."""
     asked = plan(overrides, source, **settings)
-    faults = processes.call(signatures.faults, [to_tree(config) for config in asked.configs])
+    faults = processes.call(signatures.faults, [to_tree(config) for config in asked.configs], asked.later)
     if faults:
         raise ConfigError(faults)
     return asked
@@ -64,6 +63,7 @@ def plan(
     faults: list[str] = []
     values: list[list[str]] = []
     configs: list[Config] = []
+    later: set[str] = set()
     for text in overrides:
         try:
             override = parsed(text)
@@ -87,14 +87,15 @@ def plan(
         return _chosen(choices, source)
 
     for texts in combinations(values):
-        config, job_faults = _job([parsed(text) for text in texts], choose, options, source, saved)
+        config, job_faults, job_later = _job([parsed(text) for text in texts], choose, options, source, saved)
         faults += job_faults
+        later |= job_later
         if config is not None:
             configs.append(config)
             faults += _sweep_faults(config, configs[0], is_multirun=is_multirun)
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
-    return Plan(math.prod(map(len, values)), configs)
+    return Plan(configs, frozenset(later))
 
 
 def _check_source(source: Source) -> None:
@@ -161,8 +162,11 @@ def _job(
     options: Groups,
     source: Source,
     saved: Config | None,
-) -> tuple[Config | None, list[str]]:
-    """One configuration, or its faults: options are Hydra's to choose, values are put in here, one by one."""
+) -> tuple[Config | None, list[str], set[str]]:
+    """One configuration, its errors, and the keys that only the job has values for.
+
+    Options are Hydra's to choose, values are put in here, one by one.
+    """
     choices = [override for override in job if is_choice(override, options)]
     values = [override for override in job if override not in choices]
     wrong = {} if _searches_elsewhere(job) else {o.input_line: f for o in choices if (f := _option_fault(o, options))}
@@ -170,16 +174,17 @@ def _job(
     cfg, refused = choose(tuple(good.values()))
     faults = [*wrong.values(), *refused]
     if cfg is None:
-        return None, faults
+        return None, faults, set()
     cfg, wrong_values = _put_in(cfg if saved is None else on_top_of(saved, cfg, choices), values, options)
     faults += wrong_values
     if not refused and saved is None:
         texts = [*good.values(), *(override.input_line or "" for override in values)]
         cfg = _with_own_sections(cfg, texts, partial(composed, source=source))
+    later = {key for key, reason in plain(cfg)[1].items() if not reason}
     try:
-        return checked(cfg, options) if saved is None else resumed_config(saved, cfg, options), faults
+        return checked(cfg, options) if saved is None else resumed_config(saved, cfg, options), faults, later
     except ConfigError as error:
-        return None, [*faults, *error.faults]
+        return None, [*faults, *error.faults], later
 
 
 def of_job(cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]) -> Config:

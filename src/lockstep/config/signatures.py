@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -110,14 +110,14 @@ def fits(annotation: Any, value: Any) -> bool:
     return True
 
 
-def faults(trees: Sequence[dict[str, Any]]) -> list[str]:
-    """The errors of everything that configurations call, of each one for each key."""
+def faults(trees: Sequence[dict[str, Any]], later: Collection[str] = ()) -> list[str]:
+    """The errors of all that configurations call, of each one for each key; none of a key that is set `later`."""
     found: list[str] = []
     for tree in trees:
         of_tree: dict[str, str] = {}
         for key, fault in (*_target_faults(tree), *_check_faults(tree), *_network_faults(tree)):
             of_tree.setdefault(key, fault)
-        found += of_tree.values()
+        found += (fault for key, fault in of_tree.items() if key not in later)
     return list(dict.fromkeys(found))
 
 

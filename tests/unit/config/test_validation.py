@@ -212,7 +212,7 @@ def test_a_target_in_a_file_of_its_own_has_the_keys_it_has_there(greedy: Path) -
 
 
 def test_values_that_only_hydra_knows_are_left_to_the_job() -> None:
-    assert faults("name=${hydra:job.num}") == []
+    assert faults("name=${hydra:job.num}", "callbacks.pictures.num_images=${hydra:job.num}") == []
 
 
 @pytest.mark.parametrize(
@@ -594,7 +594,7 @@ def test_of_a_large_sweep_the_first_jobs_are_checked() -> None:
     wide = f"seed={','.join(map(str, range(200)))}"
     assert faults(wide, "global_batch_size=64,0", is_multirun=True) == ["global_batch_size=0 must be int >= 1"]
     plan = overrides.check([wide], is_multirun=True)
-    assert (plan.num_jobs, len(plan.configs)) == (200, MAX_CHECKED)
+    assert len(plan.configs) == MAX_CHECKED
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
