@@ -123,7 +123,8 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
             start_once("train -m", os.environ)
         except ValueError as error:
             raise faults.ConfigError([str(error)]) from error
-    configs = overrides.check(arguments.overrides, source, is_multirun=arguments.multirun).configs
+    check = overrides.check if arguments.multirun else overrides.plan  # a single run begins with the second round
+    configs = check(arguments.overrides, source, is_multirun=arguments.multirun).configs
     if arguments.multirun:
         _check_launcher(arguments.overrides, source)
         _check_inputs(configs)
@@ -217,6 +218,8 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
         else:
             config = overrides.of_job(cfg, typed, partial(compose, source.name))
             work = partial(runner.start, config, typed, chosen, first=first)
+        if is_submitted:
+            overrides.check_called([config])
         _, code = work()
     except faults.ConfigError as error:
         faults.exit_with(error)

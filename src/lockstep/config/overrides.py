@@ -1,7 +1,7 @@
 """The overrides of a command line: what they ask for, and every fault of them at once."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -38,12 +38,17 @@ class Plan(NamedTuple):
 
 
 def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -> Plan:
-    """As `plan`, and then everything that the configurations call, imported in a process that has torch."""
+    """Both rounds of a check: `plan`, and then everything that the configurations call."""
     asked = plan(overrides, source, **settings)
-    faults = processes.call(signatures.faults, [to_tree(config) for config in asked.configs], asked.later)
+    check_called(asked.configs, asked.later)
+    return asked
+
+
+def check_called(configs: Sequence[Config], later: Collection[str] = ()) -> None:
+    """The second round by itself, for what is not trained now: a training begins with it."""
+    faults = processes.call(signatures.faults, [to_tree(config) for config in configs], later)
     if faults:
         raise ConfigError(faults)
-    return asked
 
 
 def plan(
@@ -188,7 +193,7 @@ def _job(
 
 
 def of_job(cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]) -> Config:
-    """The configuration of a job as Hydra has composed it of these overrides. Raises ConfigError."""
+    """The configuration of a job as Hydra has composed it of these overrides, after the first round of the check."""
     return checked(_with_own_sections(cfg, texts, compose))
 
 

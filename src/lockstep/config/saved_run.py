@@ -60,7 +60,7 @@ def changed(folder: RunFolder, saved: Config, texts: Sequence[str], source: Sour
 
     Raises ConfigError for overrides that would make it another run, and for all else that is wrong.
     """
-    (config,) = overrides.check(texts, source, saved=saved).configs
+    (config,) = overrides.plan(texts, source, saved=saved).configs
     return project.found(folder, config)
 
 

@@ -38,7 +38,7 @@ def asked(typed: Sequence[str], *, is_trusted: bool) -> Asked:
         resumed = saved_run.resumed(run, typed, source, is_trusted=is_trusted)
         _refuse_cluster(resumed.config)
         return Asked(resumed.config, None, resumed.folder)
-    (config,) = overrides.check(typed, source, is_multirun=False).configs
+    (config,) = overrides.plan(typed, source).configs
     _refuse_cluster(config)
     later = [key for key, reason in compose.plain(compose.composed(typed, source))[1].items() if not reason]
     faults = [f"{key} asks Hydra for what it knows of python train.py alone: give it a value" for key in later]

@@ -19,7 +19,7 @@ from lockstep.callbacks.record import Record
 from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.callbacks.wandb_logger import ResumableWandbLogger
-from lockstep.config import build, measured, project, rules, storage
+from lockstep.config import build, measured, project, rules, signatures, storage
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Open
@@ -44,6 +44,8 @@ def train(
     that a notebook shows what rank 0 prints.
     """
     config = storage.load(folder.config)
+    if errors := signatures.faults([storage.to_tree(config)]):  # the second round of the check
+        raise ConfigError(errors)
     with session.opened(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
         data, module, first = prepared(here, is_new=resumed_from.path is None)
