@@ -32,12 +32,12 @@ def as_usual() -> None:
 
 
 def start_training() -> None:
-    """Have torch imported while this process reads its command line, unless that asks for help or submits a job.
+    """Have torch imported while this process reads its command line, unless that asks for help.
 
     What torchrun or srun started computes itself.
     """
     world = outer_world(os.environ)
-    asks = any(word.startswith(("-", "cluster=")) and word not in ("-m", "--multirun") for word in sys.argv[1:])
+    asks = any(word.startswith("-") and word not in ("-m", "--multirun") for word in sys.argv[1:])
     if not asks and (world is None or world.world_size == 1):
         from lockstep.system import processes  # multiprocessing, which no other command needs
 
