@@ -140,8 +140,8 @@ def own_source(file: str) -> Splits:
 def test_a_source_of_the_user_with_other_images_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "names"
     file.write_text(" ".join(f"a{number}" for number in range(20)))
-    source = f"data={{_target_:tests.integration.test_changed_data.own_source,file:'{file}'}}"
-    folder = trained(tmp_path, "~data", f"+{source}")
+    source = "data._target_=tests.integration.test_changed_data.own_source"
+    folder = trained(tmp_path, source, f"+data.file={file}")
     file.write_text(file.read_text().replace("a7", "new"))
     assert_refused(folder, tmp_path, capfd, "1 image added, such as new", "1 image removed, such as a7")
 

@@ -92,8 +92,16 @@ def find(target: str) -> Signature | None:
         names=tuple(p.name for p in named),
         required=tuple(p.name for p in named if p.default is p.empty),
         takes_any=any(p.kind == p.VAR_KEYWORD for p in parameters),
-        types={p.name: types[p.name] | None if p.default is None else types[p.name] for p in named if p.name in types},
+        types={p.name: _typed(types[p.name], p.default) for p in named if p.name in types},
     )
+
+
+def _typed(annotation: Any, default: Any) -> Any:
+    """The annotation of a parameter, which also takes its default: `size: int = None` takes None."""
+    try:
+        return annotation | None if default is None else annotation
+    except TypeError:  # an annotation that is no type
+        return Any
 
 
 def fits(annotation: Any, value: Any) -> bool:

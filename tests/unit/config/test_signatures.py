@@ -73,7 +73,7 @@ def _written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "written").mkdir()
     for name, text in {
         "__init__": "from .shapes import Round as Circle\n",
-        "shapes": "class Round:\n    def __init__(self, *, colour: str = None, **more): ...\nNUMBER = 1\n",
+        "shapes": "class Round:\n  def __init__(self, *, colour: str = None, odd: 3 = None, **more): ...\nNUMBER = 1\n",
         "needy": "import not_installed_anywhere\n",
         "broken": "1 / 0\n",
     }.items():
@@ -86,9 +86,10 @@ def _written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_signature_is_that_of_the_object(target: str) -> None:
     found = signatures.find(target)
     assert found is not None
-    assert (found.names, found.required, found.takes_any) == (("colour",), (), True)
+    assert (found.names, found.required, found.takes_any) == (("colour", "odd"), (), True)
     assert fits(found.types["colour"], None), "its default"
     assert not fits(found.types["colour"], 3)
+    assert fits(found.types["odd"], 3), "an annotation that is no type"
 
 
 def test_what_python_cannot_tell_is_left_open() -> None:
