@@ -193,7 +193,7 @@ def test_variables_have_names_in_capitals_and_plain_values() -> None:
 
 def test_a_variable_without_its_plus_is_told_with_it() -> None:
     typed = "strategy.variables={NCCL_DEBUG:INFO}"
-    assert faults(typed) == [f"{typed}: strategy.variables has no NCCL_DEBUG, write +{typed}"]
+    assert faults(typed) == [f"{typed}: Key 'NCCL_DEBUG' is not in struct, write +{typed} to add it"]
     (fault,) = faults("strategy.variables.NCCL_DEBUG=INFO")
     assert fault.endswith("add it with +strategy.variables.NCCL_DEBUG=...")
 

@@ -41,7 +41,8 @@ class Training:
     def workers(self) -> list[int]:
         """Process ids of rank 0, 1, ..., of those that have begun."""
         beats = sorted(self.folder.ranks.glob("*.beat"), key=lambda path: int(path.stem))
-        return [int(beat.read_text().split()[1]) for beat in beats]
+        written = (beat.read_text().split() for beat in beats)
+        return [int(words[1]) for words in written if words]
 
     def exit_code(self) -> int:
         return self.process.wait(PATIENCE_S)

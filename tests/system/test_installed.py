@@ -160,8 +160,10 @@ def test_a_job_of_a_project_has_a_copy_of_its_files(project: Path, tmp_path: Pat
         *("tests/test_exact.py", "train.py"),
     ]
     python = other / ".venv" / "bin" / "python"
-    said = run(other, python, "train.py", "resume=outputs/latest", "trainer.max_epochs=2", "cluster=none", code=1)
-    assert "an edit" in said, "who goes on here has the files that are here"
+    said = run(other, python, "train.py", "resume=outputs/latest", "trainer.max_epochs=2", "cluster=none", code=2)
+    assert "model._target_=flowers.network.Net cannot be imported: RuntimeError: an edit" in said, (
+        "who goes on here has the files that are here"
+    )
 
 
 # -- another version ---------------------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ def test_a_newer_version_says_what_it_does_not_know_any_more_and_a_run_keeps_its
     run(project, installed / "lockstep", "train", *BRIEF, AT_ONCE, code=EXIT_STOPPED)
     with_old_name = latest(project)
     fault = run(project, newer / "lockstep", "train", *BRIEF, code=EXIT_CONFIG)
-    name = "task.metrics.accuracy._target_=lockstep.tasks.Accuracy: module 'lockstep.tasks' has no attribute 'Accuracy'"
+    name = "task.metrics.accuracy._target_=lockstep.tasks.Accuracy: 'lockstep.tasks' has no 'Accuracy'"
     assert f"{name}: did you mean lockstep.tasks.Accuracies?" in fault
 
     change_metrics(project)

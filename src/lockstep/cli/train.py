@@ -214,12 +214,11 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
             from lockstep.cluster import submission
 
             config = overrides.of_job(cfg, typed, partial(compose, source.name))
+            overrides.check_called([config])
             work = partial(submission.start, config, typed, chosen)
         else:
             config = overrides.of_job(cfg, typed, partial(compose, source.name))
             work = partial(runner.start, config, typed, chosen, first=first)
-        if is_submitted:
-            overrides.check_called([config])
         _, code = work()
     except faults.ConfigError as error:
         faults.exit_with(error)

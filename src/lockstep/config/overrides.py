@@ -45,7 +45,7 @@ def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -
 
 
 def check_called(configs: Sequence[Config], later: Collection[str] = ()) -> None:
-    """The second round by itself, for what is not trained now: a training begins with it."""
+    """The second round by itself. A new run that is trained now needs none: its training begins with it."""
     faults = processes.call(signatures.faults, [to_tree(config) for config in configs], later)
     if faults:
         raise ConfigError(faults)

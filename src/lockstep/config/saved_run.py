@@ -47,6 +47,7 @@ def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trust
     trust.check(folder, saved, source, texts, is_trusted=is_trusted, settings=trust.OF_A_TRAINING)
     try:
         config = changed(folder, saved, texts, source)
+        overrides.check_called([config])
     except ConfigError as error:
         before = storage.other_version(folder)
         advice = [f"{shown(folder.path)} was trained by {before}: go on with that one"] if before else []
