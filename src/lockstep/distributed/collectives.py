@@ -32,8 +32,9 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 def is_missing_rank(error: BaseException) -> bool:
-    """Whether the ranks could not meet: one of them did not write where it can be reached in time."""
-    return isinstance(error, dist.DistStoreError)
+    """Whether the ranks could not meet: one of them did not come in time, or the first one opened no store."""
+    has_no_store = isinstance(error, dist.DistNetworkError) and "trying to connect" in str(error)
+    return has_no_store or isinstance(error, dist.DistStoreError)
 
 
 _neighbours: Neighbours | None = None

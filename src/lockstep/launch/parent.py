@@ -102,7 +102,8 @@ class Workers:
     def start(self, environ: Mapping[str, str], first: Callable[[], None] | None = None) -> None:
         """Start them all. Rank 0 inherits a socket on which it opens the store through which all find each other."""
         try:
-            with blocked(), socket.create_server(("127.0.0.1", 0)) as listener:  # a signal waits until all are started
+            with blocked(), socket.socket() as listener:  # a signal waits until all are started
+                listener.bind(("127.0.0.1", 0))  # rank 0 listens; until then the others are refused, and try again
                 for rank in range(self._num_workers):
                     variables, log = dict(environ), self._folder.rank_log(rank) if rank else self._log
                     if self._is_parallel:
