@@ -206,7 +206,7 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
         # in a thread: a process that is frozen accepts connections, and torch waits for its answer without a limit
         return ThreadPoolExecutor(1).submit(store).result(timeout.total_seconds() + PATIENCE_S)
     except TimeoutError as error:
-        raise dist.DistStoreError(f"rank 0 does not answer at {host}:{port}") from error
+        raise dist.DistStoreError(f"the store of rank 0 does not answer at {host}:{port}") from error
     except (OSError, dist.DistNetworkError) as error:
         if "address already in use" not in str(error).lower():
             raise
