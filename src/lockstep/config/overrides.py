@@ -216,7 +216,7 @@ def _with_own_sections(cfg: DictConfig, texts: Sequence[str], compose: Callable[
         ]
         try:
             alone = compose([*others, f"~{group}", *values])
-        except HydraException:  # an experiment chooses the option
+        except HydraException:  # the defaults choose no option of this group
             continue
         if OmegaConf.select(alone, f"{group}._target_") is not None:
             ours = {name: cfg[group][name] for name in fields(FALLBACK[group]) if name in cfg[group]}
