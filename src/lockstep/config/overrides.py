@@ -207,8 +207,11 @@ def _with_own_sections(cfg: DictConfig, texts: Sequence[str], compose: Callable[
     for group in FALLBACK:
         if OmegaConf.select(cfg, f"{group}._target_") in (None, *KNOWN):
             continue
-        choices = [text for text, override in typed if "." not in override.key_or_group]
-        others = [text for text in choices if parsed(text).key_or_group != group]
+        others = [
+            text
+            for text, override in typed
+            if override.key_or_group != group and ("." not in override.key_or_group or override.is_hydra_override())
+        ]
         values = [
             f"++{text.lstrip('+')}"
             for text, override in typed

@@ -187,6 +187,11 @@ def test_a_custom_target_starts_from_an_empty_section(greedy: Path, text: str) -
     assert section_of("model", text, "model=resnet18_d2l", "~model.width", added=greedy) == {}
 
 
+def test_it_does_so_in_an_experiment_that_hydra_alone_finds(greedy: Path) -> None:
+    (config,) = overrides.check([f"hydra.searchpath=[file://{greedy}]", "experiment=changed"]).configs
+    assert config.model.arguments() == {}
+
+
 def test_an_experiment_writes_keys_of_its_own_target(greedy: Path) -> None:
     assert section_of("model", "experiment=wider", added=greedy) == {"width": 32}
     assert section_of("model", "experiment=wider", "model.width=16", added=greedy) == {"width": 16}

@@ -8,8 +8,6 @@ from typing import Any
 
 from lockstep.runs.files import uncell
 
-SUFFIXES = (".csv", ".parquet")
-
 
 @dataclass(frozen=True, eq=False)
 class Table:
