@@ -13,8 +13,8 @@ from torch import distributed as dist
 from torchvision.datasets import CIFAR10, FashionMNIST
 
 from lockstep.config import compose, overrides, storage, validation
-from lockstep.config.data_sections import Data, Downloaded
 from lockstep.config.faults import ConfigError
+from lockstep.config.target_sections import Data
 from lockstep.data.images.listing import list_classes
 from lockstep.data.sources import builtin
 from lockstep.data.transfer import copying
@@ -216,7 +216,7 @@ def _download(root: str, scratch: str | None, ranks_per_node: int) -> Any:
         return len((there / "images").read_text())
 
     values = {"root": root, "download": True, "copy_to": scratch, "copy_remove": False}
-    data = Downloaded.model_validate(
+    data = Data.model_validate(
         {"_target_": "lockstep.data.fashion_mnist", "val_fraction": 0.1, "split_seed": 0, "memory": "auto"} | values
     )
     with contextlib.ExitStack() as held:

@@ -5,16 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.data_sections import Data, ImageFolder
+from lockstep.config.target_sections import Data
 from lockstep.data.transfer.copying import Copy
 from lockstep.training import staging
 
 
-def section(root: Path | str, scratch: Path | None, **changes: Any) -> ImageFolder:
+def section(root: Path | str, scratch: Path | None, **changes: Any) -> Data:
     values = {"root": str(root), "copy_to": str(scratch) if scratch else None, "copy_remove": False} | changes
     settings = {"val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0, "image_size": 8, "channels": 3}
     rest = {"background": "white", "cache": None, "memory": "host", "num_workers": 1}
-    return ImageFolder.model_validate({"_target_": "lockstep.data.image_folder", **settings, **rest, **values})
+    return Data.model_validate({"_target_": "lockstep.data.image_folder", **settings, **rest, **values})
 
 
 def copy_of(root: Path, scratch: Path) -> Copy:

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 from omegaconf import OmegaConf
 
 import lockstep
+from lockstep.cli import declarations
 from lockstep.config.compose import CONF, composed
 from lockstep.config.faults import shown
 from lockstep.config.key_scopes import scope
-from lockstep.config.known_targets import FALLBACK
 from lockstep.config.options import groups
-from lockstep.config.schema import fields, kind_of, section
+from lockstep.config.schema import CALLED, kind_of
 from lockstep.config.sections import Scope
 from lockstep.system.trees import at, leaves
 
@@ -56,10 +56,11 @@ not current.
 
 Configurations and projects use these names, which stay where modules move: `_target_: lockstep.data.digits`,
 `from lockstep.data import Images, Splits`. All else in `lockstep` may change with any version. Few parameters have a
-default, because `conf/` is the home of values. [own-network.md](own-network.md) says what a network, a schedule or
-an optimizer of your own must be, [own-data.md](own-data.md) what data, [own-loss.md](own-loss.md) what a task,
-[own-module.md](own-module.md) what a training step. [python.md](python.md) shows how a script or a notebook trains,
-looks at runs and predicts.
+default, because `conf/` is the home of values. Types with a range, such as `Fraction`, are in
+`lockstep.system.kinds`; [configuration.md](configuration.md) has range and meaning of each parameter.
+[own-network.md](own-network.md) says what a network, a schedule or an optimizer of your own must be,
+[own-data.md](own-data.md) what data, [own-loss.md](own-loss.md) what a task, [own-module.md](own-module.md) what a
+training step. [python.md](python.md) shows how a script or a notebook trains, looks at runs and predicts.
 """
 PACKAGES = ("data", "models", "tasks", "callbacks")
 ENTRY = "+parameters.NAME={pattern:'^fc',lr_factor:1.0,weight_decay:null,frozen_epochs:0}"
@@ -77,7 +78,7 @@ def configuration() -> str:
     tops = [key for key in tree if not isinstance(tree[key], dict)]
     lines += _table("At the top", tree, tops)
     for name in (key for key in tree if isinstance(tree[key], dict)):
-        if name in FALLBACK:
+        if name in CALLED:
             for option in options[name]:
                 chosen = _tree(f"{name}={option}")
                 lines += _table(f"`{name}={option}`", chosen, [key for key, _ in leaves(chosen[name], name)])
@@ -105,9 +106,8 @@ def _tree(*overrides: str) -> dict[str, Any]:
 def _table(title: str, tree: dict[str, Any], keys: list[str]) -> Iterator[str]:
     """A heading, what the section is, and a row for each of its keys."""
     yield f"\n## {title}\n"
-    about = section(tree, keys[0].split(".")[:1]) if "." in keys[0] else None
-    if about is not None and about.__doc__:
-        yield f"{about.__doc__}\n"
+    if "." in keys[0] and (purpose := declarations.purpose(tree, keys[0].partition(".")[0])):
+        yield f"{purpose}\n"
     yield COLUMNS
     for key in keys:
         if not key.endswith("._partial_"):
@@ -116,8 +116,7 @@ def _table(title: str, tree: dict[str, Any], keys: list[str]) -> Iterator[str]:
 
 def _row(tree: dict[str, Any], key: str) -> str:
     path = key.split(".")
-    parent = section(tree, path[:-1])
-    field = fields(parent).get(path[-1]) if parent is not None else None
+    field = declarations.meaning(tree, path)
     kind, meaning = (kind_of(field), field.description) if field is not None else ("", "")
     cells = (f"`{key}`", f"`{shown(at(tree, path))}`", kind, _word(scope(key, tree)), meaning or "")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -202,6 +201,15 @@ def _signature(target: str, definition: Any) -> str:
     return f"{target}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f"){returned}"
 
 
+class _Types(ast.NodeTransformer):
+    """Leaves of an `Annotated[...]` the type: ranges and meanings stand in docs/configuration.md."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        is_annotated = isinstance(node.value, ast.Name) and node.value.id == "Annotated"
+        return node.slice.elts[0] if is_annotated and isinstance(node.slice, ast.Tuple) else node
+
+
 def _members(protocol: ast.ClassDef) -> Iterator[str]:
     """What a class must have: a property as an attribute, a method as it is called."""
     for item in protocol.body:
@@ -215,6 +223,7 @@ def _members(protocol: ast.ClassDef) -> Iterator[str]:
 
 def _parameters(arguments: ast.arguments) -> list[str]:
     """Each parameter by itself, as it stands in the source, the bare star between them included."""
+    arguments = _Types().visit(arguments)
     others = [arguments.vararg, arguments.kwarg]
     assert not any(others), f"not known how to show {ast.unparse(arguments)}"
     named = [ast.unparse(argument) for argument in arguments.args]

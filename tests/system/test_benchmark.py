@@ -22,7 +22,7 @@ from lockstep.benchmark import charts, command, paper, report, results, scaling
 from lockstep.benchmark.environments import Environment, environments
 from lockstep.benchmark.scaling import Result, Spread, Terms, spread
 from lockstep.callbacks.plots import style
-from lockstep.config import compose, overrides, rules, validation
+from lockstep.config import compose, overrides, validation
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import BenchmarkConfig
 from lockstep.launch import parent
@@ -264,7 +264,7 @@ def test_each_environment_trains_its_own_configuration() -> None:
     for name, environment in there.items():
         assert environment.config is not None
         assert environment.config.trainer.max_time_s == 7
-        rate = rules.learning_rate(environment.config)
+        rate = environment.config.optimizer.lr
         told[name] = (
             environment.num_workers,
             environment.num_threads,

@@ -7,7 +7,6 @@ from typing import Any
 from lockstep.benchmark import scaling
 from lockstep.benchmark.environments import Environment
 from lockstep.benchmark.scaling import Spread, Terms, spread
-from lockstep.config.rules import learning_rate
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.terminal import printable
@@ -40,7 +39,7 @@ def record(environment: Environment, folder: RunFolder, state: str, reason: str)
         "threads_per_worker": measured.get("threads_per_worker", environment.num_threads),
         "precision": status.get("precision"),
         "global_batch_size": environment.config.global_batch_size,
-        "learning_rate": learning_rate(environment.config),
+        "learning_rate": environment.config.optimizer.lr,
         "epochs": len(folder.read_metrics()),
         "max_epochs": environment.config.trainer.max_epochs,
         "steps": status.get("step"),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from lockstep.config import build, compose, overrides, presence
-from lockstep.config.data_sections import Data, ImageFolder, ImageList
 from lockstep.config.schema import Config
+from lockstep.config.target_sections import Data
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lockstep.data.inspection import Inspection
     from lockstep.data.sources.folders import Contents
 
+OF_FILES = ("lockstep.data.image_folder", "lockstep.data.image_list")  # whose files are looked at one by one
 MOST_CLASSES = 20  # that a line names one by one
 
 
@@ -79,13 +80,13 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
 
 def _opened(section: Data, seed: int) -> "Contents | Splits":
     """The files of the source, before one is decoded, or its images."""
-    arguments = {key: value for key, value in section.arguments().items() if key != "memory"}
-    if isinstance(section, ImageFolder | ImageList):
+    if section.target in OF_FILES:
         from lockstep.data.sources.folders import FileSettings, folder_contents
         from lockstep.data.sources.lists import list_contents
 
+        arguments = section.arguments()
         settings = FileSettings(**{field.name: arguments.pop(field.name) for field in dataclasses.fields(FileSettings)})
-        contents = folder_contents if isinstance(section, ImageFolder) else list_contents
+        contents = folder_contents if section.target == OF_FILES[0] else list_contents
         return contents(**arguments, settings=settings)
     from lockstep.data.sources.datasets import seeded
 
@@ -139,15 +140,15 @@ def _sizes(inspection: "Inspection") -> str:
 
 def _use(config: Config, source: Any, inspection: "Inspection") -> str:
     """What an image is when the network gets it."""
-    size = getattr(config.data, "image_size", None)
-    if not isinstance(config.data, ImageFolder | ImageList):
+    if config.data.target not in OF_FILES:
         channels, height, width = source.train.pixels.shape[1:]
         return f"{channels}x{height}x{width} as they are, {str(source.train.dtype).removeprefix('torch.')}"
+    size, num_channels = (config.data.arguments()[name] for name in ("image_size", "channels"))
     if size is None:
-        return f"{plural(config.data.channels, 'channel')}, sizes as they are"
+        return f"{plural(num_channels, 'channel')}, sizes as they are"
     smaller = sum(each.size is not None and min(each.size) < size for seen in inspection.seen.values() for each in seen)
     enlarged = f"; {smaller:,} smaller, to be enlarged" if smaller else ""
-    return f"scaled to cover {size}x{size}, the centre cropped: {config.data.channels}x{size}x{size}{enlarged}"
+    return f"scaled to cover {size}x{size}, the centre cropped: {num_channels}x{size}x{size}{enlarged}"
 
 
 def _placement(config: Config, source: Any) -> str:

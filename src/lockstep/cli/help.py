@@ -7,10 +7,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from lockstep.cli import declarations
 from lockstep.config.compose import DEFAULT, Source, composed
 from lockstep.config.faults import shown
 from lockstep.config.options import groups
-from lockstep.config.schema import NAMED, fields, kind_of, section
+from lockstep.config.schema import NAMED, kind_of
 from lockstep.runs.naming import SCRIPTLESS, training_command
 from lockstep.system.trees import leaves
 
@@ -75,8 +76,8 @@ def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
             print(f"  {group:<12} {', '.join(options)}")
     _print("All keys", top, wide)
     for name, rows in sections.items():
-        section_type = section(tree, [name])
-        _print(f"{name}: {section_type.__doc__}" if section_type else name, rows, wide)
+        purpose = declarations.purpose(tree, name)
+        _print(f"{name}: {purpose}" if purpose else name, rows, wide)
     print(FOOT.format(command=command), end="")
 
 
@@ -89,7 +90,7 @@ def show_benchmark(source: Source) -> None:
 
 def _print(title: str, rows: Sequence[tuple[str, str]], wide: int) -> None:
     wide = max([wide, *(len(key) for key, meaning in rows if meaning)])
-    print(f"\n{title}")
+    print(f"\n{textwrap.fill(title, WIDTH)}")
     for key, meaning in rows:
         lines = textwrap.wrap(meaning, WIDTH - wide - 4, break_long_words=False, break_on_hyphens=False) or [""]
         for left, line in zip_longest([key], lines, fillvalue=""):
@@ -105,6 +106,5 @@ def _rows(tree: dict[str, Any], name: str) -> list[tuple[str, str]]:
 def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
     if path[-1] == "_target_":
         return ""
-    parent = section(tree, path[:-1])
-    field = fields(parent).get(path[-1]) if parent is not None else None
+    field = declarations.meaning(tree, list(path))
     return f"{field.description} ({kind_of(field).replace(' ', NO_BREAK)})" if field is not None else ""

@@ -1,4 +1,4 @@
-"""Decodes a folder of images ahead of the first training. No torch where there is nothing to decode."""
+"""Decodes a folder of images ahead of the first training."""
 
 import contextlib
 import re
@@ -6,8 +6,8 @@ import shlex
 import sys
 from collections.abc import Mapping
 
-from lockstep.config import compose, validation
-from lockstep.config.data_sections import Data
+from lockstep.config import compose, overrides
+from lockstep.config.target_sections import Data
 from lockstep.data.images import cache as caches
 from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import remote
@@ -27,8 +27,8 @@ def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source
     changed = {"root": _quoted(root), **{name: value for name, value in changes.items() if value is not None}}
     if changed.get("cache", "null") != "null":
         changed["cache"] = _quoted(changed["cache"])
-    overrides = ["data=image_folder", *(f"data.{name}={value}" for name, value in changed.items())]
-    section = validation.checked(compose.composed(overrides, source)).data
+    typed = ["data=image_folder", *(f"data.{name}={value}" for name, value in changed.items())]
+    section = overrides.check(typed, source).configs[0].data
     settings = section.arguments()
     cache, image_size, channels = settings["cache"], settings["image_size"], settings["channels"]
     background = settings["background"]
@@ -54,7 +54,7 @@ def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source
         f"{plural(count, 'image')} of {channels}x{height}x{width} "
         f"in {plural(len(listing.class_names), 'class', 'classes')}: {some}\n"
         f"{'Decoded into' if is_new else 'Up to date:'} {entry.path} ({table.nbytes / 2**20:,.1f} MiB)\n"
-        f"Train with:\n  {naming.training_command()} {shlex.join(overrides)}"
+        f"Train with:\n  {naming.training_command()} {shlex.join(typed)}"
     )
     return 0
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import yaml
 
 from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.system.kinds import LARGEST
 from lockstep.system.redaction import redacted
 from lockstep.system.wording import plural
 
@@ -49,6 +50,14 @@ def shown(value: Any) -> str:
     except yaml.YAMLError:
         is_plain = True
     return value if is_plain else f"'{value}'"
+
+
+def unfit(key: str, value: Any, wanted: str, *, is_text: bool) -> str:
+    """The error of a value that is not what is `wanted`, "" where it is too large; `is_text` if its text would do."""
+    text = shown(value)
+    if not wanted:
+        return f"{key}={text} is too large: {LARGEST:,} at most"
+    return f"{key}={text} must be {wanted}" + (f": write \"{key}='{text}'\"" if is_text else "")
 
 
 def several(names: Sequence[str], most: int = 3) -> str:

@@ -5,6 +5,8 @@ from typing import Any
 
 from lockstep.config.schema import Config, fields, section
 from lockstep.config.sections import Scope, SetBy, scope_of
+from lockstep.config.target_sections import Data, is_ours
+from lockstep.system.trees import at
 
 FREE_ON_RESUME = frozenset(Scope) - {Scope.NUMBERS}
 FREE_IN_A_SWEEP_THAT_GOES_ON = FREE_ON_RESUME - {Scope.LENGTH}
@@ -20,6 +22,7 @@ FREE_CALLBACKS = (
     "lockstep.callbacks.Pictures",
 )
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"  # free where it does not choose the best weights
+PLACES = ("root", "file", "cache", "download")  # parameters of Lockstep's own sources: where their files are
 EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
 
 
@@ -32,6 +35,8 @@ def scope(key: str, tree: Mapping[str, Any] | None = None) -> Scope:
     for depth, name in enumerate(path):
         section_type = section(tree or {}, path[:depth])
         field = fields(section_type).get(name) if section_type is not None else None
+        if section_type is Data and name in PLACES and is_ours(at(tree, ["data", "_target_"])):
+            return Scope.PLACE
         if section_type is None or field is None:
             break
         decided = scope_of(section_type, field)

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.config import signatures
-from lockstep.config.known_targets import CLASSIFIER
 from lockstep.config.schema import Config
+from lockstep.config.target_sections import CLASSIFIER
 from lockstep.system import processes
 from lockstep.system.trees import at
 

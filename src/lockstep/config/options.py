@@ -1,5 +1,6 @@
 """The options of the configuration groups, and one override as Hydra reads it."""
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,12 @@ def groups(*folders: Path) -> dict[str, list[str]]:
             if group != "." and not group.startswith("hydra/"):
                 options_by_group.setdefault(group, set()).add(file.stem)
     return {group: sorted(options) for group, options in sorted(options_by_group.items())}
+
+
+def targets_of(group: str, *folders: Path) -> set[str]:
+    """The `_target_` of each option of a group."""
+    files = (file for folder in folders for file in (folder / group).glob("*.yaml"))
+    return {target for file in files for target in re.findall(r"^_target_: *(\S+)$", file.read_text(), re.MULTILINE)}
 
 
 @cache

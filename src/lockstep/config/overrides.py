@@ -11,14 +11,13 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config import signatures
-from lockstep.config.compose import DEFAULT, Source, composed, plain
+from lockstep.config.compose import CONF, DEFAULT, Source, composed, plain
 from lockstep.config.faults import ConfigError, near, one_line, question
 from lockstep.config.foreign_names import hint
 from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
-from lockstep.config.known_targets import FALLBACK, KNOWN
-from lockstep.config.options import REFUSALS, groups, parsed
+from lockstep.config.options import REFUSALS, groups, parsed, targets_of
 from lockstep.config.resume import on_top_of, resumed_config
-from lockstep.config.schema import Config, fields
+from lockstep.config.schema import CALLED, Config, fields
 from lockstep.config.sections import Scope
 from lockstep.config.storage import to_tree
 from lockstep.config.sweep_space import combinations, is_drawn, values_of
@@ -204,8 +203,8 @@ def _with_own_sections(cfg: DictConfig, texts: Sequence[str], compose: Callable[
     stays as it is.
     """
     typed = [(text, parsed(text)) for text in texts]
-    for group in FALLBACK:
-        if OmegaConf.select(cfg, f"{group}._target_") in (None, *KNOWN):
+    for group, section_type in CALLED.items():
+        if OmegaConf.select(cfg, f"{group}._target_") in (None, *targets_of(group, CONF)):
             continue
         others = [
             text
@@ -222,8 +221,9 @@ def _with_own_sections(cfg: DictConfig, texts: Sequence[str], compose: Callable[
         except HydraException:  # the defaults choose no option of this group
             continue
         if OmegaConf.select(alone, f"{group}._target_") is not None:
-            ours = {name: cfg[group][name] for name in fields(FALLBACK[group]) if name in cfg[group]}
-            cfg[group] = OmegaConf.merge(ours, alone[group])
+            ours = [name for name in fields(section_type) if name[0] != "_" and name not in section_type.passed]
+            kept = {name: cfg[group][name] for name in ours if name in cfg[group]}
+            cfg[group] = OmegaConf.merge(kept, alone[group])
     return cfg
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.config import signatures
-from lockstep.config.data_sections import Data, Downloaded, Files, ImageFolder, ImageList, OpenData
 from lockstep.config.faults import ConfigError
-from lockstep.config.target_sections import Library, Target
+from lockstep.config.target_sections import Data, Target, is_ours
 from lockstep.data.images.listing import FOLDERS, check_folders, existing
 from lockstep.data.transfer import remote
 
@@ -18,24 +17,24 @@ def check(section: Data) -> None:
     """Raise ConfigError, with the setting and the cure, where the data of a section is not there.
 
     A source of the user's own is asked where it names a function for that, `_check_`, which gets the same arguments.
+    What is of a wrong type is left to the second round of the check.
     """
     try:
-        if isinstance(section, Files):
-            _check_files(section)
-        elif isinstance(section, ImageList):
-            _check_list(section)
-        elif isinstance(section, OpenData) and section.check is not None:
+        if section.check is not None:
             _imported(section.check)(**section.arguments())
+        elif section.target in OF_SOURCES:
+            OF_SOURCES[section.target](section)
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(str(error).splitlines()) from error
     except OSError as error:
-        raise ConfigError([f"data.root={getattr(section, 'root', '')} cannot be read ({error}): mend it"]) from error
+        raise ConfigError([f"data.root={section.root} cannot be read ({error}): mend it"]) from error
 
 
 def check_weights(section: Target) -> None:
     """Raise ConfigError where the file that a new run is to have its weights from is not there."""
-    if isinstance(section, Library) and isinstance(section.pretrained, str) and not Path(section.pretrained).is_file():
-        raise ConfigError([f"model.pretrained={section.pretrained} is no file: correct the path, or use true or false"])
+    pretrained = section.arguments().get("pretrained")
+    if is_ours(section.target) and isinstance(pretrained, str) and not Path(pretrained).is_file():
+        raise ConfigError([f"model.pretrained={pretrained} is no file: correct the path, or use true or false"])
 
 
 def _imported(target: str) -> Callable[..., object]:
@@ -49,9 +48,12 @@ def _imported(target: str) -> Callable[..., object]:
     return own_check
 
 
-def _check_list(section: ImageList) -> None:
-    setting = f"data.file={section.file}"
-    path = existing(section.file, setting)
+def _check_list(section: Data) -> None:
+    file = section.arguments().get("file")
+    if not isinstance(file, str):
+        return
+    setting = f"data.file={file}"
+    path = existing(file, setting)
     if not path.is_file() or path.suffix not in (".csv", ".parquet"):
         raise ValueError(f"{setting} is no file that ends in .csv or .parquet: give one of these.")
     if path.suffix == ".parquet" and not signatures.is_there("pyarrow"):
@@ -60,13 +62,20 @@ def _check_list(section: ImageList) -> None:
         existing(section.root, f"data.root={section.root}")
 
 
-def _check_files(section: Files) -> None:
+def _check_folder(section: Data) -> None:
+    if section.root is not None and remote.is_url(section.root):
+        remote.check(section.root, "data.root")
+    elif section.root is not None:
+        check_folders(section.root)
+
+
+def _check_downloaded(section: Data) -> None:
     setting = f"data.root={section.root}"
+    if section.root is None:
+        return
     if remote.is_url(section.root):
         remote.check(section.root, "data.root")
-    elif isinstance(section, ImageFolder):
-        check_folders(section.root)
-    elif isinstance(section, Downloaded) and section.download:
+    elif section.arguments().get("download"):
         root = Path(section.root).expanduser()
         if root.exists() and not root.is_dir():
             raise ValueError(f"{setting} is a file: name a folder for what is downloaded.")
@@ -74,3 +83,10 @@ def _check_files(section: Files) -> None:
         folder = existing(section.root, setting) / FOLDERS[section.target]
         if not folder.is_dir():
             raise FileNotFoundError(f"{setting} has no folder {folder}: set data.download=true, or correct the path.")
+
+
+OF_SOURCES: dict[str, Callable[[Data], None]] = {
+    "lockstep.data.image_folder": _check_folder,
+    "lockstep.data.image_list": _check_list,
+    **dict.fromkeys(FOLDERS, _check_downloaded),
+}

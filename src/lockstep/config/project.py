@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import lockstep
 from lockstep.config import signatures
-from lockstep.config.data_sections import Files, ImageList
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
@@ -114,12 +113,10 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
 def found(folder: RunFolder, config: Config) -> Config:
     """The configuration of a run, whose data, where not in the current folder, is found in its project."""
     recorded, data = _recorded(folder).folders, config.data
-    if not isinstance(data, Files | ImageList):
-        return config
     places: dict[str, str] = {}
     for key in ("root", "file"):
-        path = getattr(data, key, None)
-        if path is not None and "://" not in path and not Path(path).expanduser().exists():
+        path = data.arguments().get(key)
+        if isinstance(path, str) and "://" not in path and not Path(path).expanduser().exists():
             there = (os.path.join(base, path) for base in recorded if os.path.exists(os.path.join(base, path)))
             places |= {key: next(there, path)}
     return config.model_copy(update={"data": data.model_copy(update=places)})

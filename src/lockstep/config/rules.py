@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from lockstep.config import measured, signatures, slurm_rules
-from lockstep.config.data_sections import Dataset, Files
 from lockstep.config.faults import shown
 from lockstep.config.schema import BenchmarkConfig, Config
-from lockstep.config.target_sections import Classification
+from lockstep.config.target_sections import is_ours
 from lockstep.config.workers import resolve_workers
 from lockstep.data.transfer import remote
+from lockstep.system.trees import at
 
 # Lightning's callbacks that need its automatic optimization, another loop or a single worker, and what to use instead
 _FREEZING = "freeze by parameters.NAME.frozen_epochs"
@@ -103,19 +103,17 @@ def _module_rules(config: Config) -> Iterator[str]:
 
 
 def _task_rules(config: Config) -> Iterator[str]:
-    task = config.task
-    if isinstance(task, Classification) and task.loss is not None:
-        for key, value, plain in (
-            ("label_smoothing", task.label_smoothing, 0),
-            ("class_weights", task.class_weights, None),
-        ):
-            if value != plain:
+    task, arguments = config.task, config.task.arguments()
+    is_classification, weights = task.target == "lockstep.tasks.Classification", arguments.get("class_weights")
+    if is_classification and (loss := at(arguments, ["loss", "_target_"])) is not None:
+        for key, plain in (("label_smoothing", 0), ("class_weights", None)):
+            if (value := arguments.get(key, plain)) != plain:
                 yield (
-                    f"task.{key}={shown(value)} is of cross-entropy, and task.loss={task.loss.target} takes its place: "
+                    f"task.{key}={shown(value)} is of cross-entropy, and task.loss={loss} takes its place: "
                     f"set task.{key}={shown(plain)}"
                 )
-    if isinstance(task, Classification) and task.class_weights is not None and not any(task.class_weights):
-        yield f"task.class_weights={shown(task.class_weights)} counts no sample: give a class more than 0"
+    if is_classification and isinstance(weights, list) and not any(weights):
+        yield f"task.class_weights={shown(weights)} counts no sample: give a class more than 0"
     if config.flip_test and task.target.endswith(".Regression"):
         yield "flip_test=true averages what an image and its mirror image are, and a number may turn: leave it out"
     taken = [name for name in task.metrics if name in ("loss", "count") or "/" in name]
@@ -136,31 +134,31 @@ def _missing(package: str) -> str:
 
 
 def _data_rules(config: Config) -> Iterator[str]:
-    val, test = getattr(config.data, "val_fraction", 0), getattr(config.data, "test_fraction", 0)
+    arguments = config.data.arguments()
+    val, test, mean, std = (arguments.get(name) for name in ("val_fraction", "test_fraction", "mean", "std"))
     if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
         yield f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on: use smaller ones"
-    mean, std = getattr(config.data, "mean", None), getattr(config.data, "std", None)
-    if isinstance(config.data, Dataset) and (mean is None) != (std is None):
+    if config.data.target == "lockstep.data.dataset" and (mean is None) != (std is None):
         yield f"data.mean={shown(mean)} and data.std={shown(std)}: give both, or neither to have them measured"
 
 
 def _file_rules(config: Config) -> Iterator[str]:
     data = config.data
-    if not isinstance(data, Files):
+    if data.root is None:
+        if data.copy_to is not None:
+            yield f"data.copy_to={data.copy_to} is for a copy of data.root, which is not set: leave it out"
         return
-    is_url, is_kept = remote.is_url(data.root), data.copy_to is not None or getattr(data, "cache", None) is not None
-    if is_url:
+    is_url = remote.is_url(data.root)
+    if is_url and is_ours(data.target):
         yield from remote.faults(data.root, "data.root")
-        if not is_kept:
+        if data.copy_to is None and data.arguments().get("cache") is None:
             yield f"data.root={data.root} is a URL: say where its files are kept, data.copy_to=data/cache"
     if data.copy_remove and data.copy_to is None and not is_url:
         yield "data.copy_remove=true removes the copy of this run, and there is none: set data.copy_to, or leave it out"
 
 
 def _optimizer_rules(config: Config) -> Iterator[str]:
-    if getattr(config.optimizer, "nesterov", False) is True and getattr(config.optimizer, "momentum", 1) == 0:
-        yield "optimizer.nesterov=true needs optimizer.momentum above 0: set one of them"
-    if config.scale_with_workers and learning_rate(config) is None:
+    if config.scale_with_workers and config.optimizer.lr is None:
         yield "scale_with_workers=true multiplies optimizer.lr, but it has no value: add +optimizer.lr=..."
 
 
@@ -240,9 +238,3 @@ def _search_rules(config: Config) -> Iterator[str]:
             yield f"search.objectives has {name}, which is never measured: choose from {', '.join(known)}"
     if len(search.objectives) > 1 and search.pruner is not None:
         yield "search.pruner compares by one objective, and search.objectives has several: use search.pruner=null"
-
-
-def learning_rate(config: Config) -> float | None:
-    """optimizer.lr, where the optimizer has one."""
-    value = config.optimizer.arguments().get("lr")
-    return float(value) if isinstance(value, int | float) else None

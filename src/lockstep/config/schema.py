@@ -3,7 +3,7 @@
 Light to import: no torch, so that a fault in the configuration answers at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -11,19 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from lockstep.config.known_targets import (
-    CLASSIFIER,
-    FALLBACK,
-    KNOWN,
-    AnyTaskSection,
-    DataSection,
-    ModelSection,
-    ModuleSection,
-    OptimizerSection,
-    SchedulerSection,
-)
 from lockstep.config.sections import (
-    LARGEST,
     Augment,
     Benchmark,
     Cluster,
@@ -32,25 +20,22 @@ from lockstep.config.sections import (
     Name,
     Notify,
     ParameterGroup,
-    Path,
-    Positive,
     Scope,
     Section,
-    Seed,
     SetBy,
     Strategy,
     Sweep,
     Trainer,
     is_section,
 )
-from lockstep.config.target_sections import Library, Open, Search
+from lockstep.config.target_sections import CLASSIFIER, Data, Open, Optimizer, Scheduler, Search, Target, TaskSection
+from lockstep.system.kinds import LARGEST, PathText, Positive, Seed
 
 # sections under names of the user's choice
 NAMED: dict[str, type[Section]] = {"callbacks": Open, "logger": Open, "parameters": ParameterGroup}
 ENVIRONMENTS = ("benchmark", "environments")
-# sections with a target inside another one: the metrics by names of the user's choice
-METRICS = ("task", "metrics")
-INSIDE = (METRICS, ("task", "loss"))
+PLAIN_MODULES = ("builtins", "collections.abc", "datetime", "pathlib", "typing")  # of types that YAML has values of
+METRICS = ("task", "metrics")  # sections with a target inside another one, by names of the user's choice
 
 
 class Config(Section):
@@ -76,8 +61,8 @@ class Config(Section):
     augment: Augment
     silent: Annotated[bool, Scope.OUTPUT] = Field(description="say nothing on the terminal but what went wrong")
     notify: Notify
-    resume: Annotated[Path | None, Scope.PLACE] = Field(description="run folder to go on with")
-    init_from: Annotated[Path | None, Scope.NUMBERS] = Field(
+    resume: Annotated[PathText | None, Scope.PLACE] = Field(description="run folder to go on with")
+    init_from: Annotated[PathText | None, Scope.NUMBERS] = Field(
         description="run folder, or checkpoint file, whose weights a new run starts with; of a run its last checkpoint"
     )
     changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
@@ -90,12 +75,12 @@ class Config(Section):
     launcher: Launcher
     sweep: Sweep
     search: Annotated[Search | None, Scope.SWEEP] = Field(description="set by search=...")
-    data: Annotated[DataSection, Scope.NUMBERS]
-    module: Annotated[ModuleSection, Scope.NUMBERS]
-    model: Annotated[ModelSection, Scope.NUMBERS]
-    task: Annotated[AnyTaskSection, Scope.NUMBERS]
-    optimizer: Annotated[OptimizerSection, Scope.NUMBERS]
-    scheduler: Annotated[SchedulerSection, Scope.NUMBERS]
+    data: Data
+    module: Open
+    model: Open
+    task: TaskSection
+    optimizer: Optimizer
+    scheduler: Scheduler
     parameters: Annotated[dict[str, ParameterGroup | None], Scope.NUMBERS] = Field(
         description="parts of the network with a learning rate, decay or freezing of their own, by names of your choice"
     )
@@ -113,7 +98,7 @@ class Config(Section):
     @property
     def run_name(self) -> str:
         """What a run is called where it has no name of its own: data_model, or data_module of a module of one's own."""
-        network = self.model.name if isinstance(self.model, Library) else _last(self.model.target).lower()
+        network = self.model.arguments().get("name") or _last(self.model.target).lower()
         network = _last(self.module.target).lower() if self.has_own_module else network
         return self.name or f"{_last(self.data.target)}_{network}"
 
@@ -126,6 +111,14 @@ class BenchmarkConfig(Config):
     """One run for each of several environments."""
 
     benchmark: Benchmark
+
+
+# sections at the top with a target, by name
+CALLED: dict[str, type[Target]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if is_section(field.annotation) and issubclass(field.annotation, Target)
+}
 
 
 def root(tree: Any) -> type[Config]:
@@ -143,14 +136,10 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
         return ExecutionEnvironment if len(path) == 3 else None
     if head in NAMED:
         return NAMED[head] if len(path) == 2 else None
-    if tuple(path[:2]) in INSIDE:
-        return Open if len(path) == (3 if tuple(path[:2]) == METRICS else 2) else None
+    if tuple(path[:2]) == METRICS:
+        return Open if len(path) == 3 else None
     if len(path) > 1:
         return None
-    if head in FALLBACK:
-        value = tree.get(head)
-        target = value.get("_target_") if isinstance(value, dict) else None
-        return KNOWN.get(target, FALLBACK[head]) if isinstance(target, str) else FALLBACK[head]
     annotation = whole.model_fields[head].annotation if head in whole.model_fields else None
     if annotation == (Search | None):
         return Search
@@ -161,7 +150,7 @@ def key_depth(path: Sequence[str]) -> int:
     """How many of the parts of `path` are keys of the schema; what follows belongs to a value."""
     if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
         return 4
-    return 3 if path[0] in NAMED or tuple(path[:2]) in INSIDE else 2
+    return 3 if path[0] in NAMED else 2
 
 
 def fields(section_type: type[Section]) -> dict[str, FieldInfo]:
@@ -176,25 +165,26 @@ def kind_of(field: FieldInfo) -> str:
 
 def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """An annotation in a few words, with the range that `metadata` gives."""
+    metadata = metadata[::-1]  # the last bound counts
     words = [item for item in metadata if isinstance(item, str)]
     if words:
         return words[0]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         nested = [m for item in arguments[1:] for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
-        return kind(arguments[0], nested)
+        return kind(arguments[0], [*nested, *metadata[::-1]])
     if origin is Literal:
         return "|".join(str(value).lower() for value in arguments)
     if origin in (Union, UnionType):
         return " or ".join("null" if part is NoneType else kind(part) for part in arguments)
-    if origin is dict:
-        return "a section of keys"
-    if origin is list:
+    if origin in (list, Sequence):
         return f"[{kind(arguments[0])}, ...]"
     if annotation is bool:
         return "true|false"
-    if is_section(annotation):
+    if origin is dict or is_section(annotation):
         return "a section of keys"
+    if origin is Callable or getattr(origin or annotation, "__module__", "") not in PLAIN_MODULES:
+        return "a section of keys with _target_"
     name = getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation)
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)

@@ -8,17 +8,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeIs
 
-LARGEST = 2**31 - 1  # what SLURM, process groups and kernels count to
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
-Positive = Annotated[int, Field(ge=1, le=LARGEST)]
-Seed = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Probability = Annotated[float, Field(ge=0, le=1)]
-PositiveFraction = Annotated[float, Field(gt=0, lt=1)]
-Alpha = Annotated[float, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+from lockstep.system.kinds import LARGEST, Count, NonNegative, Positive, PositiveFloat, Probability
+
 # a plain string is what people read instead of the type and its pattern
-Path = Annotated[str, Field(min_length=1), "a path"]
 Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
 Command = Annotated[str, Field(pattern=r"\S"), "a command line"]
@@ -93,8 +85,10 @@ class Augment(Section):
     cutout: Count = Field(description="side in pixels of a square set to the mean colour; 0 = off")
     erasing: Probability = Field(description="probability of a rectangle set to the mean colour (Random Erasing)")
     trivial: bool = Field(description="one operation of TrivialAugment, wide space, on each image")
-    mixup: Alpha = Field(description="MixUp, lambda of Beta(mixup, mixup); 0 = off; with cutmix, each half the time")
-    cutmix: Alpha = Field(description="CutMix, lambda of Beta(cutmix, cutmix); 0 = off")
+    mixup: NonNegative = Field(
+        description="MixUp, lambda of Beta(mixup, mixup); 0 = off; with cutmix, each half the time"
+    )
+    cutmix: NonNegative = Field(description="CutMix, lambda of Beta(cutmix, cutmix); 0 = off")
 
 
 class Strategy(Section):
@@ -189,7 +183,7 @@ class ParameterGroup(Section):
         description="searched in names such as layer1.0.conv1.weight"
     )
     lr_factor: PositiveFloat = Field(default=1.0, description="multiplies the learning rate of the schedule")
-    weight_decay: Annotated[float, Field(ge=0)] | None = Field(
+    weight_decay: NonNegative | None = Field(
         default=None, description="of their weights, not of norms and biases; null = that of the optimizer"
     )
     frozen_epochs: Count | None = Field(

@@ -14,11 +14,11 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lockstep.config.data_sections import OpenData
-from lockstep.config.faults import near, one_line, question, shown
-from lockstep.config.known_targets import KNOWN
+from lockstep.config.faults import near, one_line, question, unfit
 from lockstep.config.schema import METRICS, NAMED, fields, kind, section
+from lockstep.config.target_sections import CLASSIFIER, Data, Target
 from lockstep.config.targets import targets, unknown_key
+from lockstep.system.kinds import LARGEST
 from lockstep.system.trees import at
 
 # what the training gives to the target of a section: the first parameter by position, others by keyword
@@ -96,6 +96,12 @@ def find(target: str) -> Signature | None:
     )
 
 
+def takes(target: str, name: str) -> bool:
+    """True if what a dotted name calls has a parameter of this name."""
+    signature = find(target)
+    return signature is not None and name in signature.names
+
+
 def _typed(annotation: Any, default: Any) -> Any:
     """The annotation of a parameter, which also takes its default: `size: int = None` takes None."""
     try:
@@ -130,36 +136,44 @@ def faults(trees: Sequence[dict[str, Any]], later: Collection[str] = ()) -> list
 
 
 def _target_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, error) of every parameter that is unknown to its target, of another type, missing, or not to be set."""
+    """(key, error) of every target that cannot be called with its section."""
     for path, value in targets(tree):
-        section_type = section(tree, path)
-        if section_type is not None and section_type.model_config.get("extra") != "allow":
-            continue  # the schema has checked it
-        key, target = ".".join(path), value["_target_"]
-        signature = yield from _found(f"{key}._target_", target)
+        signature = yield from _found(f"{'.'.join(path)}._target_", value["_target_"])
         if signature is None:
             continue
-        supplied = _supplied(path, target, signature)
-        if path == ("optimizer",) and target not in KNOWN:
-            yield from _closure_faults(target)
-        section_fields = fields(section_type) if section_type is not None else {}
-        names = list(dict.fromkeys([*section_fields, *(name for name in signature.names if name not in supplied)]))
-        for k in (k for k in value if not k.startswith("_") and k not in section_fields):
-            if k in supplied:
-                yield f"{key}.{k}", f"{key}.{k} is set by the training itself: remove it"
-            elif k not in signature.names and not signature.takes_any:
-                yield f"{key}.{k}", unknown_key(tree, [*path, k], {}, names=names)
-            elif k in signature.types and not fits(signature.types[k], value[k]):
-                wanted = f"{kind(signature.types[k])}, as {target.rpartition('.')[2]} has it"
-                yield f"{key}.{k}", f"{key}.{k}={shown(value[k])} must be {wanted}"
-        is_completed = path[0] in BY_POSITION and len(path) == 1  # by the training
-        given = (*value, *supplied, *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()))
-        if (is_completed or not value.get("_partial_")) and "_args_" not in value:
-            for k in (k for k in signature.required if k not in given):
-                yield f"{key}.{k}", f"{key}.{k} is missing: {target.rpartition('.')[2]} needs it, add +{key}.{k}=..."
-        refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
-        if refused:
-            yield f"{key}._target_", f"{key}._target_={target} does not take {' and '.join(refused)} from the training"
+        errors = list(_parameter_faults(tree, path, value, signature))
+        yield from errors or (_optimizer_faults(value) if path == ("optimizer",) else ())
+
+
+def _parameter_faults(
+    tree: dict[str, Any], path: tuple[str, ...], value: dict[str, Any], signature: Signature
+) -> Iterator[tuple[str, str]]:
+    """(key, error) of every parameter that is unknown to its target, of another type, missing, or not to be set."""
+    key, target, section_type = ".".join(path), value["_target_"], section(tree, path)
+    name, supplied = target.rpartition(".")[2], _supplied(path, target, signature)
+    ours: list[str] = []
+    if section_type is not None and issubclass(section_type, Target):
+        ours = [k for k in fields(section_type) if k not in section_type.passed]
+    names = list(dict.fromkeys([*(k for k in signature.names if k not in supplied), *ours]))
+    for k in (k for k in value if not k.startswith("_") and k not in ours):
+        if k in supplied:
+            yield f"{key}.{k}", f"{key}.{k} is set by the training itself: remove it"
+        elif k not in signature.names and not signature.takes_any:
+            yield f"{key}.{k}", unknown_key(tree, [*path, k], {}, names=names)
+        elif k in signature.types and not fits(annotation := signature.types[k], value[k]):
+            is_number = isinstance(value[k], int | float)
+            is_text = is_number and fits(annotation, "0") and not fits(annotation, True)
+            is_too_large = is_number and value[k] > LARGEST and fits(annotation, LARGEST)
+            wanted = "" if is_too_large else f"{kind(annotation)}, as {name} has it"
+            yield f"{key}.{k}", unfit(f"{key}.{k}", value[k], wanted, is_text=is_text)
+    is_completed = path[0] in BY_POSITION and len(path) == 1  # by the training
+    given = (*value, *supplied, *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()))
+    if (is_completed or not value.get("_partial_")) and "_args_" not in value:
+        for k in (k for k in signature.required if k not in given):
+            yield f"{key}.{k}", f"{key}.{k} is missing: {name} needs it, add +{key}.{k}=..."
+    refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
+    if refused:
+        yield f"{key}._target_", f"{key}._target_={target} does not take {' and '.join(refused)} from the training"
 
 
 def _found(key: str, target: str) -> Iterator[tuple[str, str]]:
@@ -182,17 +196,29 @@ def _supplied(path: Sequence[str], target: str, signature: Signature) -> tuple[s
     if len(path) != (2 if path[0] in NAMED else 1):
         return ()
     if path[0] == "module":
-        return tuple(name for name in OF_MODULES if name in signature.names)
+        return (
+            signature.names if target == CLASSIFIER else tuple(name for name in OF_MODULES if name in signature.names)
+        )
     if path[0] == "scheduler":
         mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()  # as the best weights are chosen
         return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)
     return (*(signature.names[:1] if path[0] in BY_POSITION else ()), *BY_KEYWORD.get(path[0], ()))
 
 
-def _closure_faults(target: str) -> Iterator[tuple[str, str]]:
-    """An error of an optimizer that computes the loss of a step again, by a function it is given."""
+def _optimizer_faults(section: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """An error of an optimizer that cannot be made, or computes the loss of a step again, by a function it is given."""
+    import torch
+
+    target = section["_target_"]
+    called = load(target)
+    if target.startswith("torch.optim."):  # which checks its values when it is made
+        values = {name: value for name, value in section.items() if not name.startswith("_")}
+        try:
+            called([torch.zeros(1, 1, requires_grad=True)], **values)
+        except (TypeError, ValueError) as error:
+            yield "optimizer._target_", f"optimizer._target_={target}: {one_line(error)}"
     try:
-        step = inspect.signature(load(target).step).parameters.values()
+        step = inspect.signature(called.step).parameters.values()
     except (AttributeError, ValueError):  # of a function that returns an optimizer
         return
     if any(p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in step):
@@ -216,14 +242,13 @@ def _network_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _check_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(key, error) of a `_check_` that does not exist, or cannot be given the parameters of its source."""
-    value, source = tree.get("data"), section(tree, ["data"])
-    check = at(value, ["_check_"])
-    if source is not OpenData or not isinstance(value, dict) or not isinstance(check, str):
+    check = at(tree, ["data", "_check_"])
+    if check is None:
         return
     signature = yield from _found("data._check_", check)
     if signature is None:
         return
-    given = [k for k in value if not k.startswith("_") and k not in fields(source)]
+    given = [k for k in tree["data"] if not k.startswith("_") and k not in fields(Data)]
     for k in given:
         if k not in signature.names and not signature.takes_any:
             reason = "data._check_ gets the parameters of data._target_, add it there"

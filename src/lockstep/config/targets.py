@@ -6,7 +6,8 @@ from typing import Any
 
 from lockstep.config.faults import near, question
 from lockstep.config.foreign_names import hint
-from lockstep.config.schema import NAMED, fields, root, section
+from lockstep.config.schema import CALLED, NAMED, fields, root, section
+from lockstep.config.target_sections import is_ours
 from lockstep.system.trees import at, leaves
 
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for the hints
@@ -44,7 +45,10 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
     section_type = section(tree, path)
     if section_type is None:
         return None if isinstance(value, dict) else []
-    return None if section_type.model_config.get("extra") == "allow" else list(fields(section_type))
+    if section_type.model_config.get("extra") != "allow":
+        return list(fields(section_type))
+    has_all = path[0] in CALLED and is_ours(at(value, ["_target_"]))  # in conf/
+    return list(dict.fromkeys([*fields(section_type), *value])) if has_all else None
 
 
 def meant_key(

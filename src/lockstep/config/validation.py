@@ -11,14 +11,13 @@ from pydantic import ValidationError
 
 from lockstep.config import measured
 from lockstep.config.compose import plain, right_part
-from lockstep.config.faults import ConfigError, question, shown
+from lockstep.config.faults import ConfigError, question, unfit
 from lockstep.config.foreign_names import hint
-from lockstep.config.known_targets import FALLBACK
 from lockstep.config.rules import conflicts
 from lockstep.config.schema import NAMED, Config, fields, key_depth, kind_of, root, section
-from lockstep.config.sections import LARGEST
 from lockstep.config.target_sections import Target
 from lockstep.config.targets import Groups, meant_key, unknown_key
+from lockstep.system.kinds import LARGEST
 from lockstep.system.redaction import redacted
 from lockstep.system.trees import at
 
@@ -57,8 +56,6 @@ def schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups) 
     # what is too large for one member of a union is of the wrong kind for another
     for item in sorted(error.errors(include_url=False), key=lambda item: not _is_too_large(item)):
         path = [str(part) for part in item["loc"]]
-        if path[0] in FALLBACK:
-            del path[1:2]  # the name of a member of the union
         # without the members of a union of types
         path = path[: key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
         key = ".".join(path)
@@ -66,16 +63,11 @@ def schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups) 
             yield key, unknown_key(tree, path, groups)
         elif item["type"] == "missing":
             yield key, _missing_key(tree, path, groups)
-        elif item["type"] == "union_tag_invalid":
-            yield key, f"{key}._target_={tree[key]['_target_']} is of another section: it cannot be the {key}"
         else:
             value = at(tree, path)
-            text = shown(redacted(value, key))
-            if _is_too_large(item):
-                yield key, f"{key}={text} is too large: {LARGEST:,} at most"
             is_number_for_text = item["type"] == "string_type" and isinstance(value, int | float)
-            quoted = f": write \"{key}='{text}'\"" if is_number_for_text else ""
-            yield key, f"{key}={text} must be {_wanted(tree, path)}{quoted}"
+            wanted = "" if _is_too_large(item) else _wanted(tree, path)
+            yield key, unfit(key, redacted(value, key), wanted, is_text=is_number_for_text)
 
 
 def _is_too_large(item: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from lockstep.config import build, presence, project, rules, saved_run, storage, workers
+from lockstep.config import build, presence, project, saved_run, storage, workers
 from lockstep.config.faults import PREFIX, ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
@@ -53,7 +53,7 @@ def start(
     if config.scale_with_workers:
         note = (
             f"scale_with_workers: global batch {config.global_batch_size} -> {scaled.global_batch_size}, "
-            f"learning rate {rules.learning_rate(config):g} -> {rules.learning_rate(scaled):g}"
+            f"learning rate {' -> '.join(f'{each.optimizer.lr or 0:g}' for each in (config, scaled))}"
         )
 
     outputs = Path("outputs").resolve()

@@ -5,13 +5,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
+from typing_extensions import Doc, override
 
 from lockstep.system import internals
+from lockstep.system.kinds import Fraction, PathText
 
 State = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its channels
@@ -37,11 +38,13 @@ def torchvision(
     in_channels: int,
     num_classes: int,
     *,
-    name: str,
-    pretrained: bool | str,
-    head_only: bool,
-    dropout: float | None,
-    drop_path: float | None,
+    name: Annotated[str, Doc("which network")],
+    pretrained: Annotated[
+        bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
+    ],
+    head_only: Annotated[bool, Doc("train the last layer alone")],
+    dropout: Annotated[Fraction | None, Doc("of the network; null = its own")],
+    drop_path: Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")],
 ) -> nn.Module:
     """A classification network of torchvision.models by its name.
 
@@ -80,11 +83,13 @@ def timm(
     in_channels: int,
     num_classes: int,
     *,
-    name: str,
-    pretrained: bool | str,
-    head_only: bool,
-    dropout: float | None,
-    drop_path: float | None,
+    name: Annotated[str, Doc("which network")],
+    pretrained: Annotated[
+        bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
+    ],
+    head_only: Annotated[bool, Doc("train the last layer alone")],
+    dropout: Annotated[Fraction | None, Doc("of the network; null = its own")],
+    drop_path: Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")],
 ) -> nn.Module:
     """A network of timm by its name, as `resnet18` or `resnet18.a1_in1k`; the rest is as in `torchvision`.
 

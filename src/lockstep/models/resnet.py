@@ -1,10 +1,12 @@
 """ResNet-18 (He et al. 2015, table 1) for images from 8x8 pixels up, with torchvision's parameter names."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from typing_extensions import override
+from typing_extensions import Doc, override
+
+from lockstep.system.kinds import Fraction, Positive
 
 
 class Block(nn.Module):
@@ -51,12 +53,12 @@ class ResNet18(nn.Module):
         *,
         in_channels: int,
         num_classes: int,
-        width: int,
-        stem: Literal["small", "imagenet"],
-        shortcut_norm: bool,
-        bias: bool,
-        dropout: float,
-        init: Literal["kaiming", "normal"],
+        width: Annotated[Positive, Doc("channels of the first stage; the others have 2, 4, 8 times as many")],
+        stem: Annotated[Literal["small", "imagenet"], Doc("3x3 stride 1, or 7x7 stride 2 and max-pool")],
+        shortcut_norm: Annotated[bool, Doc("batch norm after the 1x1 shortcuts")],
+        bias: Annotated[bool, Doc("convolutions have a bias")],
+        dropout: Annotated[Fraction, Doc("before the last layer")],
+        init: Annotated[Literal["kaiming", "normal"], Doc("kaiming with zeroed last norms, or N(0, 0.01)")],
     ) -> None:
         super().__init__()
         self.conv1 = _stem_convolution(stem, in_channels, width, bias)

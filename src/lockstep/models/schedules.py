@@ -9,10 +9,13 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from typing_extensions import Doc
+
+from lockstep.system.kinds import Fraction
 
 SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # what schedules change of an optimizer
 
@@ -73,7 +76,12 @@ def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
     return _warmed_up(optimizer, total_steps, 0.0, lambda u: 1.0)
 
 
-def one_cycle_linear(optimizer: Optimizer, total_steps: int, *, warmup_fraction: float) -> LambdaLR:
+def one_cycle_linear(
+    optimizer: Optimizer,
+    total_steps: int,
+    *,
+    warmup_fraction: Annotated[Fraction, Doc("part of all steps that go up")],
+) -> LambdaLR:
     """Linear warm-up to the optimizer's learning rate, then linear to nothing.
 
     With s = 0, 1, ... the optimizer steps done, T = `total_steps` and w = round(`warmup_fraction` * T), the rate is
@@ -83,7 +91,13 @@ def one_cycle_linear(optimizer: Optimizer, total_steps: int, *, warmup_fraction:
     return _warmed_up(optimizer, total_steps, warmup_fraction, lambda u: 1 - u)
 
 
-def cosine(optimizer: Optimizer, total_steps: int, *, warmup_fraction: float, final_fraction: float) -> LambdaLR:
+def cosine(
+    optimizer: Optimizer,
+    total_steps: int,
+    *,
+    warmup_fraction: Annotated[Fraction, Doc("part of all steps that go up")],
+    final_fraction: Annotated[Fraction, Doc("of the peak, at the end")],
+) -> LambdaLR:
     """Linear warm-up to the optimizer's learning rate, then half a cosine down to `final_fraction` of it.
 
     Warm-up and u are those of `one_cycle_linear`; from there on the rate is multiplied by f + (1 - f) (1 + cos(pi u)) /

@@ -1,14 +1,15 @@
 """The tasks that come with Lockstep: one class of several, several labels at once, numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from typing_extensions import override
+from typing_extensions import Doc, override
 
 from lockstep.distributed.batch import Batch
+from lockstep.system.kinds import Fraction, NonNegative
 from lockstep.tasks.task import SupervisedTask, mean_of_each
 
 
@@ -29,9 +30,14 @@ class Classification(SupervisedTask):
     def __init__(
         self,
         *,
-        loss: Callable[[Tensor, Tensor], Tensor] | None,
-        label_smoothing: float,
-        class_weights: Sequence[float] | None,
+        loss: Annotated[
+            Callable[[Tensor, Tensor], Tensor] | None,
+            Doc("a function (outputs, targets) -> (B,); null = cross-entropy"),
+        ],
+        label_smoothing: Annotated[Fraction, Doc("of the training loss")],
+        class_weights: Annotated[
+            Sequence[NonNegative] | None, Doc("what a sample of each class counts; null = all the same")
+        ],
     ) -> None:
         super().__init__(loss=loss or F.cross_entropy)
         self._is_own_loss = loss is not None

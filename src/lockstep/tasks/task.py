@@ -1,11 +1,11 @@
 """What every task is asked for: losses sample by sample, and what the outputs of the network say."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
+from typing_extensions import Doc, override
 
 from lockstep.distributed.batch import Batch
 
@@ -108,7 +108,11 @@ class SupervisedTask(Task):
 
     takes_mixed = True
 
-    def __init__(self, *, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        *,
+        loss: Annotated[Callable[[Tensor, Tensor], Tensor], Doc("a function (outputs, targets) -> (B, ...)")],
+    ) -> None:
         super().__init__()
         self.loss = loss
 

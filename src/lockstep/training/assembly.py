@@ -14,7 +14,9 @@ from torchmetrics.metric import Metric
 
 from lockstep.config import build, faults, signatures
 from lockstep.config.schema import Config
+from lockstep.config.target_sections import Data
 from lockstep.data.images.pixels import is_streamed
+from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Splits
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources.datasets import seeded
@@ -77,7 +79,7 @@ def splits(session: Session) -> Splits:
     """The images of the run, read where this node has them. Raises ConfigError on all ranks when they cannot be."""
     loaded = once_a_node(
         session.config.data,
-        build.build,
+        source,
         rank=session.rank,
         local_rank=session.local_rank,
         is_silent=session.config.silent,
@@ -86,21 +88,29 @@ def splits(session: Session) -> Splits:
     return seeded(loaded, session.config.seed)
 
 
+def source(section: Data) -> Splits:
+    """The images of a source, which is told where its pixels are to live if it asks for that."""
+    asked = {"memory": section.memory} if signatures.takes(section.target, "memory") else {}
+    return build.build(section, **asked)
+
+
 def refuse_unfit_images(config: Config, images: Splits) -> None:
     """Raise ConfigError where the images of a source cannot be used in the way the configuration asks for."""
-    source, pixels, found = f"data._target_={config.data.target}", images.train.pixels, []
+    name, pixels, found = f"data._target_={config.data.target}", images.train.pixels, []
+    if config.data.memory not in ("auto", "stream") and isinstance(pixels, Samples):
+        found.append(f"data.memory={config.data.memory}, but samples are made when they are needed: use stream")
     if config.data.memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
-        found.append(f"data.memory=stream, but {source} does not stream its images: use data.memory=auto")
+        found.append(f"data.memory=stream, but {name} does not stream its images: use data.memory=auto")
     if images.statistics is None and not isinstance(pixels, Tensor):
         cure = "return Splits(..., statistics=Statistics(mean, std)), e.g. Statistics((0.5,), (0.25,)) of one channel"
-        found.append(f"{source} gives no tensor of pixels, and no statistics to normalize them by: {cure}")
+        found.append(f"{name} gives no tensor of pixels, and no statistics to normalize them by: {cure}")
     if absent := images.absent_classes("train"):
-        found.append(f"{source} has no training image of {faults.several(absent)}: add some, or remove the class")
+        found.append(f"{name} has no training image of {faults.several(absent)}: add some, or remove the class")
     is_bytes = images.train.dtype == torch.uint8
     used = [f"augment.{name}={faults.shown(value)}" for name, value in config.augment.model_dump().items() if value]
     if used and not is_bytes:
         cure = "leave it out, and change the images in the source"
-        found.append(f"{', '.join(used)} changes uint8 images, and {source} gives floats: {cure}")
+        found.append(f"{', '.join(used)} changes uint8 images, and {name} gives floats: {cure}")
     if found:
         raise faults.ConfigError(found)
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.config.data_sections import Decoded
+from lockstep.config import signatures
 from lockstep.config.schema import Config
 from lockstep.system.hardware import memory_bytes
 from lockstep.system.wording import plural
@@ -145,7 +145,7 @@ def _data_cures(config: Config, device: "torch.device") -> Iterator[tuple[str, s
     memory = config.data.memory
     if device.type == "cuda" and memory in ("auto", "device"):
         yield "data.memory=host", "pixels that are on the GPU stay in host memory; the numbers are the same"
-    elif device.type == "cpu" and memory != "stream" and isinstance(config.data, Decoded):
+    elif device.type == "cpu" and memory != "stream" and signatures.takes(config.data.target, "memory"):
         yield "data.memory=stream", "images are decoded when they are needed; the numbers are the same"
 
 

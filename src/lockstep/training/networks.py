@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import build
-from lockstep.config.faults import ConfigError, one_line
+from lockstep.config.faults import ConfigError, one_line, shown
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import Library, ResNet18
 from lockstep.distributed.partition import Share
 from lockstep.distributed.rng import drawing_layer, replace_dropout
 from lockstep.models.classifier import Classifier, ImageFormat
@@ -59,8 +58,9 @@ def _loaded(config: Config, load: Callable[[], None], beat: Callable[[], None]) 
         return
     text = one_line(error) if isinstance(error, Exception) else str(error)
     where = f"model._target_={config.model.target}"
-    if isinstance(config.model, Library):
-        where = f"model.pretrained={str(config.model.pretrained).replace('True', 'true')}"
+    pretrained = config.model.arguments().get("pretrained")
+    if pretrained is not None:
+        where = f"model.pretrained={shown(pretrained)}"
     cure = "give a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
     raise ValueError(f"{where}: the weights cannot be had ({type(error).__name__}: {text}): {cure}") from error
 
@@ -71,7 +71,7 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
     Tried on a copy of the network, by two images. A network that cannot be copied, or does not run on a CPU, is left to
     the first step.
     """
-    if isinstance(config.model, ResNet18):
+    if config.model.target == "lockstep.models.ResNet18":
         return
     with build.answering(config, "model"), contextlib.suppress(RuntimeError, AssertionError, NotImplementedError):
         trial = copy.deepcopy(net)

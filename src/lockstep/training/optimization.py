@@ -8,16 +8,13 @@ from torch import nn
 from lockstep.config import build
 from lockstep.config.faults import ConfigError, near, question
 from lockstep.config.schema import Config
-from lockstep.config.target_sections import OpenSchedule
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.schedules import Schedule
 
 
 def schedule(config: Config) -> Schedule:
     """The schedule of a run, which goes by the metric that its best weights are chosen by."""
-    section = config.scheduler
-    interval = section.interval if isinstance(section, OpenSchedule) else "step"
-    return Schedule(build.build(section), interval, *build.monitored(config))
+    return Schedule(build.build(config.scheduler), config.scheduler.interval, *build.monitored(config))
 
 
 def refuse_unusable(config: Config, net: nn.Module, total_steps: int) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lockstep.config import faults, validation
-from lockstep.config.data_sections import Decoded
 from lockstep.config.schema import Config
 from lockstep.data.images.splits import Images
 from lockstep.data.sampler import GlobalBatches
@@ -82,7 +81,7 @@ def loaded(here: Session, checkpoint: Path) -> Classifier:
 
 def background_of(config: Config) -> str:
     """What the run laid transparent pixels on; white where it was not trained on image files."""
-    return config.data.background if isinstance(config.data, Decoded) else "white"
+    return config.data.arguments().get("background", "white")
 
 
 def predictions(module: Classifier, inputs: Tensor) -> Tensor:

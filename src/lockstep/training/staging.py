@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from lockstep.config.data_sections import Data, Files, ImageFolder
 from lockstep.config.faults import ConfigError
+from lockstep.config.target_sections import Data
 from lockstep.data.images.listing import FOLDERS, IMAGE_SUFFIXES, list_classes
 from lockstep.data.transfer import copying, remote
 from lockstep.data.transfer.copying import Copy, Source
@@ -17,6 +17,7 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.system.redaction import redacted
 
 T = TypeVar("T")
+IMAGE_FOLDER = "lockstep.data.image_folder"
 BEAT_S = 5.0  # well below any strategy.timeout_s
 
 
@@ -33,7 +34,7 @@ def once_a_node(
     # one voice: the first process of a machine tells of what is done, also by another one
     with contextlib.redirect_stdout(io.StringIO()) if is_silent or not is_first else contextlib.nullcontext():
         loaded: list[T] = []
-        if is_download and not (copy is not None and remote.is_url(getattr(section, "root", ""))):
+        if is_download and not (copy is not None and remote.is_url(section.root or "")):
             # a folder that all nodes share is filled once
             for is_turn in (rank == 0, rank > 0 and is_first):
                 loaded += together(lambda beat: [load(section)] if is_turn and not loaded else [])  # noqa: B023
@@ -47,7 +48,6 @@ def once_a_node(
             held.callback(remove_unused, section)  # after the end of what follows
             held.enter_context(reading.pop_all())
         _check_same(copy)
-        assert isinstance(section, Files)
         update = {"root": str(copy.folder), **({"download": False} if is_download else {})}
         local = section.model_copy(update=update)
         return readable(lambda: load(local), f"{local.root} is the copy of {copy.source}")
@@ -84,13 +84,13 @@ def together(work: Callable[[Callable[[], None]], T]) -> T:
 
 def copy_of(section: Data) -> Copy | None:
     """The copy a section asks for; None where its files are read where they are."""
-    if not isinstance(section, Files):
+    if section.root is None:
         return None
-    is_remote = remote.is_url(section.root)
+    is_remote, cache = remote.is_url(section.root), section.arguments().get("cache")
     if section.copy_to is not None:
         key, folder = "data.copy_to", section.copy_to
-    elif is_remote and isinstance(section, ImageFolder) and section.cache is not None:
-        key, folder = "data.cache", section.cache
+    elif is_remote and section.target == IMAGE_FOLDER and cache is not None:
+        key, folder = "data.cache", cache
     else:
         return None
     below = FOLDERS.get(section.target, "")
@@ -112,13 +112,13 @@ def copy_of(section: Data) -> Copy | None:
 def remove_unused(section: Data) -> None:
     """Remove the copy of a run that has ended, where it asks for that and no other run uses it."""
     copy = copy_of(section)
-    if copy is not None and isinstance(section, Files) and section.copy_remove:
+    if copy is not None and section.copy_remove:
         copy.remove()
 
 
 def _source(section: Data, copy: Copy, beat: Callable[[], None]) -> Source:
-    assert isinstance(section, Files)
-    below, is_images = FOLDERS.get(section.target, ""), isinstance(section, ImageFolder)
+    assert section.root is not None
+    below, is_images = FOLDERS.get(section.target, ""), section.target == IMAGE_FOLDER
     if remote.is_url(section.root):
         return remote.files_at(
             section.root, "data.root", below=below, suffixes=IMAGE_SUFFIXES if is_images else (), beat=beat

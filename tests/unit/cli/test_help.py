@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli import help
-from lockstep.config import compose, faults, overrides, storage, validation
-from lockstep.config.known_targets import KNOWN
+from lockstep.cli import declarations, help
+from lockstep.config import compose, faults, overrides, signatures, storage, validation
 from lockstep.config.options import groups
-from lockstep.config.schema import Config, fields, kind_of
+from lockstep.config.schema import CALLED, Config, fields, kind, kind_of
 from lockstep.system import hardware, trees
 from tests.support.harness import ROOT, environ
 
@@ -103,26 +102,43 @@ def test_every_key_stands_with_its_value_in_conf(capsys: pytest.CaptureFixture[s
     text = text_of(capsys)
     plain = compose.composed([])  # what a callback watches is found out later
     shown = dict(re.findall(r"^  ([a-z][\w.]*)=(\S*)", text, re.MULTILINE))
-    tree = {**storage.to_tree(validation.checked(plain)), "callbacks": compose.plain(plain)[0]["callbacks"]}
+    as_written = compose.plain(plain)[0]
+    tree = {**storage.to_tree(validation.checked(plain)), **{name: as_written[name] for name in (*CALLED, "callbacks")}}
     keys = {key: value for key, value in trees.leaves(tree, "") if not key.endswith("_partial_")}
     assert set(shown) == set(keys)
     for key, value in keys.items():
         assert shown[key] == faults.shown(value)
 
 
-@pytest.mark.parametrize("choice", ["", "data=image_folder", "data=synthetic", "optimizer=adamw", "scheduler=cosine"])
-def test_every_key_of_the_schema_stands_with_meaning_and_type(choice: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(text_of(capsys, *filter(None, [choice])).split())
-    tree = compose.plain(compose.composed([choice] if choice else []))[0]
-    for name in (*SECTIONS - {"callbacks", "logger", "metrics"}, ""):
-        known = KNOWN.get(tree[name].get("_target_")) if name else Config
-        for key, field in fields(known).items() if known else ():
-            if key not in SECTIONS and not key.startswith("_"):
-                assert f"{field.description} ({kind_of(field)})" in text, key
+OF_TORCH = {"optimizer.momentum", "optimizer.nesterov", "optimizer.fused", "optimizer.betas", "optimizer.eps"}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [f"{group}={option}" for group, options in groups(compose.CONF).items() if group in CALLED for option in options],
+)
+def test_every_key_stands_with_the_type_and_meaning_that_its_signature_has(
+    choice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(text_of(capsys, choice).split())
+    tree = compose.plain(compose.composed([choice]))[0]
+    keys = [key for key, _ in trees.leaves(tree, "") if key.partition(".")[0] in CALLED]
+    for key in (key for key in keys if "._" not in key and key.count(".") == 1):
+        field = declarations.meaning(tree, key.split("."))
+        assert field is not None or key in OF_TORCH, key
+        if field is None:
+            continue
+        assert field.description, key
+        assert f"{field.description} ({kind_of(field)})" in text, key
+        group, name = key.split(".")
+        signature = signatures.find(tree[group]["_target_"])
+        assert signature is not None
+        if name not in fields(CALLED[group]):
+            assert kind(signature.types[name]) == kind_of(field), key
 
 
 def test_every_field_says_what_it_is() -> None:
-    for section in {Config, *KNOWN.values()}:
+    for section in {Config, *CALLED.values()}:
         for key, field in fields(section).items():
             assert key in SECTIONS or field.description, f"{section.__name__}.{key}"
 

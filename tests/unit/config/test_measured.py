@@ -93,10 +93,10 @@ def test_the_worst_is_not_the_best() -> None:
             for zeros in ("[0.0,0.0]", "[0.0]", "[]")
         ),
         *(
-            ([f"task.class_weights=[1,{wrong}]"], "] must be [0 <= float, ...] or null")
+            ([f"task.class_weights=[1,{wrong}]"], "] must be [float >= 0, ...] or null, as Classification has it")
             for wrong in ("nan", "inf", "-1", "a")
         ),
-        (["task.class_weights=[1,-1]"], "task.class_weights=[1,-1] must be [0 <= float, ...] or null"),
+        (["task.class_weights=[1,-1]"], "task.class_weights=[1,-1] must be [float >= 0, ...] or null"),
         (["task=regression", "task.loss=null"], "task.loss=null must be a section of keys with _target_"),
         (["task.loss=mse"], "task.loss=mse must be a section of keys with _target_"),
     ],

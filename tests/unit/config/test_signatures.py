@@ -135,4 +135,6 @@ def test_whatever_a_module_raises_is_an_error_of_its_target() -> None:
 @pytest.mark.usefixtures("_written")
 def test_the_process_that_imports_finds_the_modules_of_this_one() -> None:
     tree = {"callbacks": {"x": {"_target_": "written.Circle", "colour": 3}}}
-    assert processes.call(signatures.faults, [tree]) == ["callbacks.x.colour=3 must be str or null, as Circle has it"]
+    assert processes.call(signatures.faults, [tree]) == [
+        "callbacks.x.colour=3 must be str or null, as Circle has it: write \"callbacks.x.colour='3'\""
+    ]

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import build
 from lockstep.data.images import cache as caches
 from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import copying
-from lockstep.training import staging
+from lockstep.training import assembly, staging
 from tests.support.commands import Command
 from tests.support.copies import contents, copy_of, make, section
 from tests.support.harness import ROOT, wait_until
@@ -385,5 +384,5 @@ def test_a_place_of_somebody_else_is_refused(root: Path, scratch: Path, monkeypa
 def test_what_is_wrong_in_a_copy_is_told_with_what_it_is_a_copy_of(root: Path, scratch: Path) -> None:
     (root / "red fox" / "broken.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"broken\.png cannot be read.*") as caught:
-        make(root, scratch, build.build)
+        make(root, scratch, assembly.source)
     assert str(caught.value).endswith(f"({copy_of(root, scratch).folder} is the copy of {root})")

@@ -838,7 +838,7 @@ def test_synthetic_images_are_told_apart_by_the_nearest_mean_of_training() -> No
 
 
 def test_synthetic_images_repeat_for_a_seed_and_are_new_in_every_split() -> None:
-    first, again, other = (synthetic(**SYNTHETIC | {"seed": seed}) for seed in (0, 0, 1))
+    first, again, other = (synthetic(**{**SYNTHETIC, "seed": seed}) for seed in (0, 0, 1))
     assert same(first.train, again.train)
     assert not torch.equal(whole(first.train.pixels), whole(other.train.pixels))
     everything = torch.cat([whole(first.train.pixels), whole(first.val.pixels), whole(first.test.pixels)]).flatten(1)

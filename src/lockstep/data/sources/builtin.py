@@ -8,22 +8,30 @@ from contextlib import redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
+from typing_extensions import Doc
 
 from lockstep.data.images.decode import resize
 from lockstep.data.images.listing import FOLDERS
 from lockstep.distributed.rng import generator
+from lockstep.system.kinds import Channels, PathText, Positive, PositiveFraction, Seed, SplitSeed
 
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10
 from lockstep.data.images.splits import Images, Splits, T, cut
 
 
-def digits(*, val_fraction: float, test_fraction: float, split_seed: int) -> Splits:
+def digits(
+    *,
+    val_fraction: Annotated[PositiveFraction, Doc("part of the training images kept for validation")],
+    test_fraction: Annotated[PositiveFraction, Doc("part of all images kept for the test")],
+    split_seed: SplitSeed,
+) -> Splits:
     """1,797 real handwritten digits of 10 classes, (1, 8, 8), that come with scikit-learn: no network, no files.
 
     All three splits are cut from them by `split_seed`: round(1797 * fraction) images each, the rest is for training.
@@ -42,7 +50,13 @@ def digits(*, val_fraction: float, test_fraction: float, split_seed: int) -> Spl
     return Splits(train, val, test, tuple(str(digit) for digit in range(10)))
 
 
-def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
+def fashion_mnist(
+    *,
+    root: Annotated[PathText, Doc("folder of the files, or a URL as s3://bucket/files or zip://::https://...")],
+    download: Annotated[bool, Doc("fetch missing files")],
+    val_fraction: Annotated[PositiveFraction, Doc("part of the training images kept for validation")],
+    split_seed: SplitSeed,
+) -> Splits:
     """Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes of 10 classes, (1, 28, 28).
 
     Test is its own test set of 10,000; val is cut off its training set of 60,000 by `split_seed`. Files are read below
@@ -61,7 +75,13 @@ def fashion_mnist(*, root: str, download: bool, val_fraction: float, split_seed:
     )
 
 
-def cifar10(*, root: str, download: bool, val_fraction: float, split_seed: int) -> Splits:
+def cifar10(
+    *,
+    root: Annotated[PathText, Doc("folder of the files, or a URL as s3://bucket/files or zip://::https://...")],
+    download: Annotated[bool, Doc("fetch missing files")],
+    val_fraction: Annotated[PositiveFraction, Doc("part of the training images kept for validation")],
+    split_seed: SplitSeed,
+) -> Splits:
     """CIFAR-10 (Krizhevsky 2009): 60,000 photographs of 10 classes, (3, 32, 32).
 
     Test is its own test set of 10,000; val is cut off its training set of 50,000 by `split_seed`. Files are read below
@@ -80,13 +100,13 @@ def cifar10(*, root: str, download: bool, val_fraction: float, split_seed: int) 
 
 def synthetic(
     *,
-    num_classes: int,
-    channels: int,
-    image_size: int,
-    train_size: int,
-    val_size: int,
-    test_size: int,
-    seed: int,
+    num_classes: Annotated[Positive, Ge(2), Doc("classes")],
+    channels: Channels,
+    image_size: Annotated[Positive, Ge(4), Doc("side of the square images in pixels")],
+    train_size: Annotated[Positive, Doc("training images")],
+    val_size: Annotated[Positive, Doc("validation images")],
+    test_size: Annotated[Positive, Doc("test images")],
+    seed: Annotated[Seed, Doc("which patterns")],
 ) -> Splits:
     """Images made from `seed`, which a network can learn: for tests and for measuring speed.
 

@@ -4,11 +4,12 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
+from typing_extensions import Doc
 
 from lockstep.data.images.decode import NUM_PER_RUN
 from lockstep.data.images.samples import Samples, pair, told
@@ -21,20 +22,27 @@ from lockstep.data.images.statistics import (
     value_counts,
 )
 from lockstep.data.transfer.file_lock import Progress
+from lockstep.system.kinds import PositiveFloat, PositiveFraction, Seed
 from lockstep.system.wording import plural
 
 
 def dataset(
     *,
-    train: Dataset[Any],
-    val: Dataset[Any] | None,
-    test: Dataset[Any] | None,
-    class_names: Sequence[str] | None,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    val_fraction: float,
-    test_fraction: float,
-    split_seed: int,
+    train: Annotated[Dataset[Any], Doc("training samples, pairs of an input (C, H, W) and a target")],
+    val: Annotated[Dataset[Any] | None, Doc("validation samples; null = cut off train, with its transforms")],
+    test: Annotated[Dataset[Any] | None, Doc("test samples; null = cut off train, with its transforms")],
+    class_names: Annotated[
+        Sequence[str] | None,
+        Doc("names of the classes, or of the numbers that are predicted; null = `classes` of train"),
+    ],
+    mean: Annotated[
+        Sequence[float] | None,
+        Doc("of each channel of uint8 inputs, in [0, 1]; null = that of up to 4,096 training samples"),
+    ],
+    std: Annotated[Sequence[PositiveFloat] | None, Doc("standard deviation of each channel, as mean")],
+    val_fraction: Annotated[PositiveFraction, Doc("part of the training samples kept for validation")],
+    test_fraction: Annotated[PositiveFraction, Doc("part of the training samples kept for the test")],
+    split_seed: Annotated[Seed, Doc("which samples these are")],
 ) -> Splits:
     """Torch Datasets of the map style, whose samples are pairs of an input and a target.
 

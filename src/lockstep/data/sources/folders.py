@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Doc
 
 from lockstep.data.images import cache as caches
 from lockstep.data.images.cache import Entry, NoSpace
@@ -37,6 +39,7 @@ from lockstep.data.images.splits import Images, Splits, cut_by_name
 from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, value_counts
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.hardware import available_bytes, num_cores
+from lockstep.system.kinds import Background, Cache, Channels, Fraction, ImageSize, PathText, SplitSeed
 from lockstep.system.wording import plural
 
 ANIMATED = "animated"  # the note in a cache of how many files are
@@ -44,15 +47,15 @@ ANIMATED = "animated"  # the note in a cache of how many files are
 
 def image_folder(
     *,
-    root: str,
-    image_size: int | None,
-    channels: int,
-    background: str,
-    val_fraction: float,
-    test_fraction: float,
-    split_seed: int,
-    cache: str | None,
-    memory: str,
+    root: Annotated[PathText, Doc("folder of the images, or a URL as s3://bucket/flowers or zip://::https://...")],
+    image_size: ImageSize,
+    channels: Channels,
+    background: Background,
+    val_fraction: Annotated[Fraction, Doc("part of the training images kept for validation")],
+    test_fraction: Annotated[Fraction, Doc("part of the training images kept for the test")],
+    split_seed: SplitSeed,
+    cache: Cache,
+    memory: Literal["auto", "device", "host", "stream"],
 ) -> Splits:
     """Image files in folders named after their classes, as uint8 (channels, image_size, image_size).
 
@@ -223,7 +226,7 @@ class FileSettings:
 
     image_size: int | None
     channels: int
-    background: str
+    background: Background
     val_fraction: float
     test_fraction: float
     split_seed: int

@@ -5,33 +5,41 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor
+from typing_extensions import Doc
 
 from lockstep.data.images.listing import SPLIT_FOLDERS, class_order, existing, list_files
 from lockstep.data.images.splits import Splits
 from lockstep.data.sources.folders import Contents, FileSettings
 from lockstep.data.sources.tables import Table, raise_faults, read_table
+from lockstep.system.kinds import Background, Cache, Channels, Fraction, ImageSize, PathText, SplitSeed
 
 
 def image_list(
     *,
-    file: str,
-    root: str | None,
-    path_column: str,
-    target_columns: Sequence[str],
-    targets: Literal["classes", "numbers"],
-    split_column: str | None,
-    image_size: int | None,
-    channels: int,
-    background: str,
-    val_fraction: float,
-    test_fraction: float,
-    split_seed: int,
-    cache: str | None,
-    memory: str,
+    file: Annotated[PathText, Doc("the .csv or .parquet file, with a row for each image")],
+    root: Annotated[PathText | None, Doc("folder of the paths in the file; null = that of the file")],
+    path_column: Annotated[str, Doc("name of the column of the paths")],
+    target_columns: Annotated[
+        list[str], MinLen(1), "[str, ...], one or more", Doc("names of the columns of what is to be predicted")
+    ],
+    targets: Annotated[
+        Literal["classes", "numbers"],
+        Doc("classes: of one column, or several columns of 0 and 1; numbers: predicted as they are"),
+    ],
+    split_column: Annotated[str | None, Doc("name of the column of train, val or test; null = cut by fractions")],
+    image_size: ImageSize,
+    channels: Channels,
+    background: Background,
+    val_fraction: Annotated[Fraction, Doc("part of the training images kept for validation")],
+    test_fraction: Annotated[Fraction, Doc("part of the training images kept for the test")],
+    split_seed: SplitSeed,
+    cache: Cache,
+    memory: Literal["auto", "device", "host", "stream"],
 ) -> Splits:
     """Image files listed in a CSV or Parquet `file`, one a row, as uint8 (channels, image_size, image_size).
 

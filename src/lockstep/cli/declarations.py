@@ -1,0 +1,71 @@
+"""Parameters of Lockstep's own callables, read from their source: `--help` does not wait for the import of torch."""
+
+import ast
+import builtins
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import annotated_types
+import typing_extensions
+from pydantic.fields import FieldInfo
+
+import lockstep
+from lockstep.config.schema import fields, section
+from lockstep.config.target_sections import is_ours
+from lockstep.system import kinds
+from lockstep.system.trees import at
+
+
+class _Names(dict[str, Any]):
+    """The names in an annotation; a class of this name stands for one of torch's."""
+
+    def __missing__(self, name: str) -> Any:
+        return type(name, (), {"__class_getitem__": classmethod(lambda cls, _: cls)})
+
+
+MODULES = (builtins, typing, typing_extensions, annotated_types, kinds)
+NAMES = _Names({name: value for module in MODULES for name, value in vars(module).items()})
+
+
+def meaning(tree: dict[str, Any], path: list[str]) -> FieldInfo | None:
+    """Type, range and description of the key at `path` of a configuration; None where Lockstep says nothing of it."""
+    *above, name = path
+    section_type = section(tree, above)
+    field = fields(section_type).get(name) if section_type is not None else None
+    if field is None and name in (annotations := _declared(at(tree, [*above, "_target_"]))[1]):
+        field = FieldInfo.from_annotation(annotations[name])
+        field.description = next(
+            (m.documentation for m in field.metadata if isinstance(m, typing_extensions.Doc)), None
+        )
+    return field
+
+
+def purpose(tree: dict[str, Any], name: str) -> str:
+    """What a section at the top of a configuration is, in one line."""
+    section_type = section(tree, [name])
+    return _declared(at(tree, [name, "_target_"]))[0] or (section_type.__doc__ or "" if section_type else "")
+
+
+def _declared(target: object) -> tuple[str, dict[str, Any]]:
+    """The first line about a callable of Lockstep, and the annotation of each of its keywords."""
+    if not is_ours(target):
+        return "", {}
+    *folders, name = str(target).split(".")[1:]
+    pattern = re.compile(rf"^(def|class) {name}\b", re.MULTILINE)
+    for path in Path(lockstep.__file__).parent.joinpath(*folders).rglob("*.py"):
+        if not pattern.search(text := path.read_text()):
+            continue
+        (node,) = (part for part in ast.parse(text).body if getattr(part, "name", "") == name)
+        assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+        called = node
+        if isinstance(node, ast.ClassDef):
+            called = next((part for part in node.body if getattr(part, "name", "") == "__init__"), None)
+        keywords = called.args.kwonlyargs if isinstance(called, ast.FunctionDef) else []
+        return (ast.get_docstring(node) or "").partition("\n")[0], {
+            keyword.arg: eval(compile(ast.Expression(keyword.annotation), path, "eval"), {}, NAMES)
+            for keyword in keywords
+            if keyword.annotation is not None
+        }
+    return "", {}

@@ -1,0 +1,31 @@
+"""Types of parameters with their ranges, for signatures and for the sections of a configuration. No torch.
+
+`width: Annotated[Positive, Doc("channels of the first stage")]` says the type, the range and the meaning of a parameter
+once: the check of a configuration, `--help` and docs/configuration.md read it there.
+"""
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import AllowInfNan
+from typing_extensions import Doc
+
+LARGEST = 2**31 - 1  # what SLURM, process groups and kernels count to
+Count = Annotated[int, Ge(0), Le(LARGEST)]
+Positive = Annotated[int, Ge(1), Le(LARGEST)]
+Seed = Annotated[int, Ge(0)]
+Fraction = Annotated[float, Ge(0), Lt(1)]
+Probability = Annotated[float, Ge(0), Le(1)]
+PositiveFraction = Annotated[float, Gt(0), Lt(1)]
+NonNegative = Annotated[float, Ge(0), AllowInfNan(False)]
+PositiveFloat = Annotated[float, Gt(0), AllowInfNan(False)]
+PathText = Annotated[str, MinLen(1), "a path"]  # a plain string is what people read instead of the type
+# shared by several sources of images
+Channels = Annotated[Literal[1, 3], Doc("1 = grey, 3 = RGB")]
+ImageSize = Annotated[
+    Annotated[int, Ge(8), Le(LARGEST)] | None,
+    Doc("resize and crop to a square of so many pixels; null = all have one size"),
+]
+Background = Annotated[Literal["white", "black", "grey"], Doc("what transparent pixels are laid on")]
+Cache = Annotated[PathText | None, Doc("folder that keeps the decoded images; null = decode in every run")]
+SplitSeed = Annotated[Seed, Doc("which images are kept for validation and test")]
