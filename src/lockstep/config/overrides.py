@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config import signatures
 from lockstep.config.compose import CONF, DEFAULT, Source, composed, plain
-from lockstep.config.faults import ConfigError, near, one_line, question
+from lockstep.config.faults import ConfigError, near, one_line
 from lockstep.config.foreign_names import hint
 from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
 from lockstep.config.options import REFUSALS, groups, parsed, targets_of
@@ -24,7 +24,7 @@ from lockstep.config.sweep_space import combinations, is_drawn, values_of
 from lockstep.config.targets import Groups, legal_names, meant_key, unknown_key
 from lockstep.config.validation import checked
 from lockstep.system import processes
-from lockstep.system.trees import at, leaves
+from lockstep.system.trees import at
 
 Choice = tuple[DictConfig | None, list[str]]
 
@@ -244,8 +244,11 @@ def _option_fault(override: Override, options: Groups) -> str | None:
     wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options[key]]
     if not wrong:
         return None
-    line = hint(f"{key}={wrong[0]}")
-    return f"{override.input_line} is no option" + (f": {line}" if line else _choice(str(wrong[0]), options[key]))
+    text = f"{override.input_line} is no option"
+    if line := hint(f"{key}={wrong[0]}"):
+        return f"{text}: {line}"
+    meant = near(str(wrong[0]), options[key])
+    return text + (f", did you mean {meant[0]}? Choose" if meant else ": choose") + f" from {', '.join(options[key])}"
 
 
 def _chosen(choices: Sequence[str], source: Source) -> Choice:
@@ -264,44 +267,11 @@ def _chosen(choices: Sequence[str], source: Source) -> Choice:
             composed([text], source)
             good.append(text)
         except REFUSALS as error:
-            faults.append(_refusal(text, error, source))
+            faults.append(f"{text}: {one_line(error)}")
     try:
         return composed(good, source), faults
     except REFUSALS as error:
         return None, [*faults, one_line(error)]
-
-
-def _refusal(text: str, error: Exception, source: Source) -> str:
-    """Why Hydra refuses a choice, and what to write instead."""
-    override = parsed(text)
-    key = override.key_or_group
-    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
-        missing = error.missing_cfg_file
-        return f"{text}: there is no {missing}" + _choice(missing.rpartition("/")[2], error.options)
-    if override.package is not None:
-        return f"{text}: write {key}={override.get_value_element_as_str()}, without @"
-    if key.startswith("hydra."):
-        hydra = OmegaConf.to_container(composed([], source, with_hydra=True).hydra, resolve=False)
-        meant = near(key, dict(leaves(hydra, "hydra")))
-        if key not in meant:
-            return f"unknown key {key}" + question(meant, "see --hydra-help")
-    for other, reason in ((text.lstrip("+"), "is among the defaults"), (f"+{text}", "is not among the defaults")):
-        if other != text and _is_accepted(other, source):
-            return f"{text}: {key} {reason}, write {other}"
-    return f"{text}: {one_line(error)}"
-
-
-def _choice(option: str, options: Sequence[str]) -> str:
-    meant = near(option, options)
-    return (f", did you mean {meant[0]}? Choose" if meant else ": choose") + f" from {', '.join(options)}"
-
-
-def _is_accepted(text: str, source: Source) -> bool:
-    try:
-        composed([text], source)
-    except REFUSALS:
-        return False
-    return True
 
 
 def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> tuple[DictConfig, list[str]]:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 
@@ -38,27 +38,18 @@ def is_drawn(overrides: Sequence[str], options: Groups, source: Source) -> bool:
 
 
 def values_of(override: Override, options: Groups, is_drawn: Callable[[], bool]) -> list[str]:
-    """An override for every value of a sweep; the ends of a range or interval stand for what lies between."""
-    text, value, name = override.input_line or "", override.value(), override.get_key_element()
+    """An override for every value of a sweep; the ends of a range or interval stand for what lies between.
+
+    Raises ConfigError where there is no value, or an interval and no search that draws from it.
+    """
     if not override.is_sweep_override():
-        return [text]
-    if isinstance(value, IntervalSweep):
-        if (value.start or 0) >= (value.end or 0):
-            raise ConfigError([f"{text} ends before it begins: write the smaller number first"])
-        if not is_drawn():
-            ends = f"{override.key_or_group}={value.start},...,{value.end}"
-            raise ConfigError([f"{text} needs a search that draws values (search=tpe): add one, or list them, {ends}"])
-        values = [value.start, value.end]
-    elif isinstance(value, Glob):
-        values = value.filter(list(options.get(override.key_or_group, ())))
-    elif isinstance(value, RangeSweep):
-        values = _ends(value)
-    else:
-        values = list(override.sweep_string_iterator())
-    if not values:
-        cure = f"choose from {', '.join(options[name])}" if name in options else "widen it"
-        raise ConfigError([f"{text} stands for no value: {cure}"])
-    return [f"{name}={value}" for value in values]
+        return [override.input_line or ""]
+    drawn = _drawn(override, lambda group: options.get(group, ()))
+    if isinstance(override.value(), IntervalSweep) and not is_drawn():
+        fix = "needs a search that draws values (search=tpe): add one, or list them"
+        raise ConfigError([f"{override.input_line} {fix}, {override.key_or_group}={drawn[0]},...,{drawn[1]}"])
+    values = drawn[:2] if isinstance(drawn, Interval) else drawn
+    return [f"{override.get_key_element()}={value}" for value in values]
 
 
 def searched(overrides: Sequence[str], options_of: Callable[[str], Sequence[str]]) -> tuple[list[str], Space]:
@@ -66,30 +57,35 @@ def searched(overrides: Sequence[str], options_of: Callable[[str], Sequence[str]
 
     `options_of` has the options of a configuration group.
     """
-    fixed: list[str] = []
-    space: Space = {}
-    for override in map(parsed, overrides):
-        key, value = override.get_key_element(), override.value()
-        if not override.is_sweep_override():
-            fixed.append(override.input_line or "")
-        elif isinstance(value, IntervalSweep):
-            space[key] = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
-        elif isinstance(value, RangeSweep):
-            low, high = sorted(_ends(value))
-            space[key] = Interval(low, high, abs(value.step), False)
-        elif isinstance(value, Glob):
-            space[key] = tuple(value.filter(list(options_of(override.key_or_group))))
-        else:
-            space[key] = tuple(override.sweep_string_iterator())
+    typed = [parsed(text) for text in overrides]
+    fixed = [override.input_line or "" for override in typed if not override.is_sweep_override()]
+    space = {o.get_key_element(): _drawn(o, options_of) for o in typed if o.is_sweep_override()}
     if not space:
         raise ConfigError(["search=... needs something to draw: e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"])
     return fixed, space
 
 
-def _ends(sweep: RangeSweep) -> list[Any]:
-    start, stop = sweep.start or 0, sweep.stop or 0
-    count = math.ceil((stop - start) / sweep.step) if sweep.step else 0
-    return [start, start + (count - 1) * sweep.step] if count > 0 else []
+def _drawn(override: Override, options_of: Callable[[str], Sequence[str]]) -> Interval | tuple[str, ...]:
+    """The values of a sweep or search for one key. Raises ConfigError where there is none."""
+    text, value = override.input_line, override.value()
+    if isinstance(value, IntervalSweep):
+        drawn = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
+        if drawn.low >= drawn.high:
+            raise ConfigError([f"{text} ends before it begins: write the smaller number first"])
+        return drawn
+    if isinstance(value, RangeSweep):
+        start, stop = value.start or 0, value.stop or 0
+        count = math.ceil((stop - start) / value.step) if value.step else 0
+        if count > 0:
+            low, high = sorted((start, start + (count - 1) * value.step))
+            return Interval(low, high, abs(value.step), False)
+        raise ConfigError([f"{text} stands for no value: widen it"])
+    if not isinstance(value, Glob):
+        return tuple(override.sweep_string_iterator())
+    names = list(options_of(override.key_or_group))
+    if found := tuple(value.filter(names)):
+        return found
+    raise ConfigError([f"{text} stands for no value: choose from {', '.join(names)}"])
 
 
 def combinations(values: Sequence[Sequence[str]]) -> Iterable[Sequence[str]]:
