@@ -112,8 +112,8 @@ def test_a_loss_that_is_bad_on_one_gpu_is_told_by_the_rank_that_has_it(gpus: Pre
 def test_a_gpu_that_is_too_small_ends_a_run_with_advice(gpus: PretendedGpus, tmp_path: Path) -> None:
     shell = Shell(gpus, tmp_path, count=2, memory_mib=4)
     told = shell.run(*command(*ON_GPU, "global_batch_size=64"), code=EXIT_FAILED).stderr
-    assert "ran out of memory in a training step" in told
-    assert "trainer.accumulate_grad_batches=2" in told
+    assert "ran out of memory (" in told
+    assert "trainer.accumulate_grad_batches" in told
     assert "Traceback" not in told
 
 

@@ -314,7 +314,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from lockstep.training import disk
+    from lockstep.training import refusals
 
     source = arguments.source
     if source not in ("val", "test"):
@@ -324,7 +324,7 @@ def _predict(arguments: argparse.Namespace) -> int:
                 f"{arguments.source} is not there: give a folder or file of images, or val or test."
             )
     output = Path(arguments.output).resolve()
-    if (fault := disk.unwritable(output.parent)) is not None:
+    if (fault := refusals.unwritable(output.parent)) is not None:
         raise ValueError(f"--output {arguments.output}: {fault}.")
     return _use(arguments, "predict", {"source": source, "output": str(output), "is_strict": arguments.strict})
 

@@ -160,10 +160,10 @@ def _check_inputs(configs: Sequence["Config"]) -> None:
 def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
     """Raise ConfigError where the folder of a run or sweep cannot be made: Hydra would show a traceback."""
     from lockstep.config import faults, overrides
-    from lockstep.training import disk
+    from lockstep.training import refusals
 
     path = overrides.hydra_value(key, typed, source) or default
-    fault = disk.unwritable(Path(path))
+    fault = refusals.unwritable(Path(path))
     if fault is not None:
         raise faults.ConfigError([fault if path == default else f"{key}={path}: {fault}"])
 

@@ -30,8 +30,7 @@ from lockstep.system.launcher import World
 from lockstep.system.lazy_imports import lazy
 from lockstep.system.redaction import redacted
 from lockstep.system.signals import Ended, SignalFlag, restored, say_ended
-from lockstep.training.disk import DiskFault, refusal
-from lockstep.training.memory import OutOfMemory
+from lockstep.training.refusals import Refused, explained
 
 LEFT = "left at once, by {}"
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED}  # of a training, by its state: nothing that comes later changes them
@@ -197,11 +196,11 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
         try:
             if lost:
                 folder.record_failure(f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n")
-            folder.record_failure(f"{error}\n" if isinstance(error, OutOfMemory | DiskFault) else text)
+            folder.record_failure(f"{error}\n" if isinstance(error, Refused) else text)
             with open(folder.rank_log(rank), "ab") as log:
                 log.write(text.encode(errors="backslashreplace"))
         except OSError:  # which `show_failure` meets, too
-            if not isinstance(error, DiskFault):
+            if not isinstance(error, Refused):
                 print(text, file=sys.stderr, flush=True)
         return EXIT_FAILED
 
@@ -267,7 +266,7 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
             what = lines[-1 if "Traceback (most recent call last):" in lines else 0]
             folder.update_status(state="failed", reason=what)
     except OSError as error:
-        text = failure or refusal(error, folder.path) or text
+        text = failure or explained(error, folder.path, "the command") or text
     print(text, file=out or sys.stderr)
     if job.task == "train":
         print(f"The run failed: {folder.path}", file=out or sys.stderr, flush=True)

@@ -14,7 +14,7 @@ from lockstep.config.schema import Config
 from lockstep.config.targets import called
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
-from lockstep.training import disk
+from lockstep.training import refusals
 
 OUTPUT = "hydra.run.dir"  # the one setting of Hydra's own that says something of a training
 COMPOSING = (OUTPUT, "hydra.searchpath")
@@ -43,7 +43,7 @@ def asked(typed: Sequence[str], *, is_trusted: bool) -> Asked:
     later = [key for key, reason in compose.plain(compose.composed(typed, source))[1].items() if not reason]
     faults = [f"{key} asks Hydra for what it knows of python train.py alone: give it a value" for key in later]
     named = overrides.hydra_value(OUTPUT, typed, source)
-    fault = disk.unwritable(Path(named or "outputs"))
+    fault = refusals.unwritable(Path(named or "outputs"))
     faults += [f"{OUTPUT}={named}: {fault}" if named else fault] if fault else []
     if faults:
         raise ConfigError(faults)

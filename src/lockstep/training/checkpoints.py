@@ -3,25 +3,17 @@
 No torch: a damaged file is found before anything starts.
 """
 
-import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from lockstep.config.faults import ConfigError
 from lockstep.runs import naming
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
-
-# the last record of a zip archive without a comment (APPNOTE 4.3.16), whose number of entries stops at `MOST_ENTRIES`
-END = struct.Struct("<4s4H2LH")
-MOST_ENTRIES = 0xFFFF
-FOLDER = 0x10  # the attribute of a folder
-DAMAGED = "is damaged (cut short, or no checkpoint)"
 
 
 class Chosen(NamedTuple):
@@ -103,34 +95,13 @@ def damage(path: Path) -> str | None:
     torch writes a zip archive with a checksum of every tensor. The file is read once, nothing in it is executed.
     """
     try:
-        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-            is_torch = _is_plain(file, archive.infolist())
-            broken = archive.testzip() if is_torch else None
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
     except FileNotFoundError:
         return "is not there"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     # what zipfile raises, depending on which byte is wrong
     except (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, struct.error):
-        return DAMAGED
-    if not is_torch:
-        return DAMAGED
+        return "is damaged (cut short, or no checkpoint)"
     return None if broken is None else "is damaged (a checksum is wrong)"
-
-
-def _is_plain(file: BinaryIO, entries: Sequence[zipfile.ZipInfo]) -> bool:
-    """Whether an archive has as many entries as its last record says, each a plain file, not compressed: torch's way.
-
-    One wrong bit can hide an entry from `zipfile`, which does not count, have it call a decompressor, or leave sizes
-    that torch refuses.
-    """
-    file.seek(-END.size, os.SEEK_END)
-    _, _, _, _, num_entries, _, _, _ = END.unpack(file.read(END.size))
-    are_plain = (
-        entry.compress_type == zipfile.ZIP_STORED
-        and entry.compress_size == entry.file_size
-        and entry.volume == 0
-        and not entry.external_attr & FOLDER
-        for entry in entries
-    )
-    return all(are_plain) and num_entries == min(len(entries), MOST_ENTRIES)

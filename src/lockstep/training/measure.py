@@ -1,6 +1,8 @@
 """What a training step is made of, measured in the training itself: the same step with and without communication."""
 
 import copy
+import resource
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +27,6 @@ from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.training import assembly, session, trial
-from lockstep.training.memory import peak_memory
 from lockstep.training.session import Session
 
 WARM_UP = 2  # pairs of steps that are not counted
@@ -268,3 +269,11 @@ def _times(work: Callable[[], object], count: int, device: torch.device) -> list
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - started)
     return times[2:]
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes this process ever held: tensors on a GPU, everything on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -22,14 +22,11 @@ from lockstep.data.images.decode import ImageFault
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.naming import shown
 from lockstep.system.launcher import World
 from lockstep.tasks.scores import MetricFault
-from lockstep.training import checkpoints, disk
+from lockstep.training import checkpoints, refusals
 from lockstep.training.checkpoints import Chosen
-from lockstep.training.disk import DiskFault
-from lockstep.training.memory import OutOfMemory, explained, out_of_memory
-from lockstep.training.precision import bfloat16_unit, chosen_precision, set_tf32
+from lockstep.training.precision import chosen_precision, set_tf32
 from lockstep.training.process_group import JoinedEnvironment, agree, chosen_device, join
 from lockstep.training.staging import together
 
@@ -71,8 +68,8 @@ class Session:
 def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[Session]:
     """Join the workers of a job, agree with them on what it is, and leave them at the end.
 
-    Raises ConfigError before any work when ranks differ in configuration or in their number, OutOfMemory in place of
-    what an allocator raises, and DiskFault in place of what a disk refuses.
+    Raises ConfigError before any work when ranks differ in configuration or in their number, and Refused in place of
+    what an allocator raises or a disk refuses.
     """
     workers = resolve_workers(config)
     rank, world_size = (world.rank, world.world_size) if world is not None else (0, 1)
@@ -104,31 +101,14 @@ def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[S
         except MetricFault as error:  # of a module of the user's own, which shows what it measures when it has done so
             raise faults.ConfigError([str(error)]) from error
         except Exception as error:
-            refusal = out_of_memory(error)
-            if refusal is not None:
-                raise OutOfMemory(_explained(refusal, session)) from error
-            refused = disk.refusal(error, folder.path)
-            if refused is not None:
-                raise DiskFault(refused) from error
+            text = refusals.explained(error, folder.path, f"rank {rank} of {world_size}")
+            if text is not None:
+                raise refusals.Refused(text) from error
             raise
         # after a failure the group stays until the process ends: the failure must be on record before others notice it
         if dist.is_initialized():
             gather_objects(None)  # nobody leaves while another still talks
             collectives.leave()
-
-
-def _explained(refusal: BaseException, session: Session) -> str:
-    log, is_kept = session.folder.rank_log(session.rank), session.folder.config.exists()  # of an evaluation it is not
-    return explained(
-        refusal,
-        session.config,
-        session.device,
-        precision=session.precision,
-        has_bfloat16=bfloat16_unit(session.device) is not None,
-        rank=session.rank,
-        loads=session.loads,
-        log=shown(log) if is_kept else None,
-    )
 
 
 def quiet() -> None:

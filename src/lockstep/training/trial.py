@@ -19,7 +19,7 @@ from lockstep.system.wording import plural
 from lockstep.tasks.builtin import Classification, Multilabel, Regression
 from lockstep.tasks.scores import MetricFault, Scores
 from lockstep.tasks.task import Task, checked_losses
-from lockstep.training.memory import out_of_memory
+from lockstep.training.refusals import is_of_memory
 from lockstep.training.session import Session
 
 NUM_SAMPLES = 2
@@ -166,7 +166,7 @@ def _telling(what: str) -> Iterator[None]:
     except MetricFault as error:
         raise faults.ConfigError([str(error)]) from error
     except Exception as error:  # the border to code of the user's own
-        if out_of_memory(error) is not None:
+        if is_of_memory(error):
             raise
         raise faults.ConfigError([f"{what}: {faults.one_line(error)}"]) from error
 
