@@ -28,7 +28,7 @@ from tests.support.harness import SMALL, WATCHED, train_all, write_run
 from tests.support.modules import classifier
 
 pytestmark = pytest.mark.processes
-PICTURES = {"class_accuracy", "confusion_matrix", "predictions", "worst_mistakes"}
+PICTURES = {"confusion_matrix", "predictions", "worst_mistakes"}
 PICTURE_FILES = {*(f"{name}.png" for name in PICTURES), "confusion_matrix.json"}
 EVERY_TAG = {
     "train": {
@@ -152,15 +152,6 @@ def test_the_numbers_of_the_confusion_matrix_are_those_of_the_test(runs: dict[in
     assert read_confusion(runs[1]) == read_confusion(runs[3])
 
 
-def test_precision_recall_counts_every_test_sample_once(runs: dict[int, RunFolder]) -> None:
-    for folder in runs.values():
-        found = events(folder, "test")
-        for name in ("class 0", "class 1", "class 2", "class 3"):
-            counts = tensors(found, f"test/{name}")[:4]  # true and false positives, true and false negatives
-            assert (counts.sum(0) == 31).all()
-            assert counts[0, 0] + counts[3, 0] == counts[0, -1] + counts[3, -1]
-
-
 def test_settings_command_commit_and_machine_stand_as_text(runs: dict[int, RunFolder]) -> None:
     folder = runs[3]
     found = events(folder)
@@ -230,7 +221,7 @@ def test_a_picture_that_cannot_be_drawn_costs_no_training(tmp_path: Path, monkey
     folder = write_run(tmp_path / "run", [*SMALL, *WATCHED, "logger=none", "trainer.max_epochs=1"])
     folder.pictures.mkdir()
     (folder.pictures / "test_worst_mistakes.png").write_text("of an earlier session")
-    monkeypatch.setattr(plots, "class_accuracy", fail)
+    monkeypatch.setattr(plots, "confusion_matrix", fail)
     with pytest.warns(UserWarning, match="pictures of the test split are not complete: OSError"):
         assert worker.run_here(worker.Job("train", str(folder.path), {"command": "", "has_test": True}), None) == 0
     assert folder.read_status()["state"] == "finished"

@@ -26,16 +26,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 130
-MOST_CURVES = 50  # classes whose curves go to TensorBoard's PR page
 
 
 class Pictures(L.Callback):
     """Draws the test at the end of a run, and the validation of every `every_n_epochs`-th epoch; None: of no epoch.
 
-    Of a classification of whole images: other tasks have no pictures. Confusion matrix, accuracy of each class, the
-    first `num_images` images of the split with what they were taken for, and as many of its most confident mistakes.
-    All from counts of every rank. PNG files in pictures/ of the run folder hold the newest state of each split;
-    TensorBoard keeps them all, and has curves of precision and recall. Raises ValueError for a number below 1.
+    Of a classification of whole images: other tasks have no pictures. Confusion matrix, the first `num_images` images
+    of the split with what they were taken for, and as many of its most confident mistakes, all from the samples of
+    every rank. PNG files in pictures/ of the run folder have the newest state of each split, TensorBoard has them all.
+    Raises ValueError for a number below 1.
     """
 
     def __init__(self, *, every_n_epochs: int | None, num_images: int) -> None:
@@ -83,7 +82,7 @@ class Pictures(L.Callback):
 
     def _start(self, pl_module: L.LightningModule) -> None:
         if isinstance(pl_module, Classifier) and isinstance(pl_module.task, Classification):
-            self._outcomes = Outcomes(len(pl_module.image_format.class_names), pl_module.device)
+            self._outcomes = Outcomes(len(pl_module.image_format.class_names))
 
     def _update(self, logits: torch.Tensor | None, batch: Any) -> None:
         if self._outcomes is not None and logits is not None and logits.dim() == 2:
@@ -118,8 +117,6 @@ class Pictures(L.Callback):
                     Image.fromarray(pixels).save(file, "png", dpi=(DPI, DPI))
                 for writer in writers:
                     writer.add_image(f"{split}/{name}", pixels, module.global_step, dataformats="HWC")
-        for writer in writers:
-            _add_curves(writer, split, findings, module)
 
 
 def _writer(logger: TensorBoardLogger, split: str) -> SummaryWriter:
@@ -154,7 +151,6 @@ def _figures(
         "confusion_matrix",
         plots.confusion_matrix(counts, names, f"Confusion matrix: {right:,} of {counts.sum():,} right ({what})"),
     )
-    yield "class_accuracy", plots.class_accuracy(counts, names, f"Accuracy of each class ({what})")
     first = np.arange(min(num_images, len(findings.labels)))
     worst = findings.worst(num_images)
     for name, rows, title in (
@@ -176,24 +172,3 @@ def _grid(pixels: torch.Tensor | Pixels, findings: Findings, rows: Any, names: t
         prediction = f"{plots.short(predicted)} {findings.probabilities[row]:.2f}"
         captions.append(prediction if is_right[-1] else f"{prediction}\nis {plots.short(true)}")
     return plots.image_grid(shown, captions, is_right, title)
-
-
-def _add_curves(writer: Any, split: str, findings: Findings, module: Classifier) -> None:
-    """TensorBoard's own precision-recall curves, from counts: its page moves the threshold."""
-    names = module.image_format.class_names[:MOST_CURVES]
-    for name, positives, negatives in zip(names, findings.positives, findings.negatives, strict=False):
-        true_positives = positives[::-1].cumsum()[::-1]
-        false_positives = negatives[::-1].cumsum()[::-1]
-        precision = true_positives / np.maximum(true_positives + false_positives, 1)
-        recall = true_positives / max(positives.sum(), 1)
-        writer.add_pr_curve_raw(
-            f"{split}/{name}",
-            true_positive_counts=true_positives,
-            false_positive_counts=false_positives,
-            true_negative_counts=negatives.sum() - false_positives,
-            false_negative_counts=positives.sum() - true_positives,
-            precision=precision,
-            recall=recall,
-            global_step=module.global_step,
-            num_thresholds=len(positives),
-        )

@@ -91,27 +91,6 @@ def shown_classes(counts: NDArray[np.int64]) -> list[int]:
     return _worst_classes(counts) if len(counts) > MOST_CLASSES else list(range(len(counts)))
 
 
-def class_accuracy(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
-    """A bar for each class, the worst first; `counts` as for the confusion matrix."""
-    shown = _worst_classes(counts)
-    totals = counts.sum(1)[shown]
-    values = counts.diagonal()[shown] / np.maximum(totals, 1)
-    fig = new_figure(1.1 + 0.24 * len(shown))
-    ax = fig.subplots()
-    ax.barh(range(len(shown)), 100 * values, height=0.7, color=BLUE)
-    for row, (value, total) in enumerate(zip(values, totals, strict=True)):
-        text = f"{100 * value:.1f} %  of {total:,}" if total else "no samples"
-        ax.annotate(text, (100 * value, row), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
-    ax.set_yticks(range(len(shown)), [short(names[number]) for number in shown], fontsize=8)
-    ax.set_ylim(len(shown) - 0.4, -0.6)
-    ax.set_xlim(0, 118)
-    ax.set_xticks(range(0, 101, 20))
-    ax.tick_params(axis="y", length=0)
-    ax.set_xlabel("accuracy of the class (%)")
-    ax.set_title(_title(title, len(shown), len(names)))
-    return fig
-
-
 def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Sequence[bool], title: str) -> Figure:
     """Images (N, C, H, W) with a caption of two lines below each, red where it was wrong.
 
@@ -138,7 +117,7 @@ def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Seq
 
 
 def _worst_classes(counts: NDArray[np.int64]) -> list[int]:
-    """Numbers of up to MOST_CLASSES classes, the least accurate first, those without samples last."""
+    """Numbers of MOST_CLASSES classes, the least accurate first, those without samples last."""
     totals = counts.sum(1)
     accuracy = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), 2.0)
     worst: list[int] = np.argsort(accuracy, kind="stable").tolist()

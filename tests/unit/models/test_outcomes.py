@@ -8,7 +8,7 @@ import torch
 from sklearn import metrics
 from torch import Tensor
 
-from lockstep.models.outcomes import NUM_THRESHOLDS, Findings, Outcomes
+from lockstep.models.outcomes import Findings, Outcomes
 from tests.support.processes import Ranks, started
 
 NUM_CLASSES = 5
@@ -30,7 +30,7 @@ def made_up(count: int = 400) -> tuple[Tensor, Tensor]:
 
 
 def findings_of(logits: Tensor, labels: Tensor, parts: list[Tensor]) -> Findings:
-    outcomes = Outcomes(NUM_CLASSES, torch.device("cpu"))
+    outcomes = Outcomes(NUM_CLASSES)
     for positions in parts:
         if len(positions):
             outcomes.update(logits[positions], labels[positions], positions)
@@ -52,12 +52,6 @@ def test_counts_are_those_of_scikit_learn() -> None:
     found = findings_of(logits, labels, list(torch.arange(400).split(150)))
     assert (found.confusion == metrics.confusion_matrix(labels, logits.argmax(1))).all()
     assert found.confusion.sum() == 400
-    shares = logits.softmax(1)
-    for number in range(NUM_CLASSES):
-        truth = (labels == number).numpy()
-        places = (shares[:, number] * (NUM_THRESHOLDS - 1)).long().numpy()
-        assert (found.positives[number] == np.bincount(places[truth], minlength=NUM_THRESHOLDS)).all()
-        assert (found.negatives[number] == np.bincount(places[~truth], minlength=NUM_THRESHOLDS)).all()
 
 
 def test_samples_come_in_the_order_of_the_split() -> None:
@@ -78,23 +72,12 @@ def test_the_worst_mistake_is_the_most_confident_one() -> None:
     assert len(found.worst(1000)) == wrong.sum()
 
 
-def test_a_certain_network_is_counted_in_the_last_place() -> None:
-    outcomes = Outcomes(2, torch.device("cpu"))
-    outcomes.update(torch.tensor([[100.0, -100.0]]), torch.tensor([0]), torch.tensor([0]))
-    found = outcomes.findings()
-    assert found is not None
-    assert found.positives[0, -1] == 1
-    assert found.negatives[1, 0] == 1
-    assert found.positives.sum() + found.negatives.sum() == 2
-
-
 def test_a_network_that_computes_no_numbers_is_counted_too() -> None:
-    outcomes = Outcomes(3, torch.device("cpu"))
+    outcomes = Outcomes(3)
     outcomes.update(torch.tensor([[float("nan")] * 3, [1.0, 5.0, 2.0]]), torch.tensor([1, 1]), torch.tensor([0, 1]))
     found = outcomes.findings()
     assert found is not None
     assert found.confusion.sum() == 2
-    assert found.positives.sum() + found.negatives.sum() == 2 * 3
 
 
 @pytest.mark.processes
@@ -103,4 +86,4 @@ def test_any_split_over_ranks_finds_the_same(ranks: Ranks, cuts: list[int]) -> N
     logits, labels = made_up()
     alone = findings_of(logits, labels, [torch.arange(400)])
     for found in ranks.run(len(cuts) - 1, of_rank, cuts):
-        assert all((one == other).all() for one, other in zip(alone, found, strict=True))
+        assert all(np.array_equal(one, other) for one, other in zip(alone, found, strict=True))
