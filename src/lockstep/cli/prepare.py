@@ -1,7 +1,6 @@
 """Decodes a folder of images ahead of the first training."""
 
 import contextlib
-import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -16,17 +15,15 @@ from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.system.redaction import redacted
 from lockstep.system.wording import plural
 
-NO_TEXTS = ("null", "true", "false", "inf", "nan")
-
 
 def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source) -> int:
     """Have the images of a folder in the cache, with the settings of a training with these `changes` of data.*.
 
     Prints what is there. Returns the exit code; raises ConfigError, FileNotFoundError or ValueError.
     """
-    changed = {"root": _quoted(root), **{name: value for name, value in changes.items() if value is not None}}
+    changed = {"root": naming.hydra_text(root), **{name: value for name, value in changes.items() if value is not None}}
     if changed.get("cache", "null") != "null":
-        changed["cache"] = _quoted(changed["cache"])
+        changed["cache"] = naming.hydra_text(changed["cache"])
     typed = ["data=image_folder", *(f"data.{name}={value}" for name, value in changed.items())]
     section = overrides.check(typed, source).configs[0].data
     settings = section.arguments()
@@ -68,12 +65,3 @@ def _fetched(section: Data) -> str:
 
     with contextlib.ExitStack() as held:
         return once_a_node(section, folder, rank=0, local_rank=0, is_silent=False, held=held)
-
-
-def _quoted(text: str) -> str:
-    """A text as Hydra reads it: in quotes, where it has other than plain characters or looks like another value."""
-    if re.fullmatch(r"[\w.~-]*/[\w./~-]*|[A-Za-z_][\w.-]*", text) and text.lower() not in NO_TEXTS:
-        return text
-    # backslashes count only before a quote
-    escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (r"\'" if match[2] else ""), text)
-    return f"'{escaped}'"

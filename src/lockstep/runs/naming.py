@@ -98,14 +98,18 @@ def quoted(path: Path) -> str:
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
+def hydra_text(text: str) -> str:
+    """A text as a value of an override: in quotes, where it has special characters or looks like another value."""
+    is_word = "/" in text or (text[:1].isalpha() and text.lower() not in NO_TEXTS)
+    if is_word and not re.search(r"[^a-zA-Z0-9_/.+-]", text):
+        return text
+    # in Hydra's quotes a backslash counts only in front of one
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
+
+
 def resuming(path: Path) -> str:
-    """The word that goes on with the run in `path`, for the shell and, within, for Hydra: resume=outputs/latest."""
-    text = shown(path)
-    is_word = "/" in text or (text[0].isalpha() and text.lower() not in NO_TEXTS)
-    if not is_word or re.search(r"[^a-zA-Z0-9_/.+-]", text):
-        # Hydra's quotes, in which a backslash counts only in front of one
-        text = '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
-    return shlex.quote(f"resume={text}")
+    """The override that resumes the run in `path`, for a shell: resume=outputs/latest."""
+    return shlex.quote(f"resume={hydra_text(shown(path))}")
 
 
 def training_command() -> str:

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from lockstep.cli.prepare import _quoted
 from lockstep.data.images import cache as caches
 from lockstep.data.images.listing import Names, list_classes
 from lockstep.data.images.pixels import Rows, whole
@@ -24,6 +23,7 @@ from lockstep.data.images.statistics import sampled_positions
 from lockstep.data.sources import folders
 from lockstep.data.transfer import file_lock
 from lockstep.data.transfer.file_lock import Lock
+from lockstep.runs import naming
 from tests.support import commands
 from tests.support.commands import Command
 from tests.support.harness import ROOT
@@ -431,5 +431,5 @@ def test_prepare_says_what_is_wrong(root: Path, cache: str) -> None:
 def test_a_folder_of_any_name_reaches_hydra_as_it_is(text: str) -> None:
     from lockstep.config import compose
 
-    override = f"data.root={_quoted(text)}"
+    override = f"data.root={naming.hydra_text(text)}"
     assert compose.composed(["data=image_folder", override]).data.root == text
