@@ -401,7 +401,7 @@ def test_prepare_decodes_once_and_the_training_finds_it(root: Path, cache: str) 
     assert "Decoded 40 images of my images in" in first.stdout
     assert "40 images of 3x8x8 in 2 classes: red fox, ärger 狐" in first.stdout
     assert first.stdout.splitlines()[-1].split("image_folder ")[1] == (
-        f"'data.root='\"'\"'my images'\"'\"'' data.image_size=8 'data.cache='\"'\"'{cache}'\"'\"''"
+        f"'data.root=\"my images\"' data.image_size=8 'data.cache=\"{cache}\"'"
     )
     again = prepare(root, "--image-size", "8", "--cache", cache)
     assert "Up to date" in again.stdout
