@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import torch
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from typing_extensions import override
@@ -93,8 +93,8 @@ def chosen_device(config: Config, gpus: tuple[int, ...], world: World | None) ->
     return torch.device("cuda", number)
 
 
-class JoinedEnvironment(ClusterEnvironment):
-    """Tells Lightning where this process stands; it is in its process group already.
+class JoinedEnvironment(LightningEnvironment):
+    """The ranks of a process that is in its process group already.
 
     Lightning's own environments read the launcher's variables again, each with rules of its own (SLURM's refuses
     `srun --ntasks`), and requeue a job inside a signal handler.
@@ -102,6 +102,8 @@ class JoinedEnvironment(ClusterEnvironment):
 
     def __init__(self, world: World) -> None:
         super().__init__()
+        super().set_world_size(world.world_size)
+        super().set_global_rank(world.rank)
         self._world = world
 
     @property
@@ -109,43 +111,16 @@ class JoinedEnvironment(ClusterEnvironment):
     def creates_processes_externally(self) -> bool:
         return True
 
-    @property
-    @override
-    def main_address(self) -> str:
-        """Empty, for nobody asks for an address: the process group exists already."""
-        return ""
-
-    @property
-    @override
-    def main_port(self) -> int:
-        """0, for nobody asks for a port: the process group exists already."""
-        return 0
-
-    @staticmethod
-    @override
-    def detect() -> bool:
-        return False
-
-    @override
-    def world_size(self) -> int:
-        return self._world.world_size
-
     @override
     def set_world_size(self, size: int) -> None:
-        pass  # the launcher said it
-
-    @override
-    def global_rank(self) -> int:
-        """0 to world size - 1."""
-        return self._world.rank
+        """Leave it: the launcher has set it."""
 
     @override
     def set_global_rank(self, rank: int) -> None:
-        pass  # the launcher said it
+        """Leave it: the launcher has set it, in whatever order of nodes."""
 
     @override
     def local_rank(self) -> int:
-        """Rank among the processes of this node."""
         return self._world.local_rank
 
     @override
