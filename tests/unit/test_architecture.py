@@ -70,7 +70,7 @@ def test_imports_point_down(name: str) -> None:
 def test_the_package_itself_imports_nothing_before_a_name_of_its_own_is_asked_for() -> None:
     asked = "import sys, lockstep; print(*sorted(name for name in sys.modules if name.startswith('lockstep')))"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split() == ["lockstep", "lockstep.system", "lockstep.system.faces"]
+    assert done.stdout.split() == ["lockstep"]
 
 
 OWN_NAMES = [
@@ -80,14 +80,14 @@ OWN_NAMES = [
 
 
 def test_names_of_the_package_itself_stay_and_no_package_takes_their_place() -> None:
-    assert sorted(lockstep.__all__) == OWN_NAMES
+    assert sorted(vars(lockstep)["__all__"]) == OWN_NAMES
     importlib.import_module("lockstep.runs.folder")  # from now on `lockstep.runs` is that package
     assert all(callable(getattr(lockstep, name)) for name in OWN_NAMES)
     assert importlib.import_module("lockstep.runs") is lockstep.runs
     with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
         lockstep.runs("nowhere")
-    with pytest.raises(AttributeError, match="has no attribute 'trains'"):
-        _ = lockstep.trains
+    with pytest.raises(AttributeError, match="No lockstep attribute trains"):
+        _ = lockstep.trains  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_looking_at_runs_imports_no_torch_hydra_or_numpy(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_public_names_stay_where_they_are(package: str) -> None:
     face = importlib.import_module(f"lockstep.{package}")
     assert sorted(face.__all__) == PUBLIC[package]
     assert all(getattr(face, name).__name__ == name for name in face.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'digit'"):
+    with pytest.raises(AttributeError, match="attribute digit"):
         _ = face.digit
 
 

@@ -70,7 +70,7 @@ def test_the_table_of_the_architecture_says_where_to_begin_and_where_to_look() -
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
     assert len(rows) > 12
     for what, begin, look in rows:
-        names = re.findall(r"`[\w/]+\.(?:py|yaml)`", begin + look)
+        names = re.findall(r"`[\w/]+\.(?:pyi?|yaml)`", begin + look)
         links = re.findall(r"\]\(\.\./", begin + look)  # another test follows them
         assert len(names) == len(links) > 0, f"{what}: a file without a link"
 

@@ -12,7 +12,7 @@ import lockstep
 
 class _Runs(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return lockstep.__getattr__("runs")(*args, **kwargs)
+        return vars(lockstep)["__getattr__"]("runs")(*args, **kwargs)
 
 
 sys.modules[__name__].__class__ = _Runs

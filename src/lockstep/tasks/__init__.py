@@ -3,20 +3,6 @@
 These names are public: configurations and projects use them, and they stay where modules move.
 """
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from lockstep.system.faces import face
-
-if TYPE_CHECKING:
-    from lockstep.tasks.builtin import Classification, Multilabel, Regression
-    from lockstep.tasks.scores import Accuracy
-    from lockstep.tasks.task import SupervisedTask, Task
-
-__all__, __getattr__ = face(
-    __name__,
-    {
-        "builtin": ("Classification", "Multilabel", "Regression"),
-        "scores": ("Accuracy",),
-        "task": ("SupervisedTask", "Task"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,6 @@
+from .average import AveragedWeights as AveragedWeights
+from .csv_logger import ResumableCSVLogger as ResumableCSVLogger
+from .curves import Curves as Curves
+from .events import SplitTensorBoardLogger as SplitTensorBoardLogger
+from .pictures import Pictures as Pictures
+from .wandb_logger import ResumableWandbLogger as ResumableWandbLogger
