@@ -145,8 +145,9 @@ def _data_rules(config: Config) -> Iterator[str]:
 def _file_rules(config: Config) -> Iterator[str]:
     data = config.data
     if data.root is None:
-        if data.copy_to is not None:
-            yield f"data.copy_to={data.copy_to} is for a copy of data.root, which is not set: leave it out"
+        for key, value in (("copy_to", data.copy_to), ("copy_remove", data.copy_remove)):
+            if value:
+                yield f"data.{key}={shown(value)} is for a copy of data.root, which is not set: leave it out"
         return
     is_url = remote.is_url(data.root)
     if is_url and is_ours(data.target):

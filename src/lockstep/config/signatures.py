@@ -174,6 +174,9 @@ def _parameter_faults(
     refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
     if refused:
         yield f"{key}._target_", f"{key}._target_={target} does not take {' and '.join(refused)} from the training"
+    if TOTAL_STEPS in supplied and value.get("_interval_") == "epoch":
+        fault = f"{key}._interval_=epoch is for schedules by epoch, and {name} counts the optimizer steps"
+        yield f"{key}._interval_", f"{fault} that it is given as {TOTAL_STEPS}: leave it out"
 
 
 def _found(key: str, target: str) -> Iterator[tuple[str, str]]:

@@ -89,7 +89,12 @@ def splits(session: Session) -> Splits:
 
 
 def source(section: Data) -> Splits:
-    """The images of a source, which is told where its pixels are to live if it asks for that."""
+    """The images of a source, which is told where its pixels are to live if it asks for that.
+
+    Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
+    """
+    if errors := signatures.faults([{"data": section.model_dump(by_alias=True)}]):
+        raise faults.ConfigError(errors)
     asked = {"memory": section.memory} if signatures.takes(section.target, "memory") else {}
     return build.build(section, **asked)
 

@@ -312,6 +312,9 @@ FAULTS = {
     "+parameters.head={pattern: fc, frozen_epochs: -1}": ["parameters.head.frozen_epochs=-1 must be int >= 0 or null"],
     "+parameters.head={pattern: fc, rate: 2}": ["unknown key parameters.head.rate", "head has pattern, lr_factor"],
     "+parameters.head=fc": ["parameters.head=fc must be a section of keys or null"],
+    "+scheduler._interval_=epoch": [
+        "scheduler._interval_=epoch is for schedules by epoch, and one_cycle_linear counts"
+    ],
     "+scheduler._interval_=batch": ["scheduler._interval_=batch must be step|epoch"],
     "scheduler.warmup_fraction=1": ["scheduler.warmup_fraction=1 must be 0 <= float < 1, as one_cycle_linear has it"],
     "model.stem=tiny": ["model.stem=tiny must be small|imagenet, as ResNet18 has it"],
