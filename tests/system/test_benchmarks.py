@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from benchmarks import loops, step, sweep
+from benchmarks.gpu.recipes import flops_per_image
 from benchmarks.table import Row, alternate, markdown, ratios, row
 from tests.support.compiler import needs_compiler
 from tests.support.harness import ROOT, environ
@@ -65,6 +67,14 @@ def test_both_averages_are_the_same() -> None:
         for average in averages:
             average.update_parameters(layer)
     torch.testing.assert_close(averages[0].module.weight, averages[1].module.weight)
+
+
+def test_the_counted_operations_of_a_network_are_those_by_hand() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    net.append(nn.Linear(4 * 8 * 8, 10))
+    convolution, product = 2 * 3 * 9 * 4 * 8 * 8, 2 * 4 * 8 * 8 * 10
+    # backward: gradients of weights and of inputs, but not of the images
+    assert flops_per_image(net, (3, 8, 8)) == 2 * convolution + 3 * product
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so the benchmark would run")

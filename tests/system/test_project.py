@@ -151,7 +151,7 @@ def test_the_trials_of_a_sweep_and_the_test_of_the_best_find_an_own_network(proj
 def test_a_benchmark_trains_an_own_network_from_the_folder_that_holds_it(tmp_path: Path) -> None:
     write_package(tmp_path / "here")
     kept = [text for text in TINY if not text.startswith("strategy")]
-    short = ("benchmark.budget_s=1", "benchmark.probe_s=1", "benchmark.environments.parallel-cpu=null")
+    short = ("benchmark.budget_s=1", "benchmark.environments.parallel-cpu=null")
     lockstep(tmp_path / "here", "benchmark", *kept, OWN, *short)
     (folder,) = tmp_path.glob("here/outputs/*/*_benchmark/cpu")
     assert "test images" in lockstep(tmp_path / "here", "eval", folder)

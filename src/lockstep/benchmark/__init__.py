@@ -1,1 +1,1 @@
-"""`lockstep benchmark`: does the same training in several environments, and says whether more workers pay."""
+"""`lockstep benchmark`: compares the speed of one training in several environments."""

@@ -1,7 +1,7 @@
-"""`lockstep benchmark`: one environment after the other, each in its own processes, and a report of what was measured.
+"""`lockstep benchmark`: trains in one environment after the other, each in its own processes, and reports the speed.
 
-Ctrl-C asks the current run to stop in good order, skips the rest and reports what there is; the exit code is 130 (143
-after SIGTERM), not 75: a benchmark cannot be gone on with. A second Ctrl-C leaves at once, without a report.
+Ctrl-C stops the current run in good order, skips the rest and reports what was measured. The exit code is 130 (143
+after SIGTERM), not 75, because a benchmark cannot be resumed. A second Ctrl-C exits immediately, without a report.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,24 +30,25 @@ from lockstep.runs.naming import shown
 from lockstep.system import hardware
 from lockstep.system.redaction import redacted
 from lockstep.system.signals import SignalFlag
-from lockstep.system.terminal import duration, show_table, terminal
+from lockstep.system.terminal import duration, printable, show_table, terminal
 from lockstep.system.wording import plural
 
 POLL_S = 0.25
-START_S = 15.0  # a guess of what starting an environment takes, for the time left
+START_S = 15.0  # a guess of the time to start an environment, for the time left
 BEST = "best.ckpt"
-LOG = "terminal.log"  # what rank 0 prints, in the folder of an environment
+LOG = "terminal.log"  # the output of rank 0, in the folder of an environment
 
 
 def run(texts: Sequence[str], source: compose.Source) -> int:
     """Benchmark the configuration of these overrides. Returns the exit code."""
     try:
-        config = _checked(overrides.benchmarked(texts), source)
+        (config,) = overrides.check(overrides.benchmarked(texts), source, is_benchmark=True).configs
+        assert isinstance(config, BenchmarkConfig)
         presence.check(config.data)
         chosen_environments = environments(config, hardware.num_cores(), hardware.num_visible_gpus())
         if all(environment.config is None for environment in chosen_environments):
             raise faults.ConfigError(
-                [f"{p.name}: {p.skipped}: add an environment this has" for p in chosen_environments]
+                [f"benchmark.environments.{skipped.name}: {skipped.skipped}" for skipped in chosen_environments]
             )
     except faults.ConfigError as error:
         faults.exit_with(error)
@@ -55,18 +56,12 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
     try:
         return Benchmark(path, config, chosen_environments, texts).run()
     except KeyboardInterrupt:
-        print(f"Left at once; what was measured before is in {shown(path)}", file=sys.stderr)
+        print(f"Interrupted; the results so far are in {shown(path)}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
-def _checked(texts: Sequence[str], source: compose.Source) -> BenchmarkConfig:
-    (config,) = overrides.check(texts, source, is_benchmark=True).configs
-    assert isinstance(config, BenchmarkConfig)
-    return config
-
-
 class Benchmark:
-    """A benchmark under way: the records so far, and whether somebody wants it to end."""
+    """A benchmark in progress, with the records so far."""
 
     def __init__(
         self, path: Path, config: BenchmarkConfig, chosen_environments: Sequence[Environment], texts: Sequence[str]
@@ -84,9 +79,10 @@ class Benchmark:
         self._flag = SignalFlag()
         self._started = datetime.now().astimezone()
         self._records: list[results.Record] = []
+        self._deadline_s = 0.0  # monotonic: the expected end of the current environment and those after it
 
     def run(self) -> int:
-        """All environments, then the report. Returns the exit code."""
+        """Train in all environments, then report. Returns the exit code."""
         self._flag.install()
         trained = [environment for environment in self._environments if environment.config is not None]
         budget = duration(self._settings.budget_s)
@@ -94,12 +90,9 @@ class Benchmark:
         self._say(f"Benchmark of {environments}, {budget} of training each, in {shown(self._path)}")
         for environment in self._environments:
             if environment.config is None:
-                self._say(f"{environment.name}: skipped, {environment.skipped}")
-                self._records.append(results.skipped(environment))
+                self._records.append(results.skipped(environment, environment.skipped))
             elif self._flag.received:
-                self._records.append(
-                    results.skipped(environment) | {"reason": "not reached before the end was asked for"}
-                )
+                self._records.append(results.skipped(environment, "not started before the interruption"))
             else:
                 self._records.append(self._measured(environment, trained.index(environment) + 1, len(trained)))
                 self._save(None)
@@ -109,76 +102,73 @@ class Benchmark:
         return exit_code(self._records, self._flag.received)
 
     def _measured(self, environment: Environment, number: int, count: int) -> results.Record:
-        """Train in an environment, then measure its steps."""
+        """Train in an environment. If no epoch was validated, its last checkpoint becomes the best one."""
         folder = RunFolder(self._path / environment.name)
         folder.path.mkdir()
         assert environment.config is not None
         storage.save(environment.config, folder.config)
         project.record(folder)
         head = f"[{number}/{count}] {environment.name}"
-        left_s = (count - number) * (self._settings.budget_s + self._settings.probe_s + START_S)
-
-        def left(then_s: float) -> Callable[[float], float]:
-            return lambda used_s: max(0.0, then_s - used_s) + left_s
-
+        self._deadline_s = time.monotonic() + (count - number + 1) * (self._settings.budget_s + START_S)
         command = naming.resume_command(folder.path)
-        train = Job("train", str(folder.path), {"command": command, "has_test": True})
-        probe_s = self._settings.probe_s + START_S
-        code = self._do(train, environment, head, left(self._settings.budget_s + START_S + probe_s))
+        code = self._do(Job("train", str(folder.path), {"command": command, "has_test": True}), environment, head)
+        is_whole = code in (0, EXIT_STOPPED) and folder.last_checkpoint.exists() and not self._flag.received
+        if is_whole and results.accuracy(folder) is None:
+            if not folder.best_checkpoint.exists():
+                os.link(folder.last_checkpoint, folder.best_checkpoint)
+            code = self._evaluate(environment, folder, "val", f"{head}, validation")
         state, reason = "measured", ""
         if code not in (0, EXIT_STOPPED):
             state, reason = "failed", _failure(folder)
-        elif results.checkpoint(folder) is not None and not self._flag.received:
-            options = {
-                "num_steps": self._settings.probe_steps,
-                "max_s": self._settings.probe_s,
-                "checkpoint": str(_checkpoint(folder)),
-            }
-            code = self._do(Job("measure", str(folder.path), options), environment, f"{head}, its steps", left(probe_s))
-            if code not in (0, EXIT_STOPPED):
-                state, reason = "failed", "measuring its steps: " + _failure(folder)
-        if self._flag.received and state == "measured":
-            state, reason = "stopped", "asked to end"
+        elif self._flag.received:
+            state, reason = "stopped", "interrupted"
         folder.clear_stop()
         record = results.record(environment, folder, state, reason)
         self._say(f"{head}: {_summary(record)}")
         return record
 
-    def _do(self, job: Job, environment: Environment, head: str, left: Callable[[float], float]) -> int:
-        """Wait for a job in its own process, showing how it goes. Returns its exit code."""
-        folder, started = RunFolder(Path(job.folder)), time.monotonic()
-        is_parallel = environment.is_data_parallel
-        num_workers = environment.num_workers if is_parallel else 1
-        workers = Workers(job, num_workers, is_parallel=is_parallel, log=folder.path / LOG)
+    def _evaluate(self, environment: Environment, folder: RunFolder, split: str, head: str) -> int:
+        """Write the scores of the best checkpoint to scores.json. Returns the exit code."""
+        assert environment.config is not None
+        options = {
+            "config": storage.to_tree(environment.config),
+            "run": str(folder.path),
+            "split": split,
+            "checkpoint": str(folder.best_checkpoint),
+        }
+        return self._do(Job("evaluate", str(folder.path), options), environment, head)
+
+    def _do(self, job: Job, environment: Environment, head: str) -> int:
+        """Do a job in its own processes and show its progress. Returns its exit code."""
+        folder = RunFolder(Path(job.folder))
+        log, is_parallel = folder.path / LOG, environment.is_data_parallel
+        workers = Workers(job, environment.num_workers, is_parallel=is_parallel, log=log)
         live = Live(console=self._out, auto_refresh=False, transient=True) if self._out.is_terminal else None
         if live is None:
             self._say(f"{head} ...")
         with contextlib.ExitStack() as held:
-            held.callback(folder.remove_leftovers)  # also of an environment that was left at once
+            held.callback(folder.remove_leftovers)  # also after a second Ctrl-C
             held.enter_context(folder.lock())
             held.enter_context(live or contextlib.nullcontext())
             held.callback(workers.kill)
-            # that of the caller is replaced: environments are compared at all cores
+            # replaces the caller's: environments are compared on all cores
             workers.start({**os.environ, "OMP_NUM_THREADS": str(environment.num_threads)})
             while (code := workers.poll(POLL_S)) is None:
                 if self._flag.received:
-                    folder.request_stop("the benchmark was asked to end")
+                    folder.request_stop("the benchmark was interrupted")
                 if live is not None:
-                    line = Text(
-                        f"{head}  {_progress(folder, job)}  about {duration(left(time.monotonic() - started))} left"
-                    )
+                    left_s = max(0.0, self._deadline_s - time.monotonic())
+                    line = Text(f"{head}  {_progress(folder, job)}  about {duration(left_s)} left")
                     line.truncate(self._out.width)
                     live.update(line, refresh=True)
         return code
 
     def _kept(self) -> dict[str, Any] | None:
-        """Test the most accurate network once, and link to it; None where there is none."""
+        """Link to the most accurate network and test it; None if there is none."""
         best = results.most_accurate(self._records)
         if best is None:
             return None
         folder = RunFolder(self._path / best["name"])
-        if best["checkpoint"] == "last":
-            os.link(folder.last_checkpoint, folder.best_checkpoint)  # so that every command finds it
         (self._path / BEST).symlink_to(folder.best_checkpoint.relative_to(self._path))
         environment = next(environment for environment in self._environments if environment.name == best["name"])
         kept = {
@@ -189,16 +179,8 @@ class Benchmark:
         }
         if self._flag.received:
             return kept
-        assert environment.config is not None
-        options = {
-            "config": storage.to_tree(environment.config),
-            "run": str(folder.path),
-            "split": "test",
-            "checkpoint": str(folder.best_checkpoint),
-        }
-        job = Job("evaluate", str(folder.path), options)
-        code = self._do(job, environment, f"{best['name']}, test", lambda used_s: max(0.0, START_S - used_s))
-        if code:
+        self._deadline_s = time.monotonic() + START_S
+        if self._evaluate(environment, folder, "test", f"{best['name']}, test"):
             best |= {"state": "failed", "reason": "its test: " + _failure(folder)}
         return kept | {"test_accuracy": read_json(folder.scores).get("test/accuracy")}
 
@@ -215,18 +197,17 @@ class Benchmark:
                 "environment": next(filter(None, facts), {}),
                 "environments": self._records,
                 "kept": kept,
-                "verdict": results.words(self._records),
+                "verdict": results.verdict(self._records),
             },
         )
 
     def _report(self, kept: dict[str, Any] | None) -> None:
         from lockstep.benchmark import report
 
-        width = self._out.width if self._out.is_terminal else 10_000
         self._say("")
-        self._out.print(Text(results.table(self._records, width)), soft_wrap=True)
-        for line in [*results.notes(self._records), "", *results.words(self._records), ""]:
-            self._out.print(Text(results.printable(line)))
+        self._out.print(results.table(self._records))
+        for line in [*results.notes(self._records), "", *results.verdict(self._records), ""]:
+            self._out.print(Text(line))
         files = report.write(self._path, read_json(self._path / BENCHMARK))
         rows = [("report", shown(path)) for path in files] + [("numbers", shown(self._path / BENCHMARK))]
         if kept is not None:
@@ -236,25 +217,21 @@ class Benchmark:
         show_table("Benchmark", rows)
 
     def _say(self, text: str) -> None:
-        self._out.print(Text(results.printable(text)), soft_wrap=True)
+        self._out.print(Text(printable(text)), soft_wrap=True)
         sys.stdout.flush()
 
 
 def exit_code(records: Sequence[results.Record], received: int) -> int:
-    """128 and the signal that ended it, as shells have it; else whether an environment failed."""
+    """128 + the signal that ended it, as in shells; otherwise 1 if an environment failed, else 0."""
     if received:
         return 128 + received
     return EXIT_FAILED if any(r["state"] == "failed" for r in records) else 0
 
 
-def _checkpoint(folder: RunFolder) -> Path:
-    return folder.best_checkpoint if results.checkpoint(folder) == "best" else folder.last_checkpoint
-
-
 def _progress(folder: RunFolder, job: Job) -> str:
-    """What a run is doing, told from its status."""
+    """The state of a run, from its status."""
     if job.task != "train":
-        return "measuring"
+        return "evaluating"
     status = folder.read_status()
     parts = [status.get("state", "starting")]
     if "epoch" in status:
@@ -265,20 +242,20 @@ def _progress(folder: RunFolder, job: Job) -> str:
 
 
 def _summary(record: results.Record) -> str:
-    """An environment in a line."""
+    """The result of an environment in one line."""
     if record["state"] == "failed":
         return f"failed: {record['reason']}"
     rate, accuracy = record["images_per_s"], record["val_accuracy"]
-    parts = [plural(record["epochs"], "epoch"), plural(record["steps"], "step")]
+    parts = [plural(record["epochs"], "epoch")]
     parts += [f"{rate['median']:,.0f} images/s"] if rate else []
     parts += [f"val accuracy {accuracy:.4f}"] if accuracy is not None else []
-    return ", ".join(parts) + (f" ({record['reason']})" if record["reason"] else "")
+    return ", ".join([*parts, record["reason"]]).removesuffix(", ")
 
 
 def _failure(folder: RunFolder) -> str:
-    """The last line of what went wrong in a run."""
+    """The last line of the failure of a run."""
     for path in (folder.failure, folder.path / LOG):
         lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
         if lines:
             return lines[-1]
-    return f"it ended without a word, see {folder.path}"
+    return f"no error was recorded, see {folder.path}"

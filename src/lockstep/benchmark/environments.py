@@ -1,4 +1,4 @@
-"""Which environments of a benchmark this machine offers, and the configuration of the run in each."""
+"""The environments of a benchmark that this machine offers, and the configuration of the run in each."""
 
 from dataclasses import dataclass
 
@@ -23,15 +23,12 @@ class Environment:
 
     @property
     def is_data_parallel(self) -> bool:
-        """Whether its workers form a process group, also one of a single worker."""
+        """True if its workers form a process group, even one of a single worker."""
         return self.config is not None and (self.num_workers > 1 or self.config.strategy.name == "ddp")
 
 
 def environments(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list[Environment]:
-    """Every environment of the configuration, in its order.
-
-    Raises ConfigError with all faults of the runs in them.
-    """
+    """Every environment of the configuration, in its order. Raises ConfigError with all errors of their runs."""
     built, faults = [], []
     for name, entry in config.benchmark.environments.items():
         if entry is None:
@@ -54,6 +51,8 @@ def _environment(
     num_present = num_gpus if device == "gpu" else num_cores
     num_workers = num_present if entry.devices == "all" else entry.devices
     skipped = _missing(device, entry, num_present)
+    if not skipped and device == "cpu" and config.trainer.precision == "bfloat16":
+        skipped = _without_bfloat16()
     if skipped:
         return Environment(name, device, num_workers, 0, None, skipped)
     tree = storage.to_tree(config)
@@ -71,7 +70,7 @@ def _environment(
 
 
 def _missing(device: str, entry: ExecutionEnvironment, num_present: int) -> str:
-    """What this machine lacks for an environment; empty if it has all."""
+    """The cores or GPUs that this machine lacks for an environment; empty if it has all."""
     what = "GPU" if device == "gpu" else "core"
     has = f"this machine has {num_present or 'no'} {what}{'' if num_present == 1 else 's'}"
     if num_present == 0:
@@ -80,3 +79,13 @@ def _missing(device: str, entry: ExecutionEnvironment, num_present: int) -> str:
         return f"needs at least two {what}s, {has}" if num_present < 2 else ""
     # processes can share cores, but not GPUs
     return f"needs {entry.devices} {what}s, {has}" if device == "gpu" and entry.devices > num_present else ""
+
+
+def _without_bfloat16() -> str:
+    """Why a CPU does not train in bfloat16; empty if it does. Without such arithmetic a product takes minutes."""
+    import torch
+
+    from lockstep.training.precision import bfloat16_unit
+
+    has_unit = bfloat16_unit(torch.device("cpu")) is not None
+    return "" if has_unit else "this CPU has no bfloat16 arithmetic (trainer.precision=auto computes in float32)"

@@ -1,213 +1,153 @@
-"""The report of a benchmark from its results.json: one HTML file, a PDF of A4 pages, and the chart alone."""
+"""The report of a benchmark from its results.json: a page as PDF, and its chart alone as PNG."""
 
-import math
+import io
+import textwrap
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogLocator, NullFormatter
+from rich.console import Console
 
-from lockstep.benchmark import charts, paper, results
-from lockstep.benchmark.results import COLUMNS, Record, printable
-from lockstep.callbacks.plots import style
-from lockstep.runs.files import atomic_file, write_atomically
+from lockstep.benchmark import results
+from lockstep.benchmark.results import Record, seconds
+from lockstep.callbacks.plots import BLUE, DARK, LINE, WIDTH, new_figure, style
+from lockstep.runs.files import atomic_file
+from lockstep.system.terminal import printable
+from lockstep.system.wording import plural
 
 DPI = 160
-FORMULA = (
-    "Weak scaling: T(W) = t_compute + t_input + t_sync + t_comm(W), T(1) = t_compute + t_input, efficiency T(1)/T(W).",
-    "t_comm(W) = (2 A + G) R latency + 2 (W - 1) / W · bytes / bandwidth, with A all-reduces (gradient buckets, batch "
-    "norms backward) and G all-gathers (batch norms forward) in a step.",
-    "R, the rounds of a message, is ⌈log2 W⌉: recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005), as "
-    "MPI does it, or the trees of NCCL. gloo, the library for CPUs, sends rings, R = W - 1: by it, many workers are "
-    "slower than predicted.",
-    "latency = t(one number) / (2 R) with the R of the library measured; bandwidth = 2 (W - 1) / W · bytes / "
-    "(t(gradients) - t(one number)).",
-    "t_sync = measured communication - t_comm at the measured W, not below 0: merging of batch statistics, waiting.",
-    "Neglected: overlap of communication with computing, the bytes of batch norms, and slower links between machines.",
-)
-METHOD = (
-    "t_compute is the median step with gradient and batch-norm synchronization off, t_input the median wait for an "
-    "augmented batch, communication the median difference of a full step and the step without synchronization "
-    "after it, each on the slowest rank. MFU = counted FLOPs per image × images/s / the fastest matrix product "
-    "measured on the same workers in the precision of the training. s/epoch is the training part of an epoch, without "
-    "validation. Memory is the most a worker held: of the GPU, or of its process on a CPU."
-)
-CSS = """
-:root{color-scheme:light dark}
-body{font:16px/1.5 system-ui,sans-serif;color:#202124;background:#fff;max-width:70rem;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.6rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin-top:2rem}p{max-width:48rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.85rem;line-height:1.35}
-th,td{padding:.3rem .45rem;text-align:right;border-bottom:1px solid #dadce0;white-space:nowrap;vertical-align:top}
-th{vertical-align:bottom}
-th:first-child,td:first-child{text-align:left;padding-left:0;white-space:normal;overflow-wrap:anywhere;min-width:5.5rem}
-td small{color:#5f6368;display:block}.facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
-svg{max-width:100%;height:auto}.faint{color:#5f6368;font-size:.85rem}code{background:#f1f3f4;padding:.1rem .3rem}
-@media (prefers-color-scheme:dark){body{color:#e8eaed;background:#202124}th,td{border-color:#5f6368}
-.faint,td small{color:#9aa0a6}code{background:#3c4043}svg{background:#fff;border-radius:.4rem;padding:.5rem}}
-"""
+PAGE = (8.27, 11.69)  # inches of A4
+MARGIN = (PAGE[0] - WIDTH) / 2
+TITLE_HEIGHT, LINE_HEIGHT = 0.45, 0.158  # inches
 
 
 def write(path: Path, benchmark: dict[str, Any]) -> list[Path]:
     """Write the report of `benchmark` into the folder `path`. Returns its files."""
+    pdf, png = path / "report.pdf", path / "epoch_time.png"
     with style():
-        return _write(path, benchmark)
+        with atomic_file(pdf) as file:
+            page(benchmark).savefig(file, format="pdf", metadata={"CreationDate": None})
+        shown = timed(benchmark)
+        if not shown:
+            return [pdf]
+        alone = new_figure(height(shown))
+        draw(alone.subplots(), shown, title(benchmark))
+        with atomic_file(png) as file:
+            alone.savefig(file, format="png", dpi=DPI)
+    return [pdf, png]
 
 
-def _write(path: Path, benchmark: dict[str, Any]) -> list[Path]:
-    records = benchmark["environments"]
-    chart = charts.epoch_times(records, _title(benchmark))
-    drawn = [c for c in (chart, charts.step_parts(records), charts.predicted(records)) if c is not None]
-    files = [path / "report.html", path / "report.pdf"]
-    write_atomically(files[0], html(benchmark, [charts.svg(drawing.figure()) for drawing in drawn]))
-    with atomic_file(files[1]) as file, PdfPages(file, metadata={"CreationDate": None}) as pdf:
-        for page in paper.pages(_blocks(benchmark, drawn)):
-            pdf.savefig(page)
-    if chart is not None:
-        files += [path / "epoch_time.png", path / "epoch_time.svg"]
-        with atomic_file(files[2]) as file:
-            chart.figure().savefig(file, format="png", dpi=DPI)
-        write_atomically(files[3], '<?xml version="1.0" encoding="utf-8"?>\n' + charts.svg(chart.figure()))
-    return files
+def page(benchmark: dict[str, Any]) -> Figure:
+    """The verdict, the table, the facts and the chart on a page of A4, or on a longer page if they need one."""
+    records, shown = benchmark["environments"], timed(benchmark)
+    lines = [f"{name:<14}{value}" for name, value in facts(benchmark)]
+    notes = wrapped(results.notes(records))
+    parts = [wrapped(benchmark["verdict"]), as_text(records), notes, wrapped(lines, indent=14)]
+    text = "\n\n".join(filter(None, parts))
+    text_height = (text.count("\n") + 2) * LINE_HEIGHT
+    page_height = max(PAGE[1], 2 * MARGIN + TITLE_HEIGHT + text_height + height(shown))
+    left, top = MARGIN / PAGE[0], page_height - MARGIN
+    bottom = top - TITLE_HEIGHT - text_height - height(shown)
+    rect = (left, bottom / page_height, WIDTH / PAGE[0], height(shown) / page_height)
+    figure = Figure(figsize=(PAGE[0], page_height), layout=ConstrainedLayoutEngine(rect=rect))
+    figure.text(left, top / page_height, title(benchmark), va="top", size=14, weight="bold")
+    top -= TITLE_HEIGHT
+    figure.text(left, top / page_height, text, va="top", size=8, family="DejaVu Sans Mono", linespacing=1.4)
+    if shown:
+        draw(figure.subplots(), shown, "")
+    return figure
 
 
-def _blocks(benchmark: dict[str, Any], drawn: Sequence[charts.Chart]) -> list[charts.Chart]:
-    """The report from top to bottom, for paper."""
-    records = benchmark["environments"]
-    head, step_rows = details(records)
-    blocks = [
-        paper.paragraph("Do more workers pay?", size=17, is_bold=True),
-        paper.paragraph(_title(benchmark), size=10),
-    ]
-    blocks += [paper.paragraph(text) for text in benchmark["verdict"]]
-    blocks += [*drawn[:1], paper.table(COLUMNS, results.rows(records))]
-    blocks += [paper.paragraph(note, size=8) for note in results.notes(records)]
-    blocks += drawn[1:]
-    if step_rows:
-        blocks += [paper.heading("Steps"), paper.table(head, step_rows)]
-    blocks += [paper.heading("Method"), paper.paragraph(METHOD), *(paper.paragraph(line, size=8) for line in FORMULA)]
-    blocks += [
-        paper.heading("Facts"),
-        *(paper.paragraph(f"{name}: {value}", size=8) for name, value in facts(benchmark)),
-    ]
-    return blocks
+def wrapped(paragraphs: Sequence[str], indent: int = 0) -> str:
+    """The paragraphs in lines that fit on the page."""
+    return "\n".join(textwrap.fill(printable(text), 105, subsequent_indent=" " * indent) for text in paragraphs)
 
 
-def _title(benchmark: dict[str, Any]) -> str:
-    first = next((r for r in benchmark["environments"] if "precision" in r), None)
-    what = f"{benchmark['experiment']['model']} on {benchmark['experiment']['data']}"
-    return printable(f"{what}, {first['precision']}" if first else what)
+def as_text(records: Sequence[Record]) -> str:
+    """The table of the terminal, without trailing blanks."""
+    file = io.StringIO()
+    Console(file=file, width=105).print(results.table(records))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def timed(benchmark: dict[str, Any]) -> list[Record]:
+    """The environments with a time for the chart."""
+    return [r for r in benchmark["environments"] if r.get("epoch_s")]
+
+
+def title(benchmark: dict[str, Any]) -> str:
+    """Network, data and precision."""
+    precision = next((f", {r['precision']}" for r in benchmark["environments"] if r.get("precision")), "")
+    return printable(f"Benchmark: {benchmark['experiment']['model']} on {benchmark['experiment']['data']}{precision}")
 
 
 def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
-    """Command, date, machine, software and budget of a benchmark, as (name, value)."""
+    """Command, date, machine, versions and budget of a benchmark, and its best network, as (name, value)."""
     machine, kept = benchmark["environment"], benchmark["kept"]
-    packages = machine.get("packages", {})
+    packages, gpus = machine.get("packages", {}), machine.get("gpus", [])
+    versions = [f"{name} {packages[name]}" for name in ("torch", "lightning", "lockstep") if name in packages]
+    versions += [f"commit {machine['commit']}"] if machine.get("commit") else []
     rows = [
         ("command", benchmark["command"]),
         ("date", benchmark["date"]),
-        ("machine", f"{machine.get('cpu')}, {machine.get('cpu_cores')} cores; GPUs: {_counted(machine.get('gpus'))}"),
-        (
-            "software",
-            ", ".join(f"{name} {packages[name]}" for name in ("torch", "lightning", "lockstep") if name in packages),
-        ),
-        ("commit", str(machine.get("commit"))),
+        ("CPU", f"{machine.get('cpu')}, {machine.get('cpu_cores')} cores"),
+        ("GPUs", ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none"),
+        ("versions", ", ".join([f"Python {machine.get('python')}", *versions])),
         ("budget", f"{benchmark['settings']['budget_s']:g} s of training in each environment"),
     ]
     if kept is not None:
-        text = f"{kept['environment']}: validation accuracy {kept['val_accuracy']:.4f}"
-        if kept.get("test_accuracy") is not None:
-            text += f", test accuracy {kept['test_accuracy']:.4f}"
-        rows.append(("best network", f"{text}; {kept['checkpoint']}; {kept['command']}"))
-    return [(name, printable(value)) for name, value in rows]
+        test = f", test accuracy {kept['test_accuracy']:.4f}" if kept.get("test_accuracy") is not None else ""
+        accuracy = f"validation accuracy {kept['val_accuracy']:.4f}{test}"
+        rows.append(("best network", f"{kept['checkpoint']}, of {kept['environment']}: {accuracy}; {kept['command']}"))
+    return rows
 
 
-def _counted(names: Sequence[str] | None) -> str:
-    return ", ".join(f"{list(names).count(name)} x {name}" for name in dict.fromkeys(names)) if names else "none"
+# -- the chart ---------------------------------------------------------------------------------------------------------
 
 
-def details(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of what was measured of the steps, with its spread: a column for each environment."""
-    shown = [r for r in records if "terms" in r]
-    if not shown:
-        return [], []
-    columns = [_details(r) for r in shown]
-    heads = ["median [lowest, highest]", *(printable(r["name"]) for r in shown)]
-    names = dict.fromkeys(name for column in columns for name in column)
-    return heads, [[name, *(column.get(name, "-") for column in columns)] for name in names]
+def height(shown: Sequence[Record]) -> float:
+    """Inches of the chart."""
+    return 1.6 + 0.7 * len(shown) if shown else 0.0
 
 
-def _details(r: Record) -> dict[str, str]:
-    t, bandwidth, latency = r["terms"], r["bandwidth_bytes_per_s"], r["latency_s"]
-    values = {
-        "full step (ms)": _ms(t["step"]),
-        "step without synchronization (ms)": _ms(t["compute"]),
-        "difference, in pairs (ms)": _ms(t["communication"]),
-        "waiting for a batch (ms)": _ms(t["input"]),
-        "all-reduce of one number (ms)": _ms(t["message"]),
-        "all-reduce of all gradients (ms)": _ms(t["gradient"]),
-        "latency of a message (ms)": f"{1000 * latency:.3f}" if latency is not None else "-",
-        "bandwidth (MiB/s)": f"{bandwidth / 2**20:,.0f}" if bandwidth else "-",
-        "gradients (MiB)": f"{t['gradient_bytes'] / 2**20:.2f}",
-        "all-reduces, all-gathers in a step": f"{t['num_all_reduces']}, {t['num_all_gathers']}",
-        "training FLOPs of an image (M)": f"{r['flops_per_image'] / 1e6:,.1f}",
-    }
-    for name, peak in r["peak_flops_per_s"].items():
-        values[f"matrix product, {name} (GFLOP/s)"] = _told(peak, 1e-9)
-    return values
-
-
-def _ms(spread: dict[str, float] | None) -> str:
-    return _told(spread, 1e3)
-
-
-def _told(spread: dict[str, float] | None, scale: float) -> str:
-    """Median and extremes to three digits of the median; - for what was not measured: that is not 0."""
-    if spread is None:
-        return "-"
-    median, low, high = (scale * spread[name] for name in ("median", "low", "high"))
-    largest = max(abs(median), abs(low), abs(high))
-    if largest == 0:
-        return "-"
-    digits = max(0, 2 - math.floor(math.log10(abs(median) or largest)))
-    return f"{median:,.{digits}f} [{low:,.{digits}f}, {high:,.{digits}f}]"
-
-
-# -- HTML --------------------------------------------------------------------------------------------------------------
-
-
-def html(benchmark: dict[str, Any], svgs: Sequence[str]) -> str:
-    """The report as one file that needs no other."""
-    records = benchmark["environments"]
-    rows = "".join(f"<tr><td>{escape(n)}</td><td>{escape(v)}</td></tr>" for n, v in facts(benchmark))
-    words = "".join(f"<p>{escape(printable(text))}</p>" for text in benchmark["verdict"])
-    notes = "".join(f"<li>{escape(note)}</li>" for note in results.notes(records))
-    head, step_rows = details(records)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width"><title>{escape(_title(benchmark))}</title><style>{CSS}</style></head><body>'
-        f"<h1>Do more workers pay?</h1><p class=faint>{escape(_title(benchmark))}</p>{words}"
-        + "".join(svgs[:1])
-        + _html_table(COLUMNS, results.rows(records))
-        + (f"<ul>{notes}</ul>" if notes else "")
-        + "".join(svgs[1:])
-        + (
-            f"<h2>Steps</h2>{_html_table(head, step_rows)}<p class=faint>median [lowest, highest]</p>"
-            if step_rows
-            else ""
-        )
-        + f"<h2>Method</h2><p>{escape(METHOD)}</p><p>{'<br>'.join(map(escape, FORMULA))}</p>"
-        + f'<h2>Facts</h2><table class="facts">{rows}</table></body></html>\n'
+def draw(ax: Axes, shown: Sequence[Record], title: str) -> None:
+    """Draw the seconds per epoch on a log axis, with their speed-up over one worker."""
+    spreads = [r["epoch_s"] for r in shown]
+    rows = range(len(shown))
+    # points: a bar has no zero on a log axis
+    for row, s in zip(rows, spreads, strict=True):
+        ax.plot([s["low"], s["high"]], [row, row], "|-", color=DARK, linewidth=1.2, markersize=8, zorder=2)
+    ax.plot([s["median"] for s in spreads], rows, "o", color=BLUE, markersize=8, zorder=3)
+    for row, r in zip(rows, shown, strict=True):
+        factor = results.speed_up(r, shown)
+        text = f"{seconds(r['epoch_s']['median'])} s" + "*" * r["is_extrapolated"]
+        text += f", {factor:.2f}x" if factor is not None and r["workers"] > 1 else ""
+        ax.annotate(text, (r["epoch_s"]["high"], row), (8, 0), textcoords="offset points", va="center", weight="bold")
+    ax.set_yticks(rows, [_label(r) for r in shown])
+    ax.set_ylim(len(shown) - 0.5, -0.5)
+    ax.set_xscale("log")
+    low, high = min(s["low"] for s in spreads) / 1.3, max(s["high"] for s in spreads) * 1.3
+    ax.set_xlim(low, high * (high / low) ** 0.3)  # leaves space for the numbers
+    ticks = (1, 2, 3, 4, 5, 6, 7, 8, 9) if high < 4 * low else (1, 2, 5) if high < 100 * low else (1,)
+    ax.xaxis.set_major_locator(LogLocator(subs=ticks))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.grid(axis="x", which="major", color=LINE, linewidth=0.8, zorder=0)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel(
+        "training time per epoch (s, log scale): median, shortest and longest\n"
+        "x: images per second relative to one worker on the same device"
+        + ("\n*: extrapolated from a part of an epoch" if any(r["is_extrapolated"] for r in shown) else "")
     )
+    ax.set_title(textwrap.fill(title, 70))
 
 
-def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    heads = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = "".join("<tr>" + "".join(f"<td>{_html_cell(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
-
-
-def _html_cell(text: str) -> str:
-    """A median, and below it the lowest and the highest value: side by side they make a table too wide."""
-    median, bracket, rest = escape(printable(text)).partition(" [")
-    return f"{median}<small>[{rest}</small>" if bracket else median
+def _label(r: Record) -> str:
+    workers = plural(r["workers"], "worker")
+    if r["device"] == "cpu":
+        workers += f", {plural(r['threads_per_worker'], 'thread')}" + " each" * (r["workers"] > 1)
+    return "\n".join([*textwrap.wrap(printable(r["name"]), 30)[:2], workers])

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 WIDTH = 7.2  # inches: A4 less margins
-BLUE, AMBER, RED, DARK, FAINT, LINE = "#1a73e8", "#f9ab00", "#d93025", "#202124", "#5f6368", "#dadce0"
+BLUE, RED, DARK, FAINT, LINE = "#1a73e8", "#d93025", "#202124", "#5f6368", "#dadce0"
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -26,8 +26,6 @@ STYLE: dict[Any, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "pdf.fonttype": 42,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "lockstep",
 }
 MOST_CLASSES = 40  # with names; of more, the worst are shown
 MOST_NUMBERS = 20  # classes of a matrix with numbers in it

@@ -41,15 +41,15 @@ null takes a callback or a logger away: callbacks.timer=null. + sets a parameter
 resume=... --trust goes on with a run of another project, whose code and commands then run here.
 """
 BENCHMARK = """\
-Train the chosen experiment in every environment this machine offers, and say whether more workers pay, and why.
+Train the chosen experiment in every environment this machine offers, and report whether more workers pay.
 
   lockstep benchmark                                        scikit-learn's digits
   lockstep benchmark experiment=fashion_mnist model.width=16 benchmark.budget_s=120
   lockstep benchmark benchmark.environments.parallel-cpu=null
 
-null takes an environment away; one more:
+null removes an environment; one more:
 '+benchmark.environments.two-gpus={strategy:ddp,devices:2,scale_with_workers:true}'
-Exit code: 0, 1 when an environment failed, 2 for a wrong configuration, 130 after Ctrl-C (143 after SIGTERM).
+Exit code: 0, 1 if an environment failed, 2 for a wrong configuration, 130 after Ctrl-C (143 after SIGTERM).
 """
 
 

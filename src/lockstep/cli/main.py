@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     new = commands.add_parser("new", help="make a project of your own", description=NEW)
     new.add_argument("path", type=Path, metavar="NAME", help="of the project: a folder that is not there yet")
     new.set_defaults(function=_new)
-    benchmark = commands.add_parser("benchmark", help="do more workers pay here, and why?", add_help=False)
+    benchmark = commands.add_parser("benchmark", help="do more workers pay here?", add_help=False)
     benchmark.add_argument("overrides", nargs="*")
     benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
     benchmark.set_defaults(function=_benchmark)

@@ -272,8 +272,4 @@ class Benchmark(Section):
     scope = Scope.BENCHMARK
 
     budget_s: PositiveFloat = Field(description="seconds of training in each environment")
-    probe_s: PositiveFloat = Field(description="seconds of measuring single steps, at most, after the training")
-    probe_steps: Annotated[int, Field(ge=3, le=LARGEST)] = Field(
-        description="pairs of steps, with and without communication"
-    )
     environments: dict[EnvironmentName, ExecutionEnvironment | None] = Field(description="by name, in this order")

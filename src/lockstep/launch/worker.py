@@ -50,7 +50,6 @@ def import_training() -> None:
     with lazy():
         import lockstep.data.loader
         import lockstep.training.evaluate
-        import lockstep.training.measure
         import lockstep.training.predict
         import lockstep.training.train
         import lockstep.training.verification  # noqa: F401
@@ -63,13 +62,12 @@ def import_training() -> None:
 def task_function(task: str) -> Callable[..., int]:
     """The function of a task."""
     import_training()
-    from lockstep.training import evaluate, measure, predict, train, verification
+    from lockstep.training import evaluate, predict, train, verification
 
     functions: dict[str, Callable[..., int]] = {
         "train": train.train,
         "test": train.test,
         "evaluate": evaluate.evaluate,
-        "measure": measure.measure,
         "verify": verification.verify,
         "predict": predict.predict,
     }

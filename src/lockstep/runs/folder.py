@@ -127,11 +127,6 @@ class RunFolder:
         return self.path / "scores.json"
 
     @property
-    def measurement(self) -> Path:
-        """What a step is made of, of a run of a benchmark."""
-        return self.path / "measurement.json"
-
-    @property
     def code(self) -> Path:
         """The source of the project when a job was submitted."""
         return self.path / CODE

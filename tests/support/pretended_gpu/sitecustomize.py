@@ -36,15 +36,9 @@ def _in_environment(module: Any) -> None:
     module.os = _Os()
 
 
-def _in_measurement(module: Any) -> None:
-    """A product that shows what a GPU can do takes minutes of a CPU."""
-    module.MATMUL_SIZE["cuda"] = 64
-
-
 AFTER_IMPORT: dict[str, Callable[[Any], None]] = {
     "torch": _in_torch,
     "lockstep.system.hardware": _in_environment,
-    "lockstep.training.measure": _in_measurement,
 }
 
 

@@ -15,7 +15,7 @@ from lockstep.config.schema import Config
 from lockstep.config.sections import Trainer
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
-from lockstep.training import assembly, measure, session
+from lockstep.training import assembly, session
 from lockstep.training.precision import LIGHTNING_PRECISION
 from lockstep.training.process_group import JoinedEnvironment
 from lockstep.training.session import Session
@@ -141,6 +141,6 @@ def test_tf32_needs_a_gpu_that_has_it(card: Card) -> None:
     assert caught.value.faults == ["trainer.precision=tf32 needs GPUs, and this run uses none: use float32"]
 
 
-def test_every_precision_is_known_to_lightning_and_to_the_benchmark() -> None:
+def test_every_precision_is_known_to_lightning() -> None:
     precisions = set(get_args(Trainer.model_fields["precision"].annotation)) - {"auto"}
-    assert LIGHTNING_PRECISION.keys() == measure.DTYPES.keys() == precisions
+    assert LIGHTNING_PRECISION.keys() == precisions
