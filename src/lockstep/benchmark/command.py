@@ -98,7 +98,7 @@ class Benchmark:
                 self._save(None)
         kept = self._kept()
         self._save(kept)
-        self._report(kept)
+        self._report()
         return exit_code(self._records, self._flag.received)
 
     def _measured(self, environment: Environment, number: int, count: int) -> results.Record:
@@ -112,8 +112,8 @@ class Benchmark:
         self._deadline_s = time.monotonic() + (count - number + 1) * (self._settings.budget_s + START_S)
         command = naming.resume_command(folder.path)
         code = self._do(Job("train", str(folder.path), {"command": command, "has_test": True}), environment, head)
-        is_whole = code in (0, EXIT_STOPPED) and folder.last_checkpoint.exists() and not self._flag.received
-        if is_whole and results.accuracy(folder) is None:
+        is_trained = code in (0, EXIT_STOPPED) and folder.last_checkpoint.exists() and not self._flag.received
+        if is_trained and results.accuracy(folder) is None:
             if not folder.best_checkpoint.exists():
                 os.link(folder.last_checkpoint, folder.best_checkpoint)
             code = self._evaluate(environment, folder, "val", f"{head}, validation")
@@ -201,20 +201,18 @@ class Benchmark:
             },
         )
 
-    def _report(self, kept: dict[str, Any] | None) -> None:
+    def _report(self) -> None:
         from lockstep.benchmark import report
 
         self._say("")
         self._out.print(results.table(self._records))
         for line in [*results.notes(self._records), "", *results.verdict(self._records), ""]:
             self._out.print(Text(line))
-        files = report.write(self._path, read_json(self._path / BENCHMARK))
-        rows = [("report", shown(path)) for path in files] + [("numbers", shown(self._path / BENCHMARK))]
-        if kept is not None:
-            test = f", test {kept['test_accuracy']:.4f}" if kept.get("test_accuracy") is not None else ""
-            text = f"{shown(self._path / BEST)}, of {kept['environment']}: val {kept['val_accuracy']:.4f}{test}"
-            rows += [("best network", text), ("evaluate", kept["command"])]
-        show_table("Benchmark", rows)
+        benchmark = read_json(self._path / BENCHMARK)
+        report.write(self._path, benchmark)
+        files = sorted(path.name for path in self._path.iterdir() if path.is_file())
+        rows = [*report.facts(benchmark), ("folder", shown(self._path)), ("files", ", ".join(files))]
+        show_table(report.title(benchmark), rows)
 
     def _say(self, text: str) -> None:
         self._out.print(Text(printable(text)), soft_wrap=True)

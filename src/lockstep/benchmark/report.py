@@ -25,20 +25,17 @@ MARGIN = (PAGE[0] - WIDTH) / 2
 TITLE_HEIGHT, LINE_HEIGHT = 0.45, 0.158  # inches
 
 
-def write(path: Path, benchmark: dict[str, Any]) -> list[Path]:
-    """Write the report of `benchmark` into the folder `path`. Returns its files."""
-    pdf, png = path / "report.pdf", path / "epoch_time.png"
+def write(path: Path, benchmark: dict[str, Any]) -> None:
+    """Write report.pdf into the folder `path`, and epoch_time.png if an environment has a time."""
+    shown = timed(benchmark)
     with style():
-        with atomic_file(pdf) as file:
+        with atomic_file(path / "report.pdf") as file:
             page(benchmark).savefig(file, format="pdf", metadata={"CreationDate": None})
-        shown = timed(benchmark)
-        if not shown:
-            return [pdf]
-        alone = new_figure(height(shown))
-        draw(alone.subplots(), shown, title(benchmark))
-        with atomic_file(png) as file:
-            alone.savefig(file, format="png", dpi=DPI)
-    return [pdf, png]
+        if shown:
+            chart = new_figure(height(shown))
+            draw(chart.subplots(), shown, title(benchmark))
+            with atomic_file(path / "epoch_time.png") as file:
+                chart.savefig(file, format="png", dpi=DPI)
 
 
 def page(benchmark: dict[str, Any]) -> Figure:
@@ -81,8 +78,9 @@ def timed(benchmark: dict[str, Any]) -> list[Record]:
 
 def title(benchmark: dict[str, Any]) -> str:
     """Network, data and precision."""
-    precision = next((f", {r['precision']}" for r in benchmark["environments"] if r.get("precision")), "")
-    return printable(f"Benchmark: {benchmark['experiment']['model']} on {benchmark['experiment']['data']}{precision}")
+    precisions = dict.fromkeys(r["precision"] for r in benchmark["environments"] if r.get("precision"))
+    what = f"{benchmark['experiment']['model']} on {benchmark['experiment']['data']}"
+    return printable(", ".join(filter(None, [f"Benchmark: {what}", " and ".join(precisions)])))
 
 
 def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
@@ -102,7 +100,8 @@ def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
     if kept is not None:
         test = f", test accuracy {kept['test_accuracy']:.4f}" if kept.get("test_accuracy") is not None else ""
         accuracy = f"validation accuracy {kept['val_accuracy']:.4f}{test}"
-        rows.append(("best network", f"{kept['checkpoint']}, of {kept['environment']}: {accuracy}; {kept['command']}"))
+        rows.append(("best network", f"{kept['checkpoint']}, of {kept['environment']}: {accuracy}"))
+        rows.append(("evaluate", kept["command"]))
     return rows
 
 

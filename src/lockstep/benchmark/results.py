@@ -16,6 +16,7 @@ Record = dict[str, Any]
 
 PAYS = 1.1  # runs of the same work differ by up to a tenth
 STEADY = 0.15  # of the median: epochs that deviate more are not compared
+FEWEST = 3  # epochs, fewer of them do not show whether the machine was quiet
 
 
 def skipped(environment: Environment, reason: str) -> Record:
@@ -64,7 +65,9 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def accuracy(folder: RunFolder) -> float | None:
-    """The validation accuracy of best.ckpt, from the training or from an evaluation after it."""
+    """The validation accuracy of best.ckpt, from the training or from an evaluation after it; None without one."""
+    if not folder.best_checkpoint.exists():
+        return None
     status = folder.read_status()
     best = status.get("best") if status.get("monitor") == "val/accuracy" else None
     return best if best is not None else read_json(folder.scores).get("val/accuracy")
@@ -114,6 +117,8 @@ def _pays(r: Record, records: Sequence[Record]) -> str:
             "median: repeat it on a quiet machine or with a larger benchmark.budget_s."
         )
     pays = "more workers pay" if factor >= PAYS else "more workers cost time" if factor <= 1 / PAYS else "no difference"
+    if min(r["epochs"], one["epochs"]) < FEWEST:
+        pays = f"no verdict from fewer than {FEWEST} epochs, set a larger benchmark.budget_s"
     sizes = r["global_batch_size"], one["global_batch_size"]
     batch = f", with {sizes[0]} images a step instead of {sizes[1]}" if sizes[0] != sizes[1] else ""
     who = f"{r['name']}: {r['workers']} workers train"
