@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ def _seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def _read(root: Path, cache: str | None, memory: str) -> Images:
+def _read(root: Path, cache: str | None, memory: Literal["host", "stream"]) -> Images:
     with contextlib.redirect_stdout(io.StringIO()):
         splits = image_folder(
             root=str(root),
