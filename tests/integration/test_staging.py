@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,9 @@ from lockstep.config.faults import ConfigError
 from lockstep.config.target_sections import Data
 from lockstep.data.images.listing import list_classes
 from lockstep.data.sources import builtin
-from lockstep.data.transfer import copying
 from lockstep.launch import parent, worker
 from lockstep.training import staging
-from tests.support.copies import contents, make, section
+from tests.support.copies import contents, make, section, shown
 from tests.support.harness import difference, train_all, wait_until, write_run
 from tests.support.image_files import write_folder, write_image
 from tests.support.processes import Ranks, started
@@ -70,9 +70,9 @@ def test_a_training_from_a_copy_ends_with_the_bits_of_one_without(tmp_path: Path
     }
     runs = {name: write_run(tmp_path / name, texts) for name, texts in settings.items()}
     train_all([runs["direct"], runs["copied"], runs["fetched"]], 2)
-    assert sorted(path.name.rpartition("-")[0] for path in scratch.iterdir()) == ["images", "zipped.zip"]
+    assert sorted(path.name.split("-")[0] for path in shown(scratch)) == ["images", "zipped.zip"]
     train_all([runs["removed"]], 3)
-    assert [path.name.rpartition("-")[0] for path in scratch.iterdir()] == ["zipped.zip"]
+    assert [path.name.split("-")[0] for path in shown(scratch)] == ["zipped.zip"]
     assert difference(runs["direct"], runs["copied"]) == 0
     assert difference(runs["direct"], runs["fetched"]) == 0
     assert difference(runs["direct"], runs["removed"]) <= 1e-12  # as one of three processes without a copy
@@ -89,15 +89,14 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
     node, local_rank = divmod(rank, ranks_per_node)
     here = Path(home) / f"node{node}"
     here.mkdir(exist_ok=True)
-    before, copied, copy_file = Path.cwd(), [], copying.copy_file
+    before, copied, copy_file = Path.cwd(), [], shutil.copyfile
     os.chdir(here)  # every node has a disk of its own below the same path
 
     def noted(source: Path, path: Path) -> None:
         copied.append(source.name)
         copy_file(source, path)
 
-    copying.copy_file = noted
-    staging.BEAT_S, copying.NUM_PER_BLOCK = 0.0, 8
+    shutil.copyfile = noted
     try:
         with contextlib.ExitStack() as held:
             load = lambda data: contents(Path(data.arguments()["root"]))  # noqa: E731
@@ -107,8 +106,7 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
     except ConfigError as error:
         return error.faults
     finally:
-        copying.copy_file = copy_file
-        staging.BEAT_S, copying.NUM_PER_BLOCK = 5.0, 256
+        shutil.copyfile = copy_file
         os.chdir(before)
 
 
@@ -140,7 +138,7 @@ def test_when_one_node_cannot_copy_all_ranks_end_with_its_fault(
     faults = ranks.run(3, _stage, str(root), "scratch", ranks_per_node, str(tmp_path))
     assert faults[0] == faults[1] == faults[2]
     assert len(faults[0]) == 1
-    assert "data.copy_to=scratch cannot be used" in faults[0][0]
+    assert f"data.copy_to=scratch: {root} cannot be copied" in faults[0][0]
     assert "set data.copy_to to a folder of your own on a disk of the node" in faults[0][0]
     missing = ranks.run(2, _stage, str(tmp_path / "nowhere"), "another", 2, str(tmp_path))
     assert missing[0] == missing[1]
@@ -148,7 +146,7 @@ def test_when_one_node_cannot_copy_all_ranks_end_with_its_fault(
     assert "nowhere does not exist" in missing[0][0]
 
 
-def _beaten(num_beats: int) -> int:
+def _talks(work_s: float) -> int:
     """How often this rank talked with the others while rank 0 worked."""
     count, gather = 0, staging.gather_objects
 
@@ -157,13 +155,9 @@ def _beaten(num_beats: int) -> int:
         count += 1
         return gather(value)
 
-    def work(beat: Any) -> None:
-        for _ in range(num_beats if dist.get_rank() == 0 else 0):
-            beat()
-
-    staging.gather_objects, staging.BEAT_S = counted, 0.0
+    staging.gather_objects, staging.BEAT_S = counted, 0.05
     try:
-        staging.together(work)
+        staging.together(lambda: time.sleep(work_s if dist.get_rank() == 0 else 0))
     finally:
         staging.gather_objects, staging.BEAT_S = gather, 5.0
     return count
@@ -171,7 +165,8 @@ def _beaten(num_beats: int) -> int:
 
 @pytest.mark.processes
 def test_ranks_that_wait_hear_from_one_that_copies_so_that_no_collective_takes_too_long(ranks: Ranks) -> None:
-    assert ranks.run(3, _beaten, 4) == [5, 5, 5]
+    counts = ranks.run(3, _talks, 1.0)
+    assert counts[0] == counts[1] == counts[2] >= 5
 
 
 def _stage_changing(root: str, home: str) -> Any:
@@ -238,7 +233,7 @@ def test_a_download_goes_once_into_the_root_all_nodes_share_and_is_copied_from_t
         is_read_there = scratch is None
         assert found[0][0] == [(True, True, is_read_there), *([] if is_read_there else [(False, False, False)])]
         assert sum(is_missing for asked, _ in found for *_, is_missing in asked) == is_read_there
-    (place,) = (tmp_path / "scratch").iterdir()
+    (place,) = shown(tmp_path / "scratch")
     assert place.name.startswith("FashionMNIST-")
     assert contents(place / "FashionMNIST") == {"FashionMNIST/raw/images": b"pixels"}
 
@@ -285,7 +280,7 @@ def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypat
     ):
         make(images, scratch)
         assert parent.run(job, 2) == worker.EXIT_FAILED
-        assert bool(list(scratch.iterdir())) == is_left
+        assert bool(shown(scratch)) == is_left
 
 
 def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(tmp_path: Path) -> None:
@@ -295,5 +290,5 @@ def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(tmp_pa
     job = worker.Job("train", str(folder.path), {"command": "none", "has_test": True})
     assert worker.run_here(job, None) == worker.EXIT_CONFIG
     (fault,) = worker.refused(job)
-    assert fault.startswith(f"data.copy_to={tmp_path / 'scratch'} cannot be used")
+    assert fault.startswith(f"data.copy_to={tmp_path / 'scratch'}: {images} cannot be copied")
     assert len(list_classes(str(images)).names) == 12

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.target_sections import Data
-from lockstep.data.transfer.copying import Copy
 from lockstep.training import staging
 
 
@@ -17,17 +16,20 @@ def section(root: Path | str, scratch: Path | None, **changes: Any) -> Data:
     return Data.model_validate({"_target_": "lockstep.data.image_folder", **settings, **rest, **values})
 
 
-def copy_of(root: Path, scratch: Path) -> Copy:
-    copy = staging.copy_of(section(root, scratch))
-    assert copy is not None
-    return copy
+def begin(asked: Data, held: contextlib.ExitStack, load: Callable[[Data], Any] = lambda data: data.root) -> Path:
+    """The folder that a run reads until `held` closes."""
+    return Path(staging.once_a_node(asked, load, rank=0, local_rank=0, is_silent=False, held=held))
 
 
-def make(root: Path, scratch: Path, load: Callable[[Data], Any] = lambda _: None) -> Copy:
-    """As a run that ends at once."""
+def make(root: Path | str, scratch: Path | None, **changes: Any) -> Path:
+    """The folder of the copy, left by a run that ends immediately."""
     with contextlib.ExitStack() as held:
-        staging.once_a_node(section(root, scratch), load, rank=0, local_rank=0, is_silent=False, held=held)
-    return copy_of(root, scratch)
+        return begin(section(root, scratch, **changes), held)
+
+
+def shown(scratch: Path) -> list[Path]:
+    """The copies in a folder, but not the locks that stay."""
+    return [path for path in scratch.iterdir() if not path.name.endswith(".lock")]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

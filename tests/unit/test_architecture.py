@@ -182,7 +182,6 @@ REACHES_IN = {
     "callbacks.average": {"_average_model"},  # of its own parent class; torch's update stays without it
     "config.overrides": {"_apply_overrides_to_config"},  # Hydra's own: one override, so that one error hides no other
     "cluster.slurm": {"_make_submission_file_text", "_submitit_command_str"},  # submitit has no dry run
-    "data.transfer.remote": {"_find"},  # fsspec's, overridden by some of its file systems
     # of torchmetrics: the states of a metric, how they add up, what values are rounded to, and its way over the ranks
     "tasks.reduction": {"_defaults", "_dtype", "_reductions", "_sync_dist"},
     "sweeps.search": {"_trial_id"},  # Optuna's storage asks for it

@@ -16,6 +16,7 @@ WANTED = {wanted.name: wanted.specifier for wanted in map(Requirement, PROJECT["
 # the last versions with a hole that concerns what Lockstep does with them, and the hole
 HOLES = {
     "aiohttp": "3.14.2",  # CVE-2026-69243, -69244, -59881
+    "filelock": "3.20.2",  # CVE-2025-68146, CVE-2026-22701
     "hydra-core": "1.3.6",  # CVE-2026-68508, CVE-2026-106439
     "lightning": "2.6.5",  # code of a checkpoint in load_from_checkpoint; 2.6.2 and 2.6.3 were compromised
     "pillow": "12.2.0",  # CVE-2026-59197 to -59200

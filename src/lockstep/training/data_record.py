@@ -27,7 +27,7 @@ NO_RECORD = "an earlier version of Lockstep trained it, which kept no record of 
 
 def keep(here: Session, images: Splits, run: RunFolder) -> None:
     """Record the images of a run. Every rank must call it."""
-    together(lambda beat: _write(run, record_of(images)) if here.rank == 0 else None)
+    together(lambda: _write(run, record_of(images)) if here.rank == 0 else None)
 
 
 def compare(here: Session, images: Splits, run: RunFolder) -> None:
@@ -36,7 +36,7 @@ def compare(here: Session, images: Splits, run: RunFolder) -> None:
     Every rank must call it. Raises ConfigError.
     """
 
-    def work(beat: object) -> None:
+    def work() -> None:
         if here.rank != 0:
             return
         before, now = _read(run), record_of(images)

@@ -1,6 +1,5 @@
 """Networks before their training: what they bring along, and what they must not do."""
 
-import concurrent.futures
 import contextlib
 import copy
 import sys
@@ -18,7 +17,7 @@ from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.libraries import Origin
 from lockstep.system import internals
 from lockstep.training.session import Session
-from lockstep.training.staging import BEAT_S, together
+from lockstep.training.staging import together
 
 FAR_BELOW = 4  # times smaller than what a network was made for: few or no pixels are left of its last maps
 
@@ -44,25 +43,22 @@ def load_weights(session: Session, net: nn.Module) -> None:
     """
     load = origin(net).load
     if load is not None:
-        together(lambda beat: _loaded(session.config, load, beat) if session.rank == 0 else None)
+        together(lambda: _loaded(session.config, load) if session.rank == 0 else None)
 
 
-def _loaded(config: Config, load: Callable[[], None], beat: Callable[[], None]) -> None:
-    """Load while the other ranks hear of it. Raises ValueError for whatever goes wrong, which is not ours to know."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool, torch.random.fork_rng(devices=[]):
-        future = pool.submit(load)
-        while concurrent.futures.wait([future], BEAT_S).not_done:
-            beat()
-        error = future.exception()
-    if error is None:
-        return
-    text = one_line(error) if isinstance(error, Exception) else str(error)
-    where = f"model._target_={config.model.target}"
-    pretrained = config.model.arguments().get("pretrained")
-    if pretrained is not None:
-        where = f"model.pretrained={shown(pretrained)}"
-    cure = "give a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
-    raise ValueError(f"{where}: the weights cannot be had ({type(error).__name__}: {text}): {cure}") from error
+def _loaded(config: Config, load: Callable[[], None]) -> None:
+    """Raise ValueError for whatever goes wrong, which is not ours to know."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            load()
+    except BaseException as error:
+        text = one_line(error) if isinstance(error, Exception) else str(error)
+        where = f"model._target_={config.model.target}"
+        pretrained = config.model.arguments().get("pretrained")
+        if pretrained is not None:
+            where = f"model.pretrained={shown(pretrained)}"
+        cure = "give a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
+        raise ValueError(f"{where}: the weights cannot be had ({type(error).__name__}: {text}): {cure}") from error
 
 
 def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:

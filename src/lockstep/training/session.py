@@ -147,7 +147,7 @@ def checkpoint(session: Session, wanted: Path) -> Chosen:
 
     Every rank must call it. Raises ConfigError on all ranks where none is whole.
     """
-    own_choice = together(lambda beat: checkpoints.chosen(session.folder, wanted) if session.rank == 0 else None)
+    own_choice = together(lambda: checkpoints.chosen(session.folder, wanted) if session.rank == 0 else None)
     chosen = gather_objects(own_choice)[0]
     assert chosen is not None
     if chosen.note and session.rank == 0:

@@ -3,14 +3,14 @@
 import contextlib
 import io
 import socket
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
 from lockstep.config.faults import ConfigError
 from lockstep.config.target_sections import Data
-from lockstep.data.images.listing import FOLDERS, IMAGE_SUFFIXES, list_classes
+from lockstep.data.images.listing import FOLDERS, IMAGE_SUFFIXES, existing, list_classes
 from lockstep.data.transfer import copying, remote
 from lockstep.data.transfer.copying import Copy, Source
 from lockstep.distributed.collectives import gather_objects
@@ -31,55 +31,50 @@ def once_a_node(
     """
     copy = copy_of(section)
     is_first, is_download = local_rank == 0, bool(section.arguments().get("download"))
-    # one voice: the first process of a machine tells of what is done, also by another one
+    # only the first process of a machine prints
     with contextlib.redirect_stdout(io.StringIO()) if is_silent or not is_first else contextlib.nullcontext():
         loaded: list[T] = []
         if is_download and not (copy is not None and remote.is_url(section.root or "")):
             # a folder that all nodes share is filled once
             for is_turn in (rank == 0, rank > 0 and is_first):
-                loaded += together(lambda beat: [load(section)] if is_turn and not loaded else [])  # noqa: B023
+                loaded += together(lambda: [load(section)] if is_turn and not loaded else [])  # noqa: B023
         if copy is None:
             return loaded[0] if loaded else readable(lambda: load(section))
         loaded.clear()
-        with contextlib.ExitStack() as reading:
-            together(lambda beat: copy.make(lambda: _source(section, copy, beat), beat, reading) if is_first else None)
-            if not is_first:
-                reading.enter_context(copy.used())
-            held.callback(remove_unused, section)  # after the end of what follows
-            held.enter_context(reading.pop_all())
-        _check_same(copy)
-        update = {"root": str(copy.folder), **({"download": False} if is_download else {})}
+        held.callback(remove_unused, section)  # after the end of what follows
+        own_digest = together(lambda: copy.make(_source(section, copy), held) if is_first else None)
+        digests = {digest for digest in gather_objects(own_digest) if digest is not None}
+        if len(digests) > 1:
+            raise ConfigError([f"{copy.source} changed while the nodes copied it, one after the other: start again"])
+        place = copy.place(digests.pop())
+        together(lambda: copying.hold(place, held))
+        update = {"root": str(place / copy.name), **({"download": False} if is_download else {})}
         local = section.model_copy(update=update)
         return readable(lambda: load(local), f"{local.root} is the copy of {copy.source}")
 
 
-def together(work: Callable[[Callable[[], None]], T]) -> T:
+def together(work: Callable[[], T]) -> T:
     """What `work` returns on this rank; every rank must call it. Its faults become one ConfigError on all ranks.
 
-    `work` calls what it is given now and then, so that the ranks that wait do not take it for dead.
+    It runs in a thread, while this one talks to the other ranks: those that wait meet no timeout of a collective.
     """
-    last = time.monotonic()
-
-    def beat() -> None:
-        nonlocal last
-        if time.monotonic() - last >= BEAT_S:
-            gather_objects((False, ("", [])))
-            last = time.monotonic()
-
-    faults: list[str] = []
-    result: list[T] = []
-    try:
-        result.append(work(beat))
-    except (FileNotFoundError, ValueError) as error:
-        faults = str(error).splitlines()
-    reports = gather_objects((True, (socket.gethostname(), faults)))
-    while not all(is_done for is_done, _ in reports):
-        reports = gather_objects((True, (socket.gethostname(), faults)))
-    if any(faults for _, (_, faults) in reports):
-        has_nodes = len({node for _, (node, _) in reports}) > 1
-        all_faults = [f"{node}: {fault}" if has_nodes else fault for _, (node, faults) in reports for fault in faults]
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    reports = [(False, "", [""])]
+    while not all(is_done for is_done, *_ in reports):
+        is_done, faults = bool(wait([future], BEAT_S).done), []
+        if is_done:
+            try:
+                future.result()
+            except (FileNotFoundError, ValueError) as error:
+                faults = str(error).splitlines()
+        reports = gather_objects((is_done, socket.gethostname(), faults))
+    if any(faults for *_, faults in reports):
+        has_nodes = len({node for _, node, _ in reports}) > 1
+        all_faults = [f"{node}: {fault}" if has_nodes else fault for _, node, faults in reports for fault in faults]
         raise ConfigError(list(dict.fromkeys(all_faults)))
-    return result[0]
+    return future.result()
 
 
 def copy_of(section: Data) -> Copy | None:
@@ -100,13 +95,7 @@ def copy_of(section: Data) -> Copy | None:
     else:
         source = called = str((Path(section.root).expanduser() / below).resolve())
         name = below.partition("/")[0] or Path(source).name.lstrip(".") or "files"
-    return Copy(
-        setting=f"{key}={folder}",
-        source=called,
-        place=copying.place_of(folder, source, name),
-        name=name,
-        is_optional=not is_remote,
-    )
+    return Copy(f"{key}={folder}", called, copying.stem_of(folder, source, name), name)
 
 
 def remove_unused(section: Data) -> None:
@@ -116,40 +105,25 @@ def remove_unused(section: Data) -> None:
         copy.remove()
 
 
-def _source(section: Data, copy: Copy, beat: Callable[[], None]) -> Source:
+def _source(section: Data, copy: Copy) -> Source:
     assert section.root is not None
     below, is_images = FOLDERS.get(section.target, ""), section.target == IMAGE_FOLDER
     if remote.is_url(section.root):
-        return remote.files_at(
-            section.root, "data.root", below=below, suffixes=IMAGE_SUFFIXES if is_images else (), beat=beat
-        )
-    if copy.place.resolve().is_relative_to(copy.source):
+        return remote.files_at(section.root, "data.root", below=below, suffixes=IMAGE_SUFFIXES if is_images else ())
+    if copy.stem.resolve().is_relative_to(copy.source):
         raise ValueError(f"{copy.setting} lies in what it is to copy, {copy.source}: set it to another folder.")
+    root = Path(section.root).expanduser().resolve()
     try:
-        if not is_images:
-            root = Path(section.root).expanduser().resolve()
-            if not (root / below).is_dir():
-                raise FileNotFoundError(
-                    f"data.root={section.root} has no folder {below}: set data.download=true, or correct the path."
-                )
-            return copying.files_below(root, below)
-        listing = list_classes(section.root)
+        if is_images:
+            listing = list_classes(section.root)
+            sizes = dict(zip(listing.names, listing.states[:, 0].tolist(), strict=True))
+            return copying.files_of(listing.folder, sizes, listing.digest)
+        existing(str(root / below), f"data.root={root / below}")
+        return copying.files_below(root, below)
     except OSError as error:
         if error.errno is None:
             raise  # says itself what is wrong
-        raise ValueError(f"data.root={section.root} cannot be read ({error}): mend it.") from error
-    states: list[list[int]] = listing.states.tolist()
-    files = {
-        name: (size, time_ns, entry_ns) for name, (size, time_ns, entry_ns) in zip(listing.names, states, strict=True)
-    }
-    return Source(files, lambda name, path: copying.copy_file(listing.folder / name, path), listing.digest)
-
-
-def _check_same(copy: Copy) -> None:
-    """All nodes read the same, also when the source was changed while they copied."""
-    note = copying.note(copy.folder)
-    if len(set(gather_objects(note and note.digest))) > 1:
-        raise ConfigError([f"{copy.source} changed while the nodes copied it, one after the other: start again"])
+        raise ValueError(f"data.root={section.root} cannot be read ({error}): check its permissions.") from error
 
 
 def readable(read: Callable[[], T], remark: str = "") -> T:

@@ -172,7 +172,7 @@ def _loggers(here: Session, purge_step: int) -> list[Logger]:
     again. Every rank must call it. Raises ConfigError on all ranks where one cannot begin.
     """
     sections = [section for section in here.config.logger.values() if section is not None]
-    loggers: list[Logger] = together(lambda beat: [_logger(here, section, purge_step) for section in sections])
+    loggers: list[Logger] = together(lambda: [_logger(here, section, purge_step) for section in sections])
     for logger in loggers:
         if isinstance(logger, ResumableWandbLogger) and here.rank == 0:
             here.held.push(partial(_end, logger))

@@ -1,5 +1,6 @@
 """The cache gives the pixels of the files as they are now, whoever builds it, however often, and however that ends."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -21,8 +22,6 @@ from lockstep.data.images.pixels import Rows, whole
 from lockstep.data.images.splits import Images, Splits
 from lockstep.data.images.statistics import sampled_positions
 from lockstep.data.sources import folders
-from lockstep.data.transfer import file_lock
-from lockstep.data.transfer.file_lock import Lock
 from lockstep.runs import naming
 from tests.support import commands
 from tests.support.commands import Command
@@ -161,7 +160,7 @@ def _build(root: str, cache: str, has_lock: bool) -> tuple[int, float]:
     """How often this process decoded, and the sum of the pixels it got."""
     num_decoded = 0
     decode_all = folders.decode_all
-    take = Lock.take
+    locked = caches.locked
 
     def counted(*args: Any, **kwargs: Any) -> None:
         nonlocal num_decoded
@@ -169,13 +168,13 @@ def _build(root: str, cache: str, has_lock: bool) -> tuple[int, float]:
         decode_all(*args, **kwargs)
 
     folders.decode_all = counted
-    Lock.take = take if has_lock else lambda self: True
+    caches.locked = locked if has_lock else lambda path, what: contextlib.nullcontext()
     try:
         dist.barrier()
         splits = read(Path(root), cache=cache)
     finally:
         folders.decode_all = decode_all
-        Lock.take = take
+        caches.locked = locked
     return num_decoded, whole(splits.train.pixels).double().sum().item()
 
 
@@ -241,20 +240,20 @@ def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_taken_for_an_entry(
 
 
 @pytest.mark.processes
-def test_a_waiting_process_shows_how_far_the_other_one_is(
-    root: Path, cache: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_waits_for_another_one_prints_so(
+    root: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_lock, "LINE_S", 0.0)
+    printed: list[str] = []
     command = [sys.executable, "-c", KILLED, str(root), cache]
     with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as builder:
         assert builder.stdout is not None
         try:
             assert builder.stdout.readline() == "half\n"
-            monkeypatch.setattr(caches.time, "sleep", lambda seconds: builder.kill())
+            monkeypatch.setattr("builtins.print", lambda text, **_: (printed.append(text), builder.kill()))
             read(root, cache=cache)
         finally:
             builder.kill()
-    assert "Another process decodes my images: 20 of 40," in capsys.readouterr().out
+    assert printed[0] == "Waiting for another process, which decodes my images."
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

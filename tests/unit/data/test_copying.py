@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import copying
 from lockstep.training import assembly, staging
 from tests.support.commands import Command
-from tests.support.copies import contents, copy_of, make, section
+from tests.support.copies import begin, contents, make, section, shown
 from tests.support.harness import ROOT, wait_until
 from tests.support.image_files import CHANGES, write_folder, write_image
 
@@ -32,21 +33,6 @@ def scratch(tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-@pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of all files that are copied."""
-    names: list[str] = []
-    copy_file = copying.copy_file
-
-    def noted(source: Path, path: Path) -> None:
-        names.append(source.name)
-        copy_file(source, path)
-
-    monkeypatch.setattr(copying, "copy_file", noted)
-    yield names
-    names.clear()
-
-
 def test_a_copy_has_the_images_of_the_source_and_nothing_else(
     root: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,64 +41,59 @@ def test_a_copy_has_the_images_of_the_source_and_nothing_else(
     elsewhere = write_image(root.parent / "linked.png", seed=3)
     (root / "red fox" / "linked.png").symlink_to(elsewhere)
     (root / "grey fox").symlink_to(root / "red fox")  # a class folder may be a link
-    copy = make(root, scratch)
+    folder = make(root, scratch)
     expected = {name: (root / name).read_bytes() for name in list_classes(str(root)).names}
-    assert contents(copy.folder) == expected
-    assert not any(path.is_symlink() for path in copy.folder.rglob("*"))
-    assert sorted(path.name for path in copy.place.iterdir()) == [".copied", ".lock", ".used", "my images"]
+    assert contents(folder) == expected
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".copied", "my images"]
+    assert shown(scratch) == [folder.parent]
     assert "Copied 20 files of my images (" in capsys.readouterr().out
 
 
-def test_a_second_run_copies_nothing(root: Path, scratch: Path, fetched: list[str]) -> None:
-    copy = make(root, scratch)
-    assert len(fetched) == 12
-    before = {path: path.stat().st_ctime_ns for path in copy.place.rglob("*") if path.is_file()}
-    assert make(root, scratch) == copy
-    assert {path: path.stat().st_ctime_ns for path in copy.place.rglob("*") if path.is_file()} == before
+def test_a_second_run_copies_nothing(root: Path, scratch: Path) -> None:
+    folder = make(root, scratch)
+    before = {path: path.stat().st_ctime_ns for path in folder.parent.rglob("*") if path.is_file()}
+    assert make(root, scratch) == folder
+    assert {path: path.stat().st_ctime_ns for path in folder.parent.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_of_a_changed_source_only_what_changed_is_copied(
-    root: Path, scratch: Path, fetched: list[str], change: str
+def test_a_changed_source_is_copied_again_and_its_old_copy_goes_unless_it_is_used(
+    root: Path, scratch: Path, change: str
 ) -> None:
     path = write_image(root / "red fox" / "a.bmp", seed=5)
-    make(root, scratch)
-    fetched.clear()
-    CHANGES[change](path)
-    copy = make(root, scratch)
-    assert contents(copy.folder) == contents(root)
-    assert len(fetched) == (0 if change == "removed" else 1)
+    with contextlib.ExitStack() as held:
+        old = begin(section(root, scratch), held)
+        before = contents(old)
+        CHANGES[change](path)
+        new = make(root, scratch)
+        assert contents(new) == contents(root)
+        assert contents(old) == before
+    assert make(root, scratch) == new
+    assert shown(scratch) == [new.parent]
 
 
-def test_a_class_that_is_gone_leaves_no_folder(root: Path, scratch: Path) -> None:
-    write_image(root / "owl" / "deep" / "1.png")
-    copy = make(root, scratch)
-    shutil.rmtree(root / "owl")
-    make(root, scratch)
-    assert list_classes(str(copy.folder)).class_names == list_classes(str(root)).class_names == ("red fox", "ärger 狐")
-
-
-@pytest.mark.parametrize("damage", ["deleted", "cut", "written to", "added"])
-def test_a_damaged_copy_is_mended(root: Path, scratch: Path, fetched: list[str], damage: str) -> None:
-    copy = make(root, scratch)
-    fetched.clear()
-    path = copy.folder / "red fox" / "bild ü 01.png"
+@pytest.mark.parametrize("damage", ["deleted", "cut", "written to", "added", "no record"])
+def test_a_damaged_copy_is_made_again(root: Path, scratch: Path, damage: str) -> None:
+    folder = make(root, scratch)
+    path = folder / "red fox" / "bild ü 01.png"
     if damage == "deleted":
         path.unlink()
     elif damage == "added":
         write_image(path.with_name("new.png"))
+    elif damage == "no record":
+        (folder.parent / copying.RECORD).write_bytes(bytes(100))  # what a power cut leaves
     else:
         path.write_bytes(path.read_bytes()[:-1] if damage == "cut" else path.read_bytes()[::-1])
-    make(root, scratch)
-    assert contents(copy.folder) == contents(root)
-    assert fetched == ([] if damage == "added" else ["bild ü 01.png"])
+    assert make(root, scratch) == folder
+    assert contents(folder) == contents(root)
 
 
 def test_a_copy_lists_as_its_source_does_so_that_one_cache_serves_both(root: Path, scratch: Path) -> None:
-    copy = make(root, scratch)
+    folder = make(root, scratch)
     one = list_classes(str(root))
     for is_last in (False, True):
-        other = list_classes(str(copy.folder))
+        other = list_classes(str(folder))
         assert (one.digest, one.origin, one.names) == (other.digest, other.origin, other.names)
         assert one.folder != other.folder
         entries = [
@@ -120,19 +101,21 @@ def test_a_copy_lists_as_its_source_does_so_that_one_cache_serves_both(root: Pat
         ]
         assert entries[0] == entries[1]
         if not is_last:
-            copy.remove()
-            assert not copy.place.exists()
+            shutil.rmtree(folder.parent)
             make(root, scratch)  # other files, other times: the same state of the source
-    write_image(copy.folder / "red fox" / "not of the source.png")
-    changed = list_classes(str(copy.folder))
+    write_image(folder / "red fox" / "not of the source.png")
+    changed = list_classes(str(folder))
     assert changed.digest != one.digest
-    assert changed.origin == str(copy.folder.resolve())
+    assert changed.origin == str(folder.resolve())
 
 
-def test_sources_of_one_name_have_places_of_their_own(tmp_path: Path, scratch: Path) -> None:
+def test_sources_of_one_name_have_copies_of_their_own(tmp_path: Path, scratch: Path) -> None:
     one, other = (make(write_folder(tmp_path / name / "images", count=2), scratch) for name in ("a", "b"))
-    assert one.place != other.place
-    assert one.folder.name == other.folder.name == "images"
+    assert one.parent != other.parent
+    assert one.name == other.name == "images"
+
+
+# -- other processes ---------------------------------------------------------------------------------------------------
 
 
 KILLED = """
@@ -141,7 +124,7 @@ from pathlib import Path
 from lockstep.data.transfer import copying
 from tests.support.copies import make
 
-copy_file, count = copying.copy_file, 0
+copy_file, count = copying.shutil.copyfile, 0
 copying.NUM_THREADS = 1
 
 def fourth(source, path):
@@ -153,7 +136,7 @@ def fourth(source, path):
         time.sleep(600)
     copy_file(source, path)
 
-copying.copy_file = fourth
+copying.shutil.copyfile = fourth
 make(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
@@ -172,193 +155,144 @@ def half_copied(root: Path, scratch: Path) -> Iterator[Command]:
 
 
 @pytest.mark.processes
-def test_a_killed_copier_leaves_no_whole_copy_and_the_next_one_goes_on(
-    root: Path, scratch: Path, fetched: list[str]
-) -> None:
-    copy = copy_of(root, scratch)
+def test_what_a_killed_copier_leaves_is_never_taken_for_a_copy(root: Path, scratch: Path) -> None:
     with half_copied(root, scratch):
-        assert copying.note(copy.folder) is None
-        assert len(contents(copy.folder)) == 4
-        assert len(list(copy.place.glob(".part*"))) == 1
-    make(root, scratch)
-    assert len(fetched) == 12 - 4
-    assert contents(copy.folder) == contents(root)
-    assert list(copy.place.glob(".part*")) == []
-    assert copying.note(copy.folder) is not None
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("name", [copying.RECORD, copying.JOURNAL])
-def test_a_record_that_a_power_cut_left_as_zeros_is_of_no_file(root: Path, scratch: Path, name: str) -> None:
-    copy = make(root, scratch)
-    content = (copy.place / copying.RECORD).read_bytes()
-    (copy.place / copying.RECORD).unlink()
-    first, _, rest = content.partition(b"\n")
-    (copy.place / name).write_bytes((first + b"\n" if name == copying.RECORD else b"") + rest[:150] + bytes(100))
-    make(root, scratch)
-    assert contents(copy.folder) == contents(root)
-    assert copying.note(copy.folder) is not None
-
-
-def test_a_renewal_that_is_killed_is_no_whole_copy_either(root: Path, scratch: Path, fetched: list[str]) -> None:
-    copy = make(root, scratch)
-    for number in range(6):
-        write_image(root / "red fox" / f"new {number}.png", seed=number)
-    with half_copied(root, scratch):
-        assert copying.note(copy.folder) is None
-    fetched.clear()
-    make(root, scratch)
-    assert len(fetched) == 6 - 4
-    assert contents(copy.folder) == contents(root)
+        (part,) = shown(scratch)
+        assert part.name.endswith(".part")
+        assert len(contents(part)) == 5
+    folder = make(root, scratch)
+    assert contents(folder) == contents(root)
+    assert shown(scratch) == [folder.parent]
 
 
 @pytest.mark.processes
 def test_a_second_run_waits_for_the_copy_of_the_first(
-    root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[str]
-) -> None:
-    with half_copied(root, scratch) as copier:
-        monkeypatch.setattr(copying.time, "sleep", lambda seconds: copier.kill())
-        copy = make(root, scratch)
-    assert len(fetched) == 8
-    assert contents(copy.folder) == contents(root)
-
-
-def test_a_file_that_is_cut_short_while_it_is_copied_is_named(
     root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "copy_file", lambda source, path: path.write_bytes(source.read_bytes()[:-1]))
-    with pytest.raises(ValueError, match=r"png has \d+ bytes, not \d+: it changed while it was copied"):
-        make(root, scratch)
-    assert copying.note(copy_of(root, scratch).folder) is None
+    with half_copied(root, scratch) as copier:
+        printed: list[str] = []
+
+        def note(*texts: Any, **_: Any) -> None:
+            printed.extend(texts)
+            copier.kill()
+
+        monkeypatch.setattr("builtins.print", note)
+        folder = make(root, scratch)
+    assert printed[0] == "Waiting for another process, which copies my images."
+    assert contents(folder) == contents(root)
 
 
 def test_a_copy_goes_when_the_last_of_its_readers_leaves(root: Path, scratch: Path) -> None:
     asked = section(root, scratch, copy_remove=True)
-    copy = copy_of(root, scratch)
-
-    def read(held: contextlib.ExitStack, local_rank: int = 0) -> None:
-        staging.once_a_node(asked, lambda _: None, rank=0, local_rank=local_rank, is_silent=True, held=held)
-
     with contextlib.ExitStack() as outer:
-        read(outer)
+        folder = begin(asked, outer)
         with contextlib.ExitStack() as inner:
-            read(inner)
-        assert contents(copy.folder) == contents(root)
-        with contextlib.ExitStack() as failed:
-            read(failed)
-        assert contents(copy.folder) == contents(root)
-    assert list(scratch.iterdir()) == []
+            assert begin(asked, inner) == folder
+        assert contents(folder) == contents(root)
+    assert shown(scratch) == []
 
 
 def test_a_run_that_does_not_ask_keeps_the_copy_also_from_one_that_asks(root: Path, scratch: Path) -> None:
-    copy = copy_of(root, scratch)
     with contextlib.ExitStack() as held:
-        staging.once_a_node(section(root, scratch), lambda _: 0, rank=0, local_rank=0, is_silent=True, held=held)
+        folder = begin(section(root, scratch), held)
         staging.remove_unused(section(root, scratch, copy_remove=True))
-        assert copy.folder.exists()
-    assert copy.folder.exists()
+        assert folder.exists()
     staging.remove_unused(section(root, scratch))
-    assert copy.folder.exists()
+    assert folder.exists()
     staging.remove_unused(section(root, scratch, copy_remove=True))
-    assert list(scratch.iterdir()) == []
+    assert shown(scratch) == []
 
 
 READER = """
 import contextlib, sys, time
-from pathlib import Path
-from lockstep.training import staging
-from tests.support.copies import section
+from tests.support.copies import begin, section
 with contextlib.ExitStack() as held:
-    asked = section(sys.argv[1], sys.argv[2], copy_remove=True)
-    staging.once_a_node(asked, lambda _: 0, rank=0, local_rank=0, is_silent=True, held=held)
-    print("reads", flush=True)
+    begin(section(sys.argv[1], sys.argv[2], copy_remove=True), held)
+    print("\\nreads", flush=True)
     time.sleep(600)
 """
 
 
 @pytest.mark.processes
 def test_a_killed_reader_keeps_no_copy_from_being_removed(root: Path, scratch: Path) -> None:
-    asked = section(root, scratch, copy_remove=True)
+    asked, folder = section(root, scratch, copy_remove=True), make(root, scratch)
     command = [sys.executable, "-c", READER, str(root), str(scratch)]
     with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
         try:
-            assert reader.stdout.readline() == "reads\n"
+            assert "reads\n" in iter(reader.stdout.readline, "")
             staging.remove_unused(asked)
-            assert copy_of(root, scratch).folder.exists()
+            assert folder.exists()
         finally:
             reader.kill()
-    wait_until(lambda: staging.remove_unused(asked) or not list(scratch.iterdir()))
+    wait_until(lambda: staging.remove_unused(asked) or not shown(scratch))
 
 
-def test_a_place_that_is_removed_while_another_process_waits_for_it_is_made_anew(
+def test_a_copy_that_is_being_made_is_not_removed(
+    root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(copying, "REMOVE_S", 0.1)
+    folder = make(root, scratch)
+    (lock,) = scratch.glob(".*.lock")
+    with copying.locked(lock, "copies"):
+        staging.remove_unused(section(root, scratch, copy_remove=True))
+    assert contents(folder) == contents(root)
+    assert "was not removed: " in capsys.readouterr().err
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_cut_short_while_it_is_copied_is_named(
     root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = make(root, scratch)
-    with open(copy.place / ".lock") as other:
-        copying.fcntl.flock(other, copying.fcntl.LOCK_EX)
-
-        def removed(seconds: float) -> None:
-            shutil.rmtree(copy.place)
-            other.close()
-
-        monkeypatch.setattr(copying.time, "sleep", removed)
+    monkeypatch.setattr(shutil, "copyfile", lambda source, path: path.write_bytes(source.read_bytes()[:-1]))
+    with pytest.raises(ValueError, match=r"cannot be copied \(.*png changed meanwhile"):
         make(root, scratch)
-    assert contents(copy.folder) == contents(root)
-    assert (copy.place / ".lock").exists()
+    assert shown(scratch) == []
 
 
 def test_a_disk_that_is_too_small_is_named_before_anything_is_copied(
-    root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[str]
+    root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 4096, 4096))  # pyright: ignore[reportAttributeAccessIssue]
-    message = rf"data\.copy_to={scratch} needs 0\.00 GiB, but its disk has .* GiB free, .*: make room .*copy_to=null"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 99, 99))  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr(shutil, "copyfile", lambda *_: pytest.fail("is copied"))
+    message = rf"data\.copy_to={scratch}: .* cannot be copied \(it has 0\.00 GiB, and the disk .* GiB free\): make room"
     with pytest.raises(ValueError, match=message):
         make(root, scratch)
-    assert fetched == []
 
 
-def test_a_disk_that_fills_up_is_named_and_what_is_there_stays(
-    root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[str]
+def test_a_disk_that_fills_up_is_named_and_nothing_is_left_on_it(
+    root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_file = copying.copy_file
-
     def full(source: Path, path: Path) -> None:
-        copy_file(source, path)
-        if len(fetched) > 5:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        path.write_bytes(source.read_bytes()[:10])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(copying, "copy_file", full)
-        patch.setattr(copying, "NUM_THREADS", 1)
-        with pytest.raises(ValueError, match=r"data\.copy_to=.*No space left on device.*: make room"):
-            make(root, scratch)
-    fetched.clear()
-    copy = make(root, scratch)
-    assert len(fetched) == 7
-    assert contents(copy.folder) == contents(root)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(ValueError, match=r"data\.copy_to=.*No space left on device.*: make room there, or set"):
+        make(root, scratch)
+    assert shown(scratch) == []
 
 
-def test_a_folder_that_cannot_be_written_is_named_with_the_cure(root: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named_with_the_hint(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     for scratch in (tmp_path / "file", Path("/proc/lockstep")):
-        with pytest.raises(ValueError, match=rf"data\.copy_to={scratch} cannot be used .*data\.copy_to=null"):
+        with pytest.raises(ValueError, match=rf"data\.copy_to={scratch}: .* cannot be copied .*set data\.copy_to to a"):
             make(root, scratch)
 
 
-def test_a_source_that_is_missing_is_named_and_leaves_no_place(tmp_path: Path, scratch: Path) -> None:
+def test_a_source_that_is_missing_is_named(tmp_path: Path, scratch: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.root=.*nowhere does not exist"):
         make(tmp_path / "nowhere", scratch)
 
 
-def test_a_source_that_cannot_be_read_is_not_the_fault_of_the_scratch_disk(
-    root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_named(root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(source: Path, path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(source))
 
-    monkeypatch.setattr(copying, "copy_file", refused)
-    with pytest.raises(ValueError, match=r"my images: .*png cannot be read \(Permission denied\)"):
+    monkeypatch.setattr(shutil, "copyfile", refused)
+    with pytest.raises(ValueError, match=r"my images cannot be copied \(.*Permission denied: '.*my images/.*png'\)"):
         make(root, scratch)
 
 
@@ -367,22 +301,23 @@ def test_a_copy_inside_its_source_is_refused(root: Path) -> None:
         make(root, root / "red fox")
 
 
-def test_a_place_of_somebody_else_is_refused(root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = copy_of(root, scratch)
-    scratch.mkdir()
-    (scratch.parent / "elsewhere").mkdir()
-    copy.place.symlink_to(scratch.parent / "elsewhere")  # set up by another user of /tmp
-    with pytest.raises(ValueError, match=r"belongs to somebody else: set data\.copy_to to a folder of your own"):
+def test_a_copy_of_somebody_else_is_refused(root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = make(root, scratch).parent
+    shutil.rmtree(place)
+    (elsewhere := scratch.parent / "elsewhere").mkdir()
+    place.symlink_to(elsewhere)  # set up by another user of /tmp
+    with pytest.raises(ValueError, match=r"belongs to somebody else\): .*set data\.copy_to to a folder of your own"):
         make(root, scratch)
-    copy.place.unlink()
+    place.unlink()
+    place.mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(ValueError, match="belongs to somebody else"):
         make(root, scratch)
-    assert list((scratch.parent / "elsewhere").iterdir()) == []
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_what_is_wrong_in_a_copy_is_told_with_what_it_is_a_copy_of(root: Path, scratch: Path) -> None:
     (root / "red fox" / "broken.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"broken\.png cannot be read.*") as caught:
-        make(root, scratch, assembly.source)
-    assert str(caught.value).endswith(f"({copy_of(root, scratch).folder} is the copy of {root})")
+    with pytest.raises(ValueError, match=r"broken\.png cannot be read.*") as caught, contextlib.ExitStack() as held:
+        begin(section(root, scratch), held, assembly.source)
+    assert str(caught.value).endswith(f"({make(root, scratch)} is the copy of {root})")

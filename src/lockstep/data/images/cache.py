@@ -15,7 +15,6 @@ import secrets
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.images.listing import FileListing
-from lockstep.data.transfer import file_lock
-from lockstep.data.transfer.file_lock import Lock
+from lockstep.data.transfer.file_lock import locked
 from lockstep.runs.files import is_own_folder, no_link, replace, write_atomically
 
 FORMAT = 2  # other pixels from the same files: a new number
@@ -61,20 +59,13 @@ class Entry:
             return _mapped(file.fileno()) if file is not None else None
 
     @contextlib.contextmanager
-    def locked(self, what: str) -> Iterator[Lock]:
-        """Hold the place for this process; while another one does, wait, and show how far `what` it builds is."""
+    def locked(self, what: str) -> Iterator[None]:
+        """Hold the place for this process; while another one does, wait, and print that it decodes `what`."""
         with self._explained():
             if not is_own_folder(self._made()):
                 raise ValueError(f"data.cache={self.setting}: {self.place} belongs to somebody else: {CURE}")
-            descriptor = os.open(self.place / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            try:
-                lock = Lock(descriptor)
-                while not lock.take():
-                    lock.show_holder(f"decodes {what}", "images")
-                    time.sleep(file_lock.POLL_S)
-                yield lock
-            finally:
-                os.close(descriptor)
+            with locked(self.place / ".lock", f"decodes {what}"):
+                yield
 
     def check_space(self, num_bytes: int) -> None:
         """Raise NoSpace when the disk has not room for `num_bytes`."""

@@ -145,8 +145,8 @@ def list_classes(root: str) -> Listing:
     _check_classes(root, split_folders, counts)
     names, states, digest = files.summary()
     origin = str(folder.resolve())
-    copied = copying.note(folder)
-    if copied is not None and copied.names == copying.code_of(names.text.split(b"\0")[:-1]):
+    copied = copying.read_record(folder.absolute().parent)
+    if copied is not None and copied.files == copying.digest_of(zip(names, states[:, :2].tolist(), strict=True)):
         digest, origin = copied.digest, copied.source
     numbers = {name: number for number, name in enumerate(counts["train"])}
     labels = np.concatenate(

@@ -160,19 +160,13 @@ class Folder:
         Raises ImageFault that names every broken image, NoSpace, or ValueError where the cache cannot be written.
         """
         entry, what = self.entry, self.listing.folder.name
-        with entry.locked(what) as lock:
+        with entry.locked(what):
             table = entry.opened()
             if table is not None:
                 return table
             shape = (len(self.files), self.channels, *self.size())
             entry.check_space(int(np.prod(shape)))
             progress = Progress(f"Decoding {what}", "images")
-
-            def show(num_done: int) -> None:
-                lock.tell(num_done, shape[0])
-                progress.show(num_done, shape[0])
-
-            show(0)
             try:
                 with entry.building(shape) as write:
                     num_animated = decode_all(
@@ -184,7 +178,7 @@ class Folder:
                         # the other processes of this machine wait
                         num_threads=useful_threads(shape[0], self.listing.num_bytes, num_cores()),
                         store=lambda start, block: write(start, block.numpy()),
-                        show=show,
+                        show=lambda num_done: progress.show(num_done, shape[0]),
                     )
             finally:
                 progress.end()

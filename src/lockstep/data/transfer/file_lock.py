@@ -1,40 +1,26 @@
-"""What processes that need the same files share: a lock the kernel lets go of, and a line on how far its holder is."""
+"""What processes that need the same files share: a lock, and a line on how far work is."""
 
-import fcntl
-import os
 import sys
 import time
+from contextlib import AbstractContextManager
+from pathlib import Path
 
-POLL_S = 0.2
-LINE_S = 10.0  # between two lines about a build where the output is no terminal
+LINE_S = 10.0  # between two lines where the output is no terminal
 
 
-class Lock:
-    """The lock of a place; its file tells waiting processes how far the holder is."""
+def locked(path: Path, what: str) -> AbstractContextManager[object]:
+    """Take the lock of a file; while another process has it, wait, and print that this one does `what`.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._progress: Progress | None = None
+    The kernel releases it when its process ends, however that ends. The file stays.
+    """
+    from filelock import FileLock, Timeout  # not at the start of every command: 0.03 s
 
-    def take(self) -> bool:
-        """Try to take the lock, without waiting. Returns whether this process holds it now."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def tell(self, num_done: int, total: int) -> None:
-        """Write down how many of `total` files are done."""
-        os.pwrite(self._descriptor, f"{num_done:>20} {total:>20}".encode(), 0)
-
-    def show_holder(self, what: str, unit: str) -> None:
-        """Show what the holder wrote; `what` it does."""
-        words = os.pread(self._descriptor, 41, 0).split()
-        done, total = map(int, words) if len(words) == 2 else (0, 0)
-        if self._progress is None:
-            self._progress = Progress(f"Another process {what}", unit)
-        self._progress.show(done, total)
+    lock = FileLock(path)
+    try:
+        return lock.acquire(blocking=False)
+    except Timeout:
+        print(f"Waiting for another process, which {what}.", flush=True)
+        return lock.acquire()
 
 
 class Progress:

@@ -5,25 +5,18 @@ A driver finds its secrets itself: in its own files and variables, and in those 
 
 import contextlib
 import errno
-import hashlib
-import os
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from lockstep.data.transfer.copying import NUM_PER_BLOCK, NUM_THREADS, Source, State, digest_of, is_left_out
+from lockstep.data.transfer.copying import NUM_THREADS, Source, digest_of, is_left_out
 from lockstep.system.redaction import redacted
 
 # what drivers tell of the content of a file, or of its last change
 TELLING = ("etag", "md5", "crc", "checksum", "digest", "sha", "modified", "updated", "mtime", "created", "date_time")
-# the names of packages that are not those of their modules
-PACKAGES = {"smbclient": "smbprotocol", "google": "gcsfs", "pygit2": "pygit2", "yaml": "pyyaml"}
-MAX_DEPTH = 32
 ENCODED = ("http", "https")  # names in their listings are parts of URLs
 
 
@@ -58,32 +51,25 @@ def faults(url: str, key: str) -> Iterator[str]:
             continue  # the end of a chain may be a path
         try:
             get_filesystem_class(protocol)
-        except ImportError as error:
-            missing = getattr(error.__cause__, "name", None) or protocol
-            package = PACKAGES.get(missing.partition(".")[0], missing.partition(".")[0])
-            yield f"{key}={redacted(url)} needs a driver for {protocol}:// that is not installed: pip install {package}"
-        except ValueError:
-            yield f"{key}={redacted(url)}: there is no driver for {protocol}://: correct the URL"
+        except (ImportError, ValueError) as error:  # which says what to install
+            yield f"{key}={redacted(url)} cannot be read: {error}"
 
 
-def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: Callable[[], None]) -> Source:
+def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str]) -> Source:
     """The files behind a URL, the value of `key`; only those in the folder `below`, only those with these `suffixes`.
 
-    `beat` is called now and then where each file is asked for. Raises ValueError where the URL cannot be listed, or has
-    a name that leads out of the folder of a copy.
+    Raises ValueError where the URL cannot be listed, or has a name that leads out of the folder of a copy.
     """
     setting = f"{key}={redacted(url)}"
-    with _Told(f"{setting} cannot be listed", "correct the URL, or give the driver access"):
+    with _listing(setting):
         system, path = _opened(url)
         start = f"{path.rstrip('/')}/" if path.rstrip("/") else ""
         root = f"{start}{below}".rstrip("/")
-        listed = _listed(system, root)
-    turn = contextlib.nullcontext() if _takes_threads(system) else threading.Lock()
-    is_encoded = url.startswith(ENCODED)
+        listed = {facts["name"].rstrip("/"): facts for facts in _walked(system, root)}
     paths: dict[str, str] = {}
-    for remote_path in listed:
+    for remote_path in sorted(listed):
         name = remote_path.removeprefix(start)
-        if is_encoded:
+        if url.startswith(ENCODED):
             if "?" in name or "#" in name:
                 continue  # a server's links for another order of its listing
             name = unquote(name)
@@ -91,54 +77,54 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str], beat: C
             raise ValueError(
                 f"{setting} is no folder with files: give one; an archive is one as {key}=zip://::{redacted(url)}"
             )
+        parts = name.split("/")
         if suffixes and not name.lower().endswith(tuple(suffixes)):
             continue
         # no part may be empty either: "/etc/passwd" joined to a folder is /etc/passwd
-        if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
+        if {"", ".", ".."} & set(parts) or "\0" in name:
             raise ValueError(
                 f"{setting} has a file {name!r}, which would lie outside the folder of a copy: rename it there."
             )
-        if suffixes and any(map(is_left_out, name.split("/"))):
-            continue
-        paths[name] = remote_path
+        if not (suffixes and any(map(is_left_out, parts))):
+            paths[name] = remote_path
     if not paths:
         what = f"a file that ends with {', '.join(suffixes)}" if suffixes else "a file"
         raise ValueError(
             f"{setting} has nothing to copy: looked for {what}{f' in {below}' if below else ''}, below it."
         )
-    names = sorted(paths)
-    known = [(paths[name], listed[paths[name]]) for name in names]
-    states = dict(zip(names, _states(system, setting, known, turn, beat), strict=True))
+    bare = [path for path in paths.values() if listed[path].get("size") is None]  # as in the pages of a server
+    with _listing(setting), ThreadPoolExecutor(NUM_THREADS) as pool:
+        listed |= zip(bare, pool.map(system.info, bare), strict=True)
 
-    def fetch(name: str, path: Path) -> None:
-        with turn, _Told(f"{setting}: {name} cannot be fetched", "start again; what is copied already stays"):
-            system.get_file(paths[name], str(path))
+    def fetch(names: Sequence[str], folder: Path) -> None:
+        with _explained(f"{setting} cannot be fetched", "start again"):
+            system.get([paths[name] for name in names], [str(folder / name) for name in names])
 
-    return Source(states, fetch, digest_of(states))
+    sizes = {name: listed[path].get("size") for name, path in paths.items()}
+    return Source(sizes, digest_of((name, _state(listed[path])) for name, path in paths.items()), fetch)
 
 
 def check(url: str, key: str) -> None:
     """Raise ValueError where nothing answers at a URL, the value of `key`. Asks once; nothing is walked through."""
-    with _Told(f"{key}={redacted(url)} cannot be listed", "correct the URL, or give the driver access"):
+    with _listing(f"{key}={redacted(url)}"):
         system, path = _opened(url)
         system.ls(path, detail=False)
 
 
-class _Told:
-    """Turns whatever a driver raises into a ValueError that tells no secret; a full disk stays what it is."""
+def _listing(setting: str) -> contextlib.AbstractContextManager[None]:
+    return _explained(f"{setting} cannot be listed", "correct the URL, or give the driver access")
 
-    def __init__(self, what: str, cure: str) -> None:
-        self._what = what
-        self._cure = cure
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # the border to drivers, each with exceptions of its own
-        if isinstance(error, Exception) and getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
-            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ValueError(f"{self._what} ({redacted(text)[:300]}): {self._cure}.") from None
+@contextlib.contextmanager
+def _explained(what: str, hint: str) -> Iterator[None]:
+    """Turns whatever a driver raises into a ValueError without secrets; a full disk stays what it is."""
+    try:
+        yield
+    except Exception as error:  # the border to drivers, each with exceptions of its own
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{what} ({redacted(text)[:300]}): {hint}.") from None
 
 
 def _opened(url: str) -> tuple[Any, str]:
@@ -150,70 +136,23 @@ def _opened(url: str) -> tuple[Any, str]:
     return system, path
 
 
-def _takes_threads(system: Any) -> bool:
-    """Whether several threads may use a file system; archives such as tar:// have one position in one file for all."""
-    from fsspec.implementations.dirfs import DirFileSystem
-    from fsspec.implementations.local import LocalFileSystem
+def _walked(system: Any, folder: str) -> Iterator[dict[str, Any]]:
+    """What is known of every file; fsspec's own walk omits folders that cannot be listed, without a word (2026.9)."""
     from fsspec.implementations.zip import ZipFileSystem
 
-    used = system.fs if isinstance(system, DirFileSystem) else system
-    return used.async_impl or isinstance(used, LocalFileSystem | ZipFileSystem)
+    find = system.find
+    if isinstance(system, ZipFileSystem):  # which looks at all its files to list one folder
+        yield from find(folder, detail=True).values()
+        return
+    for facts in system.ls(folder, detail=True):
+        path = facts["name"].rstrip("/")
+        if facts["type"] != "directory":
+            yield facts
+        elif path != folder.rstrip("/"):
+            yield from _walked(system, path)
 
 
-def _listed(system: Any, root: str) -> dict[str, dict[str, Any]]:
-    """What is known of every file, by path. Raises what the driver raises, also where a folder cannot be read."""
-    from fsspec.asyn import AsyncFileSystem
-    from fsspec.spec import AbstractFileSystem
-
-    kind: Any = type(system)
-    # fsspec's own walk leaves out what fails below the first folder, as if those files were gone (2026.9)
-    is_walk = kind._find is AsyncFileSystem._find if system.async_impl else kind.find is AbstractFileSystem.find
-    files = _walked(system, root) if is_walk else system.find(root, detail=True)
-    if not files and root and system.isfile(root):
-        return {root: system.info(root)}
-    if not files:
-        system.ls(root, detail=False)  # a reason is better than none
-    return {path: facts for path, facts in files.items() if facts.get("type") != "directory" and path[-1:] != "/"}
-
-
-def _walked(system: Any, root: str) -> dict[str, dict[str, Any]]:
-    files: dict[str, dict[str, Any]] = {}
-    folders = [(root, 0)]
-    while folders:
-        folder, depth = folders.pop()
-        if depth > MAX_DEPTH:
-            raise ValueError(f"folders lie in folders {depth} deep, as {folder}: a circle?")
-        for facts in system.ls(folder, detail=True):
-            path = facts["name"].rstrip("/")
-            if facts["type"] != "directory":
-                files[path] = facts
-            elif path != folder.rstrip("/") and not facts.get("islink"):
-                folders.append((path, depth + 1))
-    return files
-
-
-def _states(
-    system: Any,
-    setting: str,
-    files: Sequence[tuple[str, dict[str, Any]]],
-    turn: AbstractContextManager[Any],
-    beat: Callable[[], None],
-) -> Iterator[State]:
-    """The state of every file; what a listing does not tell is asked for, one file at a time where `turn` is a lock."""
-
-    def state(file: tuple[str, dict[str, Any]]) -> State:
-        path, facts = file
-        if facts.get("size") is None:
-            with turn, _Told(f"{setting} cannot be looked through", "start again, or look at the server"):
-                facts = system.info(path)
-        telling = sorted(
-            f"{key}={value}" for key, value in facts.items() if any(word in key.lower() for word in TELLING)
-        )
-        code = hashlib.blake2b(os.fsencode("\0".join(telling)), digest_size=7).digest()
-        size = facts.get("size")
-        return (-1 if size is None else int(size), int.from_bytes(code), 0)
-
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
-        for start in range(0, len(files), NUM_PER_BLOCK):
-            yield from pool.map(state, files[start : start + NUM_PER_BLOCK])
-            beat()
+def _state(facts: dict[str, Any]) -> list[str]:
+    """What a driver knows of the content of a file."""
+    known = (f"{key}={value}" for key, value in facts.items() if any(word in key.lower() for word in TELLING))
+    return [str(facts.get("size")), *sorted(known)]
