@@ -64,7 +64,7 @@ def _check_list(section: Data) -> None:
 
 def _check_folder(section: Data) -> None:
     if section.root is not None and remote.is_url(section.root):
-        remote.check(section.root, "data.root")
+        remote.check(section.root)
     elif section.root is not None:
         check_folders(section.root)
 
@@ -74,7 +74,7 @@ def _check_downloaded(section: Data) -> None:
     if section.root is None:
         return
     if remote.is_url(section.root):
-        remote.check(section.root, "data.root")
+        remote.check(section.root)
     elif section.arguments().get("download"):
         root = Path(section.root).expanduser()
         if root.exists() and not root.is_dir():

@@ -151,7 +151,7 @@ def _file_rules(config: Config) -> Iterator[str]:
         return
     is_url = remote.is_url(data.root)
     if is_url and is_ours(data.target):
-        yield from remote.faults(data.root, "data.root")
+        yield from remote.faults(data.root)
         if data.copy_to is None and data.arguments().get("cache") is None:
             yield f"data.root={data.root} is a URL: say where its files are kept, data.copy_to=data/cache"
     if data.copy_remove and data.copy_to is None and not is_url:

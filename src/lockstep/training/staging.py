@@ -27,7 +27,7 @@ def once_a_node(
     """What `load` makes of the section once its files are where this node reads them; every rank must call it.
 
     Files that are downloaded, on rank 0 first, lie in data.root. A copy stays while `held` is open. Raises ConfigError
-    on all ranks, with the faults of all nodes.
+    on all ranks, with the errors of all nodes.
     """
     copy = copy_of(section)
     is_first, is_download = local_rank == 0, bool(section.arguments().get("download"))
@@ -54,22 +54,23 @@ def once_a_node(
 
 
 def together(work: Callable[[], T]) -> T:
-    """What `work` returns on this rank; every rank must call it. Its faults become one ConfigError on all ranks.
+    """What `work` returns on this rank; every rank must call it. Its errors become one ConfigError on all ranks.
 
-    It runs in a thread, while this one talks to the other ranks: those that wait meet no timeout of a collective.
+    `work` runs in a thread while the main thread exchanges messages, so that no collective of a waiting rank times out.
     """
     pool = ThreadPoolExecutor(1)
     future = pool.submit(work)
     pool.shutdown(wait=False)
-    reports = [(False, "", [""])]
-    while not all(is_done for is_done, *_ in reports):
+    while True:
         is_done, faults = bool(wait([future], BEAT_S).done), []
-        if is_done:
-            try:
+        try:
+            if is_done:
                 future.result()
-            except (FileNotFoundError, ValueError) as error:
-                faults = str(error).splitlines()
+        except (FileNotFoundError, ValueError) as error:
+            faults = str(error).splitlines()
         reports = gather_objects((is_done, socket.gethostname(), faults))
+        if all(is_done for is_done, *_ in reports):
+            break
     if any(faults for *_, faults in reports):
         has_nodes = len({node for _, node, _ in reports}) > 1
         all_faults = [f"{node}: {fault}" if has_nodes else fault for _, node, faults in reports for fault in faults]
@@ -109,7 +110,7 @@ def _source(section: Data, copy: Copy) -> Source:
     assert section.root is not None
     below, is_images = FOLDERS.get(section.target, ""), section.target == IMAGE_FOLDER
     if remote.is_url(section.root):
-        return remote.files_at(section.root, "data.root", below=below, suffixes=IMAGE_SUFFIXES if is_images else ())
+        return remote.files_at(section.root, below=below, suffixes=IMAGE_SUFFIXES if is_images else ())
     if copy.stem.resolve().is_relative_to(copy.source):
         raise ValueError(f"{copy.setting} lies in what it is to copy, {copy.source}: set it to another folder.")
     root = Path(section.root).expanduser().resolve()
@@ -127,7 +128,7 @@ def _source(section: Data, copy: Copy) -> Source:
 
 
 def readable(read: Callable[[], T], remark: str = "") -> T:
-    """What `read` returns. Its faults, which name a setting or a file and the cure, become a ConfigError."""
+    """What `read` returns. Its errors, which name a setting or a file and the hint, become a ConfigError."""
     try:
         return read()
     except (FileNotFoundError, ValueError) as error:

@@ -1,8 +1,8 @@
 """Copies of files on a disk of the node: made once for all runs, found again until the source changes.
 
 A copy is the folder `<copy_to>/<name>-<hash of path or URL>-<digest of the files>/`. In it are the files, in `<name>/`,
-and `.copied`, the record of what they are, locked by those who read the copy. Next to it are, with a dot before the
-name, `.lock`, held while copies of this source are made or removed, and `.part`, a copy that is not whole. No torch.
+and `.copied`, the record of what they are, locked by those who read the copy. Next to it are `<name>-<hash>-part/`, a
+copy that is not whole, and `.<name>-<hash>.lock`, held while copies of this source are made or removed. No torch.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ REMOVE_S = 2.0  # others that end at the same time hold the lock for an instant
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What is copied: the bytes of every file, None where unknown, by its name below the source.
+    """Files to copy: the size of each in bytes, None where unknown, by its name below the source.
 
     `digest` changes with any file. `fetch` brings files of these names into a folder that has their subfolders.
     """
@@ -44,7 +44,7 @@ class Source:
 
 
 class Record(NamedTuple):
-    """What a whole copy is of: a source, its digest, and the digest of names, sizes and times in the copy."""
+    """Source of a whole copy, its digest, and the digest of names, sizes and times in the copy."""
 
     source: str
     digest: str
@@ -67,12 +67,13 @@ class Copy:
     def make(self, source: Source, held: contextlib.ExitStack) -> str:
         """Copy the files, unless that was done before, and keep them from removal until `held` closes.
 
-        Removes copies of other states that no process uses. Returns the digest. Raises ValueError.
+        Removes copies that no process uses of other states, and what a killed process left. Returns the digest. Raises
+        ValueError.
         """
         place = self.place(source.digest)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self._hidden("lock"), f"copies {self.name}"):
+            with locked(self._lock, f"copies {self.name}"):
                 if os.path.lexists(place) and not is_own_folder(place):
                     raise PermissionError(f"{place} belongs to somebody else")
                 for other in self._places() - {place}:
@@ -81,7 +82,7 @@ class Copy:
                     self._bring(source, place)
                 hold(place, held)
         except OSError as error:
-            hint = "make room there, or set data.copy_to to a folder of your own on a disk of the node."
+            hint = "make it readable, make room, or set data.copy_to to a folder of your own on a disk of the node."
             raise ValueError(f"{self.setting}: {self.source} cannot be copied ({error}): {hint}") from error
         return source.digest
 
@@ -91,16 +92,15 @@ class Copy:
 
         try:
             if self._places():
-                with FileLock(self._hidden("lock"), timeout=REMOVE_S):
+                with FileLock(self._lock, timeout=REMOVE_S):
                     for place in self._places():
                         _remove_unused(place)
         except OSError as error:  # a TimeoutError while another process copies
             print(f"The copy {self.stem}-* was not removed: {error}", file=sys.stderr, flush=True)
 
     def _bring(self, source: Source, place: Path) -> None:
-        part, names, num_bytes = self._hidden("part"), list(source.sizes), sum(filter(None, source.sizes.values()))
-        for left in (part, place):  # of a process that was killed; a copy that lost files
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)  # a copy that lost files
+        part, names, num_bytes = self.place("part"), list(source.sizes), sum(filter(None, source.sizes.values()))
         free = shutil.disk_usage(part.parent).free
         if num_bytes > free:
             raise OSError(f"it has {num_bytes / 2**30:.2f} GiB, and the disk {free / 2**30:.2f} GiB free")
@@ -113,7 +113,7 @@ class Copy:
                 source.fetch(names[start : start + NUM_PER_BLOCK], folder)
             for name, size in source.sizes.items():
                 if size not in (None, os.path.getsize(folder / name)):
-                    raise OSError(f"{name} changed meanwhile: start again")
+                    raise ValueError(f"{self.source}: {name} changed while it was copied: start again.")
             (part / RECORD).write_text(json.dumps(self._record(source, part)._asdict()))
             os.rename(part, place)
         finally:
@@ -128,8 +128,9 @@ class Copy:
     def _places(self) -> set[Path]:
         return set(self.stem.parent.glob(f"{escape(self.stem.name)}-*"))
 
-    def _hidden(self, ending: str) -> Path:
-        return self.stem.with_name(f".{self.stem.name}.{ending}")
+    @property
+    def _lock(self) -> Path:
+        return self.stem.with_name(f".{self.stem.name}.lock")
 
 
 def is_left_out(name: str) -> bool:
@@ -164,7 +165,7 @@ def hold(place: Path, held: contextlib.ExitStack) -> None:
 
 
 def files_of(root: Path, sizes: Mapping[str, int | None], digest: str) -> Source:
-    """These files of a folder."""
+    """Files of a folder, by their names below `root`."""
 
     def fetch(names: Sequence[str], folder: Path) -> None:
         with ThreadPoolExecutor(NUM_THREADS) as pool:

@@ -36,36 +36,33 @@ def name_of(url: str) -> str:
     return re.sub(r"[^\w.-]+", "_", unquote(words[-1])).lstrip(".")[:80] or "files"
 
 
-def faults(url: str, key: str) -> Iterator[str]:
-    """What can be said against a URL, the value of `key`, before it is asked for anything."""
+def faults(url: str) -> Iterator[str]:
+    """Errors in a URL that are found without asking its server."""
     from fsspec import get_filesystem_class
 
     if re.search(r"://[^/?#@]*:[^/?#]*@|^https?://[^/?#]*@|::https?://[^/?#]*@", url):
         yield (
-            f"{key}={redacted(url)} has a user or password in it, which the run folder would keep: give them to the "
-            "driver in its own files or variables"
+            f"data.root={redacted(url)} has a user or password in it, which the run folder would keep: give them to "
+            "the driver in its own files or variables"
         )
     for part in url.split("::"):
-        protocol = part.partition("://")[0] if "://" in part else part
-        if "/" in protocol:
-            continue  # the end of a chain may be a path
+        protocol = part.partition("://")[0]
         try:
-            get_filesystem_class(protocol)
+            if "/" not in protocol:  # else a path at the end of a chain
+                get_filesystem_class(protocol)
         except (ImportError, ValueError) as error:  # which says what to install
-            yield f"{key}={redacted(url)} cannot be read: {error}"
+            yield f"data.root={redacted(url)} cannot be read: {error}"
 
 
-def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str]) -> Source:
-    """The files behind a URL, the value of `key`; only those in the folder `below`, only those with these `suffixes`.
+def files_at(url: str, *, below: str, suffixes: Sequence[str]) -> Source:
+    """The files behind a URL; only those in the folder `below`, only those with these `suffixes` if there are any.
 
     Raises ValueError where the URL cannot be listed, or has a name that leads out of the folder of a copy.
     """
-    setting = f"{key}={redacted(url)}"
-    with _listing(setting):
+    with _explained(url, "listed"):
         system, path = _opened(url)
         start = f"{path.rstrip('/')}/" if path.rstrip("/") else ""
-        root = f"{start}{below}".rstrip("/")
-        listed = {facts["name"].rstrip("/"): facts for facts in _walked(system, root)}
+        listed = {facts["name"].rstrip("/"): facts for facts in _walked(system, f"{start}{below}".rstrip("/"))}
     paths: dict[str, str] = {}
     for remote_path in sorted(listed):
         name = remote_path.removeprefix(start)
@@ -73,58 +70,53 @@ def files_at(url: str, key: str, *, below: str, suffixes: Sequence[str]) -> Sour
             if "?" in name or "#" in name:
                 continue  # a server's links for another order of its listing
             name = unquote(name)
-        if remote_path in (root, path):
-            raise ValueError(
-                f"{setting} is no folder with files: give one; an archive is one as {key}=zip://::{redacted(url)}"
-            )
         parts = name.split("/")
         if suffixes and not name.lower().endswith(tuple(suffixes)):
             continue
         # no part may be empty either: "/etc/passwd" joined to a folder is /etc/passwd
         if {"", ".", ".."} & set(parts) or "\0" in name:
             raise ValueError(
-                f"{setting} has a file {name!r}, which would lie outside the folder of a copy: rename it there."
+                f"data.root={redacted(url)} has a file {name!r}, which would lie outside the folder of a copy: give a "
+                "folder, or rename the file."
             )
         if not (suffixes and any(map(is_left_out, parts))):
             paths[name] = remote_path
     if not paths:
-        what = f"a file that ends with {', '.join(suffixes)}" if suffixes else "a file"
         raise ValueError(
-            f"{setting} has nothing to copy: looked for {what}{f' in {below}' if below else ''}, below it."
+            f"data.root={redacted(url)} has no files to copy{f' in {below}' if below else ''} "
+            f"({', '.join(suffixes) or 'any'}): give a folder; an archive is one as data.root=zip://::{redacted(url)}"
         )
     bare = [path for path in paths.values() if listed[path].get("size") is None]  # as in the pages of a server
-    with _listing(setting), ThreadPoolExecutor(NUM_THREADS) as pool:
+    with _explained(url, "listed"), ThreadPoolExecutor(NUM_THREADS) as pool:
         listed |= zip(bare, pool.map(system.info, bare), strict=True)
 
     def fetch(names: Sequence[str], folder: Path) -> None:
-        with _explained(f"{setting} cannot be fetched", "start again"):
+        with _explained(url, "fetched"):
             system.get([paths[name] for name in names], [str(folder / name) for name in names])
 
     sizes = {name: listed[path].get("size") for name, path in paths.items()}
     return Source(sizes, digest_of((name, _state(listed[path])) for name, path in paths.items()), fetch)
 
 
-def check(url: str, key: str) -> None:
-    """Raise ValueError where nothing answers at a URL, the value of `key`. Asks once; nothing is walked through."""
-    with _listing(f"{key}={redacted(url)}"):
+def check(url: str) -> None:
+    """Raise ValueError where nothing answers at a URL. Asks once; nothing is walked through."""
+    with _explained(url, "listed"):
         system, path = _opened(url)
         system.ls(path, detail=False)
 
 
-def _listing(setting: str) -> contextlib.AbstractContextManager[None]:
-    return _explained(f"{setting} cannot be listed", "correct the URL, or give the driver access")
-
-
 @contextlib.contextmanager
-def _explained(what: str, hint: str) -> Iterator[None]:
+def _explained(url: str, done: str) -> Iterator[None]:
     """Turns whatever a driver raises into a ValueError without secrets; a full disk stays what it is."""
     try:
         yield
     except Exception as error:  # the border to drivers, each with exceptions of its own
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"{what} ({redacted(text)[:300]}): {hint}.") from None
+        text = redacted(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
+        raise ValueError(
+            f"data.root={redacted(url)} cannot be {done} ({text}): correct it, give its driver access, or try again."
+        ) from None
 
 
 def _opened(url: str) -> tuple[Any, str]:
