@@ -114,9 +114,8 @@ def _explained(url: str, done: str) -> Iterator[None]:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise
         text = redacted(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
-        raise ValueError(
-            f"data.root={redacted(url)} cannot be {done} ({text}): correct it, give its driver access, or try again."
-        ) from None
+        hint = "correct the URL, give its driver access, or try again."
+        raise ValueError(f"data.root={redacted(url)} cannot be {done} ({text}): {hint}") from None
 
 
 def _opened(url: str) -> tuple[Any, str]:
