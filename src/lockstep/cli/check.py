@@ -211,4 +211,4 @@ def _told(count: int, what: str, *, is_wrong: bool) -> Text:
 def _show_lines(name: str, lines: Sequence[str]) -> None:
     out = terminal()
     for line in lines:
-        say(out, Text(f"{name}: ", style="bold").append(Text(printable(line), style="not bold")))
+        say(out, f"{name}: {printable(line)}")

@@ -205,7 +205,7 @@ def _add_watching_commands(commands: Any) -> None:
     runs = commands.add_parser(
         "runs",
         help="all runs below a folder; also removes some",
-        description="All runs below a folder, the newest first; tab-separated and whole in a pipe.",
+        description="All runs below a folder, the newest first; in a pipe with all columns.",
         epilog=PRUNING,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

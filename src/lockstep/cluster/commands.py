@@ -20,11 +20,9 @@ from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.runs.naming import TRUSTING, quoted, resuming, shown
 from lockstep.system.redaction import redacted
-from lockstep.system.terminal import duration, printable, show_table, terminal
+from lockstep.system.terminal import duration, new_table, print_table, printable, show_table, terminal
 from lockstep.system.wording import plural
 
-STYLES = {"pending": "dim", "running": "cyan", "completed": "green", "cancelled": "yellow", "stopped": "yellow"}
-DROPPED = ("time", "nodes", "best", "reason", "epoch")  # on a narrow terminal, the first one first
 NAMES = "id of a job or an array, run folder, or latest"
 EPILOG = "Names are ids such as 17, 17_3 (of an array: 17) and local-3fa9c1, run folders, or latest."
 
@@ -60,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         return subparser
 
     for name, function, text in (
-        ("list", _list, "all jobs, the newest last; tab-separated in a pipe"),
+        ("list", _list, "all jobs, the newest last"),
         ("show", _show, "all of a job, also why it waits"),
     ):
         command(name, function, text).add_argument("--json", action="store_true", help="as JSON")
@@ -78,55 +76,29 @@ def _parser() -> argparse.ArgumentParser:
 # -- list and show -----------------------------------------------------------------------------------------------------
 
 
-def _row(job: Job) -> dict[str, str]:
-    facts = job.facts
-    return {
-        "job": job.id,
-        "state": job.state,
-        "run": printable(job.run.name),
-        "epoch": cells.epochs(facts),
-        "best": printable(cells.best(facts)),
-        "time": duration(job.scheduled.elapsed_s) if job.scheduled.elapsed_s else cells.NONE,
-        "nodes": printable(job.scheduled.nodes) or cells.NONE,
-        "reason": printable(job.reason) or cells.NONE,
-    }
-
-
 def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    rows = [_row(job) for job in chosen_jobs]
+    rows = [
+        (
+            job.id,
+            cells.state(job.state),
+            job.run.name,
+            cells.epochs(job.facts),
+            cells.best(job.facts),
+            job.reason or cells.NONE,
+            duration(job.scheduled.elapsed_s) if job.scheduled.elapsed_s else cells.NONE,
+            job.scheduled.nodes or cells.NONE,
+        )
+        for job in chosen_jobs
+    ]
     if arguments.json:
         print(to_json([jobs.plain(job) for job in chosen_jobs]))
     elif not rows:
         print("No jobs: submit a run with cluster=slurm or cluster=local, or name another --folder.", file=sys.stderr)
-    elif sys.stdout.isatty():
-        out = terminal()
-        out.print(_table(rows, out.width), soft_wrap=True)
     else:
-        print("\n".join("\t".join(row) for row in [list(rows[0]), *(list(row.values()) for row in rows)]))
+        heads = ("job", "state", "run", "epoch", "best", "reason", "time", "nodes")
+        out = terminal()
+        print_table(new_table(heads, rows, out, right=("epoch", "best", "time"), wraps=("reason",)), out)
     return 0
-
-
-def _table(rows: Sequence[dict[str, str]], width: int) -> Text:
-    """Heads and lines in columns, as many of them as fit into `width`."""
-    names = [name for name in rows[0] if name in ("job", "state", "run") or {row[name] for row in rows} != {cells.NONE}]
-    wide = {name: max(map(cells.cell_len, [name, *(row[name] for row in rows)])) for name in names}
-    wide |= {"reason": min(wide["reason"], 30)} if "reason" in names else {}
-    for name in DROPPED:
-        if sum(wide[shown_name] + 2 for shown_name in names) - 2 > width and name in names:
-            names.remove(name)
-    rest = width - sum(wide[name] + 2 for name in names if name != "run")
-    wide["run"] = max(1, min(wide["run"], rest))
-    lines = [[Text(name, style="bold") for name in names]]
-    for row in rows:
-        texts = {name: cells.cut(row[name], wide[name], keeps_end=name == "run") for name in names}
-        lines.append(
-            [Text(text, style=_style(row["state"]) if name == "state" else "") for name, text in texts.items()]
-        )
-    return cells.aligned(lines, [wide[name] for name in names], [name in ("epoch", "best", "time") for name in names])
-
-
-def _style(state: str) -> str:
-    return STYLES.get(state, "cyan" if state.upper() in scheduler.LIVE else "red")
 
 
 def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
@@ -147,7 +119,7 @@ def _show_one(job: Job) -> None:
     }
     workers, gpus = plural(read.workers_per_node, "worker"), plural(read.gpus_per_node, "GPU")
     rows: list[tuple[str, str | Text]] = [
-        ("state", Text(job.state, style=_style(job.state))),
+        ("state", cells.state(job.state)),
         ("reason", explained(scheduled.reason)),
         ("run", printable(facts["state"] + (f": {facts['reason']}" if facts.get("reason") else ""))),
         ("epoch", cells.epochs(facts) if "epoch" in facts else ""),
@@ -168,7 +140,7 @@ def _show_one(job: Job) -> None:
         ("go on", f"lockstep jobs requeue {job.id}" if not job.is_live and job.exit_code else ""),
         ("evaluate", f"lockstep eval {run}" if job.exit_code == 0 else ""),
     ]
-    show_table(f"Job {job.id}: {printable(read.name)}", [row for row in rows if row[1]])
+    show_table(f"Job {job.id}: {printable(read.name)}", rows)
 
 
 # -- cancel, requeue, delete -------------------------------------------------------------------------------------------

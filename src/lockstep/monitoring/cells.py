@@ -1,35 +1,33 @@
 """How a fact of a run reads: states, numbers and moments, for the tables of all watching commands."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from lockstep.runs.folder import LIVE_STATES
+from lockstep.system.terminal import measure, printable
 
 STYLES = {
-    **dict.fromkeys(LIVE_STATES, "cyan"),
-    "finished": "green",
-    "stopped": "yellow",
-    "pruned": "dim",
-    "failed": "red",
-    "no signal": "red",
-    "broken": "red",
-    "not started": "dim",
+    **dict.fromkeys((*LIVE_STATES, "running", "configuring", "completing", "suspended"), "cyan"),
+    **dict.fromkeys(("finished", "completed"), "green"),
+    **dict.fromkeys(("stopped", "interrupted", "cancelled"), "yellow"),
+    **dict.fromkeys(("not started", "pending", "queued", "pruned", "unknown"), "dim"),
 }
 NONE = "-"
-ELLIPSIS = "…"
+
+
+def state(name: str) -> Text:
+    """A state in its colour; those that are not known are a scheduler's words for a failure."""
+    return Text(printable(name), style=STYLES.get(name, "red"))
 
 
 def number(value: float | None) -> str:
-    """A measured number: four decimals where they say enough."""
+    """A measured number."""
     if value is None:
         return NONE
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
+    return f"{value:,}" if isinstance(value, int) else measure(value)
 
 
 def epochs(facts: Mapping[str, Any]) -> str:
@@ -46,25 +44,10 @@ def best(facts: Mapping[str, Any]) -> str:
 
 def moment(seconds: float | None) -> str:
     """Seconds since 1970 as the day and time here."""
-    local_time = _local(seconds)
-    return f"{local_time:%Y-%m-%d %H:%M:%S}" if local_time else NONE
-
-
-def short_moment(seconds: float | None, now: float) -> str:
-    """As `moment`, without the year, the day or the seconds where they go without saying."""
-    local_time, today = _local(seconds), datetime.fromtimestamp(now)
-    if local_time is None:
-        return NONE
-    if local_time.date() == today.date():
-        return f"{local_time:%H:%M}"
-    return f"{local_time:%m-%d %H:%M}" if local_time.year == today.year else f"{local_time:%Y-%m-%d}"
-
-
-def _local(seconds: float | None) -> datetime | None:
     try:
-        return datetime.fromtimestamp(seconds) if seconds is not None else None
+        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds is not None else NONE
     except (ValueError, OverflowError, OSError):  # beyond the calendar
-        return None
+        return NONE
 
 
 def size(num_bytes: int) -> str:
@@ -73,29 +56,3 @@ def size(num_bytes: int) -> str:
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
     return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
-
-
-def cut(text: str, width: int, *, keeps_end: bool = False) -> str:
-    """A text in at most `width` > 0 columns, with … where something is missing."""
-    if cell_len(text) <= width:
-        return text
-    if not keeps_end:
-        return set_cell_size(text, width - 1).rstrip() + ELLIPSIS
-    while cell_len(text) > width - 1:
-        text = text[1:]
-    return ELLIPSIS + text
-
-
-def aligned(lines: Sequence[Sequence[Text]], widths: Sequence[int], is_right: Sequence[bool]) -> Text:
-    """Lines of cells in columns, two blanks between them; the last cell of a line has no blanks behind it."""
-    out = Text(no_wrap=True)
-    for number_, cells in enumerate(lines):
-        if number_:
-            out.append("\n")
-        for i, cell in enumerate(cells):
-            blanks = " " * (widths[i] - cell.cell_len)
-            is_last = i == len(cells) - 1
-            out.append("  " if i else "")
-            out.append(blanks if is_right[i] else "").append_text(cell)
-            out.append("" if is_right[i] or is_last else blanks)
-    return out

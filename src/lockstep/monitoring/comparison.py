@@ -1,12 +1,10 @@
 """`lockstep compare`: the settings in which runs differ, and what came of them, side by side."""
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from rich.text import Text
 
 from lockstep.monitoring import cells
 from lockstep.runs.discovery import look_at, read_tests
@@ -14,10 +12,9 @@ from lockstep.runs.files import read_text, to_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.redaction import redacted
-from lockstep.system.terminal import duration, printable, terminal
+from lockstep.system.terminal import duration, new_table, print_table, printable, terminal
 from lockstep.system.trees import from_yaml, leaves
 
-WIDEST = 24  # letters of a value that are shown beside others on a terminal
 MOST_KEYS = 10_000
 OTHERWISE = ("resume", "notify")  # settings that change nothing a run computes
 Row = tuple[str, list[Any]]
@@ -29,14 +26,26 @@ def show(folders: Sequence[RunFolder], *, is_json: bool) -> int:
     paths = [shown(folder.path) for folder in folders]
     if is_json:
         print(to_json({"runs": paths, "settings": dict(settings), "results": dict(results)}))
-    elif sys.stdout.isatty():
-        _show(paths, settings, results)
-    else:
-        for title, read, rows in (("settings", lambda key: _typed, settings), ("results", _read, results)):
-            print("\t".join([title, *map(printable, paths)]))
-            for key, values in rows:
-                print("\t".join([printable(key), *map(read(key), values)]))
+        return 0
+    for number, path in enumerate(paths):
+        print(f"{_letter(number)}  {printable(path)}")
+    if not settings:
+        print("\nAll settings are the same.")
+    if settings:
+        _show("settings", [(key, [_typed(value) for value in values]) for key, values in settings])
+    _show("results", [(key, [_read(key, value) for value in values]) for key, values in results])
     return 0
+
+
+def _show(title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
+    """Print a table with a column for each run, of which those that do not fit beside the others stand below them."""
+    out, first, num_runs = terminal(), 0, len(rows[0][1])
+    while first < num_runs:
+        print()
+        heads = [title, *map(_letter, range(first, num_runs))]
+        made = new_table(heads, [[key, *values[first:]] for key, values in rows], out)
+        print_table(made, out)
+        first += len(made.columns) - 1
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -97,57 +106,19 @@ def _metric_order(name: str) -> tuple[bool, bool, str]:
     return name.startswith("test"), name.startswith("val"), name
 
 
-# -- what is seen ------------------------------------------------------------------------------------------------------
-
-
-def _show(paths: Sequence[str], settings: Sequence[Row], results: Sequence[Row]) -> None:
-    out = terminal()
-    for i, path in enumerate(paths):
-        out.print(Text.assemble((f"{_letter(i)}  ", "bold"), printable(path)), soft_wrap=True)
-    if not settings:
-        out.print("\nAll settings are the same.")
-    blocks = [("settings", _typed, settings)] if settings else []
-    for title, read, rows in [*blocks, ("results", None, results)]:
-        texts = [(printable(key), [cells.cut((read or _read(key))(value), WIDEST) for value in values])
-                 for key, values in rows]  # fmt: skip
-        for part in _parts(texts, len(paths), out.width):
-            out.print()
-            out.print(_block(title, texts, part, is_right=read is None), soft_wrap=True)
-
-
-def _parts(texts: Sequence[tuple[str, Sequence[str]]], count: int, width: int) -> Iterator[range]:
-    """Runs that fit beside each other, at least one."""
-    left = width - max(len(key) for key, _ in texts)
-    start, used = 0, 0
-    for i in range(count):
-        wide = 2 + max(cells.cell_len(values[i]) for _, values in texts)
-        if i > start and used + wide > left:
-            yield range(start, i)
-            start, used = i, 0
-        used += wide
-    yield range(start, count)
-
-
-def _block(title: str, texts: Sequence[tuple[str, Sequence[str]]], part: range, *, is_right: bool) -> Text:
-    lines = [[Text(title, style="bold"), *(Text(_letter(i), style="bold") for i in part)]]
-    lines += [[Text(key, style="dim"), *(Text(values[i]) for i in part)] for key, values in texts]
-    widths = [max(line[i].cell_len for line in lines) for i in range(len(lines[0]))]
-    return cells.aligned(lines, widths, [False] + [is_right] * len(part))
-
-
 def _letter(i: int) -> str:
     return chr(ord("A") + i) if i < 26 else str(i + 1)
 
 
 def _typed(value: Any) -> str:
     """A setting as a person types it in an override."""
-    return printable(value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
-def _read(key: str) -> Any:
-    """A result of this name as text for people."""
-    if key == "epoch_s":
-        return lambda value: duration(value) if value is not None else cells.NONE
-    if key == "images_per_s":
-        return lambda value: f"{value:,.0f}" if value is not None else cells.NONE
-    return lambda value: printable(value) if isinstance(value, str) else cells.number(value)
+def _read(key: str, value: Any) -> str:
+    """A result as text for people."""
+    if isinstance(value, str):
+        return value
+    if value is not None and key == "epoch_s":
+        return duration(value)
+    return f"{value:,.0f}" if value is not None and key == "images_per_s" else cells.number(value)

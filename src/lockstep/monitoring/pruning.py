@@ -8,14 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.text import Text
-
 from lockstep.monitoring import cells
 from lockstep.monitoring.selection import REMOVABLE, Listed, Selection
 from lockstep.runs.discovery import DiscoveredRun, Watched, look
 from lockstep.runs.folder import BENCHMARK, EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, SILENT_S, RunFolder
 from lockstep.runs.naming import link_latest, shown
-from lockstep.system.terminal import printable, terminal
+from lockstep.system.terminal import new_table, print_table, printable, terminal
 from lockstep.system.wording import plural
 
 LEFTOVERS = ("failed", "no signal", "not started")
@@ -156,18 +154,17 @@ def _is_elsewhere(host: str | None) -> bool:
 
 
 def _list(going: Iterable[Candidate]) -> None:
-    heads = ("state", "run", "size", "")
-    lines = [[Text(head, style="bold") for head in heads]]
-    for candidate in going:
-        texts = (
-            printable(candidate.run.discovered.name),
+    rows = [
+        (
+            cells.state(candidate.run.facts["state"]),
+            candidate.run.discovered.name,
             cells.size(candidate.num_bytes),
             "checkpoint" if candidate.has_checkpoint else "",
         )
-        state = candidate.run.facts["state"]
-        lines.append([Text(state, style=cells.STYLES[state]), *map(Text, texts)])
-    widths = [max(line[i].cell_len for line in lines) for i in range(len(heads))]
-    terminal().print(cells.aligned(lines, widths, [False, False, True, False]), soft_wrap=True)
+        for candidate in going
+    ]
+    out = terminal()
+    print_table(new_table(("state", "run", "size", ""), rows, out, right=("size",)), out)
 
 
 # -- removing ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from rich.console import Console as Terminal
+from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.text import Text
 
 from lockstep.monitoring import cells
@@ -13,8 +14,7 @@ from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, resume_command, shown
 from lockstep.system.terminal import duration, printable, show_table, terminal
 
-BAR = (4, 32)  # least and most letters
-BESIDE_BAR = 26  # letters of the name before it and the number behind it
+BAR = 32  # columns
 
 
 def show(folder: RunFolder, *, is_json: bool) -> int:
@@ -24,12 +24,12 @@ def show(folder: RunFolder, *, is_json: bool) -> int:
         del facts["id"]
         print(to_json(facts | {"path": str(folder.path)}))
         return 0
-    rows = _progress(facts, terminal()) + _place(facts, folder) + [_next(facts, folder)]
-    show_table(printable(facts.get("name", folder.path.name)), [row for row in rows if row[1]])
+    rows = [*_progress(facts), *_place(facts, folder), _next(facts, folder)]
+    show_table(printable(facts.get("name", folder.path.name)), rows)
     return 0
 
 
-def _progress(facts: dict[str, Any], out: Terminal) -> list[tuple[str, str | Text]]:
+def _progress(facts: dict[str, Any]) -> list[tuple[str, str | Text]]:
     state, is_live = facts["state"], facts["state"] in LIVE_STATES
     steps = f", step {facts['step']:,}" if "step" in facts else ""
     steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
@@ -40,9 +40,9 @@ def _progress(facts: dict[str, Any], out: Terminal) -> list[tuple[str, str | Tex
     speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
     speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
     rows: list[tuple[str, str | Text]] = [
-        ("state", Text(state, style=cells.STYLES[state])),
+        ("state", cells.state(state)),
         ("reason", printable(facts.get("reason", "")) or _silence(facts)),
-        ("progress", _bar(facts["percent"], out) if "percent" in facts else ""),
+        ("progress", _bar(facts["percent"]) if "percent" in facts else ""),
         ("epoch", f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}{inside}" if "epoch" in facts else ""),
         ("time", used + left),
         ("speed", ", ".join(speed)),
@@ -52,14 +52,11 @@ def _progress(facts: dict[str, Any], out: Terminal) -> list[tuple[str, str | Tex
     return rows + [(printable(name), cells.number(value)) for name, value in facts["metrics"].items()]
 
 
-def _bar(percent: float, out: Terminal) -> Text:
-    """How far it is; only the number in a log."""
-    if not out.is_terminal:
-        return Text(f"{percent:.1f} %")
-    least, most = BAR
-    size = max(least, min(most, out.width - BESIDE_BAR))
-    done = round(size * min(max(percent, 0), 100) / 100)
-    return Text.assemble(("━" * done, "cyan"), ("─" * (size - done), "dim"), f"  {percent:.1f} %")
+def _bar(percent: float) -> Text:
+    """A progress bar on a terminal; only the number in a log."""
+    out = terminal()
+    bar = [*out.render(ProgressBar(completed=percent, width=BAR)), Segment("  ")] if out.is_terminal else []
+    return Text.assemble(*((text, style or "") for text, style, _ in bar), f"{percent:.1f} %")
 
 
 def _silence(facts: dict[str, Any]) -> str:

@@ -5,22 +5,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
-from rich.cells import cell_len
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
+from rich.style import Style
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from lockstep.monitoring.cells import aligned, cut
+from lockstep.monitoring import cells
 from lockstep.runs.naming import shown as typed
 from lockstep.sweeps.ledger import Trial
 from lockstep.sweeps.pool import LOG
-from lockstep.sweeps.table import Table, text, time_of, told
-from lockstep.system.terminal import Terminal, duration, printable, say, terminal
+from lockstep.sweeps.table import Row, Table, text, time_of, told
+from lockstep.system.terminal import duration, new_table, print_table, printable, say, terminal
 
 MOST_ROWS = 30  # at the end: the files have them all
-MOST_LETTERS = 24  # of a setting, on a terminal
-STYLES = {"failed": "red", "stopped": "yellow", "interrupted": "yellow", "pruned": "dim", "queued": "dim"}
 
 
 class View:
@@ -54,10 +54,14 @@ class View:
             row = next(row for row in sweep_table.rows if row.trial is trial)
             value = f", {sweep_table.objectives[0].name} {text(row.values[0])}" if row.values[0] is not None else ""
             used = duration(time.monotonic() - self._since[trial.number])
-            self._say(f"Trial {trial.number} {state} after {used}{value}: {self._told(trial)}", STYLES.get(state, ""))
+            self._say(
+                f"Trial {trial.number} {state} after {used}{value}: {self._told(trial)}", cells.STYLES.get(state, "red")
+            )
         if state == "failed":
             out = self._out if self._is_drawn else terminal(is_error=True)  # only its own console prints above a table
-            say(out, Text(f"Trial {trial.number} failed: ").append(_failure(trial)))
+            reason, rest = _failure(trial)
+            say(out, f"Trial {trial.number} failed: {reason}", "red")
+            say(out, rest, "red")
 
     def stopping(self, reason: str) -> None:
         """Print why all trials are stopped."""
@@ -70,8 +74,7 @@ class View:
         states = {trial.number: trial.state for trial in running}
         sweep_table = self._table(states)
         rows = tuple(row for row in sweep_table.rows if row.trial.number in states)
-        live = replace(sweep_table, rows=rows)
-        lines = _lines(live, live.texts | {"left": [time_of(row.facts.get("remaining_s")) for row in rows]}, self._out)
+        lines = _trials(sweep_table, rows, self._out, is_live=True)
         counts = Counter("running" if row.trial.number in states else row.state for row in sweep_table.rows)
         counts["queued"] += max(self._total - len(sweep_table.rows), 0)
         names = ("running", "queued", "finished", "pruned", "failed", "stopped", "interrupted")
@@ -85,43 +88,39 @@ class View:
     def _told(self, trial: Trial) -> str:
         return told(trial, [row.trial for row in self._table({}).rows])
 
-    def _say(self, text: str, style: str = "") -> None:
+    def _say(self, text: str, style: str | Style = "") -> None:
         if not self._is_silent:
-            say(self._out, Text(printable(text), style=style))
+            say(self._out, printable(text), style)
 
 
 def show(sweep_table: Table, where: str) -> None:
     """Print the table at the end: the best first. `where` has it as files."""
     out = terminal()
-    first = replace(sweep_table, rows=sweep_table.rows[:MOST_ROWS])
-    out.print(_lines(first, first.texts, out), soft_wrap=True)
+    print_table(_trials(sweep_table, sweep_table.rows[:MOST_ROWS], out), out)
     if len(sweep_table.rows) > MOST_ROWS:
         out.print(f"... and {len(sweep_table.rows) - MOST_ROWS} more", style="dim")
     for note in sweep_table.notes:
-        say(out, Text(printable(note), style=STYLES["failed"] if note.startswith("Trial ") else ""))
-    say(out, Text(f"In full: {where}/table.md, table.csv, table.json"))
+        say(out, printable(note), "red" if note.startswith("Trial ") else "")
+    say(out, f"In full: {where}/table.md, table.csv, table.json")
 
 
-def _lines(sweep_table: Table, columns: dict[str, list[str]], out: Terminal) -> Text:
-    """Heads and a line for each row; of a terminal that is too narrow, as many columns as fit."""
-    keys = sweep_table.keys
-    if out.is_terminal:
-        columns |= {key: [cut(value, MOST_LETTERS) for value in columns[key]] for key in keys}
-    short = {key: key.rpartition(".")[2] for key in keys}
-    heads = {name: name for name in columns} | (short if len(set(short.values())) == len(keys) else {})
-    wide = {name: max(map(cell_len, [heads[name], *values])) for name, values in columns.items()}
-    tests = sweep_table.tests
-    for name in ("device", *tests[:0:-1], "time", "epoch", *tests[:1], "left", *reversed(keys)):
-        if out.is_terminal and sum(wide.values()) + 2 * (len(wide) - 1) > out.width:
-            wide.pop(name, None)
-    lines = [[Text(heads[name], style="bold") for name in wide]]
-    for number, row in enumerate(sweep_table.rows):
-        lines.append([Text(columns[name][number], style=STYLES.get(row.state, "")) for name in wide])
-    is_left = {*keys, "state", "device"}
-    return aligned(lines, list(wide.values()), [name not in is_left for name in wide])
+def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live: bool = False) -> RichTable:
+    """A line for each of these rows; of live trials also the time left."""
+    texts: dict[str, list[Any]] = {**replace(sweep_table, rows=rows).texts}
+    texts["state"] = [cells.state(row.state) for row in rows]
+    if is_live:
+        texts["left"] = [time_of(row.facts.get("remaining_s")) for row in rows]
+    keys, numbers = sweep_table.keys, [objective.name for objective in sweep_table.objectives]
+    wanted = ("trial", "state", *numbers, *keys, "left", *sweep_table.tests, "epoch", "time", "device")
+    names = [name for name in dict.fromkeys(wanted) if name in texts]
+    short = [name.rpartition(".")[2] if name in keys else name for name in names]
+    heads = short if len(set(short)) == len(short) else names
+    left = {"state", "device", *(head for head, name in zip(heads, names, strict=True) if name in keys)}
+    right = [head for head in heads if head not in left]
+    return new_table(heads, zip(*(texts[name] for name in names), strict=True), out, right=right)
 
 
-def _failure(trial: Trial) -> Text:
+def _failure(trial: Trial) -> tuple[str, str]:
     """The end of what is known of a failure, and where the rest is."""
     try:
         text = trial.folder.failure.read_text(errors="replace").strip()
@@ -129,5 +128,4 @@ def _failure(trial: Trial) -> Text:
         text = "no word of it"
     last = printable(text.splitlines()[-1]) if text else ""
     where = typed(trial.folder.path)
-    rest = f"all of it: {where}/{trial.folder.failure.name}, {where}/{LOG}"
-    return Text(f"{last}\n  {rest}", style="red")
+    return last, f"  all of it: {where}/{trial.folder.failure.name}, {where}/{LOG}"

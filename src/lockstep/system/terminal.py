@@ -1,19 +1,24 @@
 """How Lockstep speaks on a terminal and in a log. No torch: tools that only watch start at once."""
 
-import re
+import io
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.rule import Rule
 from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
 from lockstep.system import output
 
 PROGRAMS = ("lockstep ", "python ", "cat ")  # a value that begins so is a command
+LOG_WIDTH = 10_000  # columns of a log, where nothing is cut
+WIDEST, LEAST = 40, 20  # columns of a cell of a table on a terminal, and of one that becomes narrower than its text
 
 
 class Terminal(Console):
@@ -40,7 +45,7 @@ def terminal(*, is_error: bool = False) -> Terminal:
     if (sys.stderr if is_error else sys.stdout).isatty():
         return Terminal(highlight=False, stderr=is_error)
     return Terminal(
-        highlight=False, soft_wrap=True, width=120, stderr=is_error, force_terminal=False, force_jupyter=False
+        highlight=False, soft_wrap=True, width=LOG_WIDTH, stderr=is_error, force_terminal=False, force_jupyter=False
     )
 
 
@@ -65,33 +70,74 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def say(out: Console, text: Text, *, indent: int = 4) -> None:
-    """Print a text that a terminal breaks between words, never in one, and indents from its second line on."""
-    ends, used = [], 0
-    for word in re.finditer(r"(^\s+)?\S+\s*", text.plain) if out.is_terminal else ():
-        if indent < used and used + cell_len(word[0].rstrip()) > out.width:
-            ends.append(word.start())
-            used = indent
-        used += cell_len(word[0])
-    for number, part in enumerate(text.divide(ends)):
-        part.rstrip()
-        out.print(Text(" " * indent if number else "").append_text(part), soft_wrap=True)
+def say(out: Console, text: str, style: str | Style = "") -> None:
+    """Print a text that a terminal breaks between words, and indents from its second line on."""
+    out.print(Text(_broken(text, out.width, 4), style=style), soft_wrap=True)
 
 
-def show_table(title: str, rows: Sequence[tuple[str, str | Text]]) -> None:
-    """A title and aligned name-value rows, between two rules; a long value continues in its column."""
+def _broken(text: str, width: int, indent: int) -> str:
+    """A text in lines of a width; unlike rich, without breaking a path."""
+    blanks = " " * indent
+    lines = textwrap.TextWrapper(
+        width, initial_indent=blanks, subsequent_indent=blanks, break_long_words=False, break_on_hyphens=False
+    )
+    return lines.fill(text)[indent:]
+
+
+def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
+    """Print a title and aligned name-value rows, between two rules; rows without a value are left out.
+
+    A long value continues in its column, except for a command: it stays in one line, to be copied.
+    """
     out = terminal()
-    wide = max(cell_len(name) for name, _ in rows)
-    rule = Text("─" * min(out.width, 78), style="dim")
-    say(out, Text(title, style="bold"))
-    out.print(rule)
-    for name, value in rows:
-        line = Text.assemble((f"{name:<{wide}}  ", "dim"), value)
-        if str(value).startswith(PROGRAMS):  # must stay copyable, whatever the width of the terminal
-            out.print(line, soft_wrap=True)
-        else:
-            say(out, line, indent=wide + 2)
-    out.print(rule)
+    shown = [row for row in rows if row[1]]
+    wide = 2 + max(len(name) for name, _ in shown)
+    say(out, title, "bold")
+    out.print(Rule(style="dim"), width=78)
+    for name, value in shown:
+        if isinstance(value, str) and not value.startswith(PROGRAMS):
+            value = _broken(value, out.width, wide)
+        out.print(Text.assemble((f"{name:<{wide}}", "dim"), value), soft_wrap=True)
+    out.print(Rule(style="dim"), width=78)
+
+
+def new_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    out: Console,
+    *,
+    right: Sequence[str] = (),
+    wraps: Sequence[str] = (),
+) -> Table:
+    """A table with as many columns, from the left, as fit into a terminal, two at least; in a log with all of them.
+
+    `right` names the columns that are aligned to the right, `wraps` those that may become narrower than their texts.
+    """
+    lines = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line] for line in (heads, *rows)]
+    made, left = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold"), out.width
+    for head, *cells in zip(*lines, strict=True):
+        least = min(max(cell.cell_len for cell in (head, *cells)), LEAST if head.plain in wraps else WIDEST)
+        if least > left and len(made.columns) >= 2 and out.is_terminal:
+            break
+        is_exact = least <= left and head.plain not in wraps and out.is_terminal
+        justify = "right" if head.plain in right else "left"
+        made.add_column(head, justify=justify, width=least if is_exact else None, overflow="fold")
+        left -= least + 2
+    for line in lines[1:]:
+        made.add_row(*line[: len(made.columns)])
+    return made
+
+
+def print_table(made: Table, out: Console) -> None:
+    """Print a table that was made for this terminal or log."""
+    out.print(made if out.is_terminal else plain(made))
+
+
+def plain(shown: RenderableType) -> Text:
+    """What a log gets: no colours and no blanks at the ends of lines."""
+    paper = Terminal(file=io.StringIO(), width=LOG_WIDTH, color_system=None, force_jupyter=False)
+    paper.print(shown)
+    return Text("\n".join(line.rstrip() for line in paper.file.getvalue().splitlines()))
 
 
 def measure(value: float) -> str:

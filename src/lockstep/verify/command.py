@@ -9,18 +9,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from lockstep.config import compose, faults, overrides, presence, storage, validation
 from lockstep.config.schema import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
-from lockstep.monitoring.cells import aligned
 from lockstep.runs import verified
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware
 from lockstep.system.signals import SignalList
-from lockstep.system.terminal import say, terminal
+from lockstep.system.terminal import new_table, print_table, say, terminal
 from lockstep.system.wording import plural
 from lockstep.training import checkpoints
 
@@ -105,9 +106,7 @@ class Verification:
         """Train and compare. Returns the exit code."""
         where = "GPUs" if self._uses_gpus else "CPU processes"
         steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {plural(self._config.global_batch_size, 'sample')}"
-        say(
-            self._out, Text(f"Training {steps} in float64, on {where}: 1 worker, and {len(VARIANTS)} times several ...")
-        )
+        say(self._out, f"Training {steps} in float64, on {where}: 1 worker, and {len(VARIANTS)} times several ...")
         failures: dict[Variant, str] = {}
         for variant in (ALONE, *VARIANTS):
             code = self._train(variant)
@@ -156,36 +155,33 @@ class Verification:
             if variant not in failures:
                 parts = [len(part.loads) for part in variant.parts]
                 compared[variant] = compare(alone, [1], self._folder(variant).path, parts)
-        self._out.print(_table(compared), soft_wrap=True)
+        print_table(_table(compared, self._out), self._out)
         texts = list(_explained(compared, failures))
         for text in texts:
-            say(self._out, Text(text))
+            say(self._out, text)
         if texts:
             return EXIT_FAILED
         largest = max(kind.size for result in compared.values() for kind in result[:3])
         digest = alone / DIGEST_FILE
         if digest.exists():
             verified.remember(digest.read_text(), largest)
-        say(self._out, Text(f"Exact: nothing differs by more than {_shown(largest)}, and rounding may by {LIMIT:g}."))
+        say(self._out, f"Exact: nothing differs by more than {_shown(largest)}, and rounding may by {LIMIT:g}.")
         return 0
 
 
-def _table(compared: "dict[Variant, Compared]") -> Text:
+def _table(compared: "dict[Variant, Compared]", out: Console) -> Table:
     """How far each training ends from that of one worker."""
-    cells = [["beside 1 worker", "weights", "statistics", "metrics", ""]]
+    rows: list[list[str | Text]] = []
     for variant in VARIANTS:
         result = compared.get(variant)
         if result is None:
-            cells.append([variant.title, "-", "-", "-", "failed"])
+            rows.append([variant.title, Text("failed", style="red"), "-", "-", "-"])
         else:
+            is_exact = Text("exact", style="green") if result.is_exact else Text("differs", style="red")
             sizes = [_shown(kind.size) for kind in (result.weights, result.statistics, result.metrics)]
-            cells.append([variant.title, *sizes, "exact" if result.is_exact else "differs"])
-    widths = [max(len(row[number]) for row in cells) for number in range(len(cells[0]))]
-    styles = {"exact": "green", "differs": "red", "failed": "red"}
-    head, *rows = cells
-    lines = [[Text(cell, style="bold") for cell in head]]
-    lines += [[Text(cell, style=styles.get(cell, "")) for cell in row] for row in rows]
-    return aligned(lines, widths, [False, True, True, True, False])
+            rows.append([variant.title, is_exact, *sizes])
+    kinds = ("weights", "statistics", "metrics")
+    return new_table(("compared with 1 worker", "", *kinds), rows, out, right=kinds)
 
 
 def _explained(compared: "dict[Variant, Compared]", failures: dict[Variant, str]) -> Iterator[str]:
