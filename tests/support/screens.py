@@ -83,10 +83,11 @@ def on_terminal(columns: int, *words: str, **variables: str) -> Iterator[OnTermi
 
 
 def seen(columns: int, *words: str, **variables: str) -> tuple[list[str], str]:
-    """Lines of the output on a terminal, without colours; and the text as it came."""
+    """Lines of the output on a terminal, without colours and blanks at their ends; and the text as it came."""
     with on_terminal(columns, *words, **variables) as shown:
         assert shown.end() == 0, shown.text
-        return re.sub(r"\x1b\[[0-9;?]*\w", "", shown.text).replace("\r", "").splitlines(), shown.text
+        lines = re.sub(r"\x1b\[[0-9;?]*\w", "", shown.text).replace("\r", "").splitlines()
+        return [line.rstrip() for line in lines], shown.text
 
 
 def take_terminal() -> None:

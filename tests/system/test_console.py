@@ -1,6 +1,7 @@
 """What a run says of itself: what a narrow terminal leaves out, and how far a long epoch is."""
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -16,37 +17,30 @@ import pytest
 
 from lockstep.callbacks.console import EPOCH_WIDTH, columns_for, live_line
 from lockstep.runs.folder import EXIT_STOPPED
+from lockstep.system.terminal import Terminal
 from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until
 from tests.support.trainings import training
 
 METRICS = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
 
 
-@pytest.mark.parametrize("width", range(1, 141))
-def test_a_line_fits_its_terminal_and_keeps_the_validation_accuracy(width: int) -> None:
-    shown = columns_for(width, METRICS, "val/accuracy")
-    assert EPOCH_WIDTH + sum(wide for *_, wide in shown) <= max(width, EPOCH_WIDTH + 10)
-    assert "val/accuracy" in [name for name, *_ in shown]
-    assert [column for column in columns_for(200, METRICS, "val/accuracy") if column in shown] == list(shown)
-
-
-def test_eighty_letters_show_everything() -> None:
+def test_a_narrow_terminal_keeps_the_validation_accuracy() -> None:
     names = [name for name, *_ in columns_for(80, METRICS, "val/accuracy")]
     assert names == [*METRICS, "images/s", "time", "left"]
+    shown = columns_for(40, METRICS, "val/accuracy")
+    assert [name for name, *_ in shown] == ["val/loss", "val/accuracy"]
+    assert EPOCH_WIDTH + sum(wide for *_, wide in shown) <= 40
 
 
 WORDS = ["step 120/5000", "6:40 left", "612 images/s", "in all 1:08:00 left"]
 
 
-@pytest.mark.parametrize("width", range(1, 141))
-def test_the_live_line_fits_its_terminal_and_keeps_what_counts_most(width: int) -> None:
-    for part in (None, 0.0, 0.5, 1.0):
-        line = live_line(width, "1/10", part, WORDS)
-        assert line.cell_len <= width
-        kept = [word in line.plain for word in WORDS]
-        assert kept == sorted(kept, reverse=True)
-    if width >= 80:
-        assert all(kept)
+@pytest.mark.parametrize(("width", "num_words"), [(140, 4), (80, 4), (40, 1)])
+def test_the_live_line_keeps_what_counts_most(width: int, num_words: int) -> None:
+    out = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    out.print(live_line(width, "1/10", 0.5, WORDS))
+    (line,) = out.file.getvalue().splitlines()
+    assert re.fullmatch(rf" +1/10  ━+╸? +{'  '.join(WORDS[:num_words])} *", line)
 
 
 # -- a long epoch ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_the_data_base_tells_how_jobs_have_ended_that_slurm_has_forgotten(forget
     os.kill(killed.folder.read_status()["pid"], signal.SIGKILL)  # as where memory is out
     wait_until(lambda: not forgetful.run("squeue", "--noheader", "--states=all").stdout, "no job any more")
     lines = shell.jobs("list").stdout.splitlines()
-    states = dict(line.split("\t")[:2] for line in lines[1:])
+    states = dict(line.split()[:2] for line in lines[1:])
     assert states == {through.id: "completed", killed.id: "failed", never.id: "cancelled"}
     codes = [shell.jobs("wait", run.id, code=None).returncode for run in begun]
     assert codes[0] == 0

@@ -128,7 +128,7 @@ def test_an_array_with_one_broken_trial_trains_the_others(shell: Shell, alone: R
     assert [result and result["epochs"] for result in results] == [EPOCHS, None, EPOCHS]
     # in an order of their own, by folder
     listed = shell.jobs("list", "outputs/sweep").stdout.splitlines()
-    assert [line.split("\t")[:2] for line in listed[1:]] == [[job, state] for job, state in sorted(states.items())]
+    assert [line.split()[:2] for line in listed[1:]] == [[job, state] for job, state in sorted(states.items())]
 
 
 def test_the_last_task_of_an_array_is_requeued_without_the_others(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
@@ -160,7 +160,7 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
         run = Submitted(shell, RunFolder((shell.cwd / "outputs" / "latest").resolve()), "")
         (project / "src" / "lockstep" / "training.py").write_text("raise SystemExit('edited')\n")
         listed = shell.jobs("list").stdout.splitlines()
-        assert listed[-1].split("\t")[:2] == [run.id, "pending"]
+        assert listed[-1].split()[:2] == [run.id, "pending"]
         assert "ReqNodeNotAvail" in shell.jobs("show", run.id).stdout
         assert run.folder.read_status()["state"] == "not started"
         following = subprocess.Popen(

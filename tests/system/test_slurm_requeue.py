@@ -1,5 +1,6 @@
 """A job of a real SLURM whose step is ended, scontrol with it, by the requeue that it has asked for."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -21,8 +22,8 @@ def test_a_requeue_that_ends_scontrol_too_is_no_failure_and_warns_of_nothing(slu
     setup = f'cluster.setup=["export PATH={slow.parent}:$PATH"]'
     run = Shell(slurm, tmp_path).submit(*TINY, SLOW % 4, on_node("n1"), setup, "name=ended")
     run.wait_for_step(1)
-    listed = run.shell.jobs("list").stdout.splitlines()[1].split("\t")
-    assert (listed[1], listed[-1]) == ("running", "-")
+    listed = re.split("  +", run.shell.jobs("list").stdout.splitlines()[1])
+    assert (listed[1], listed[5]) == ("running", "-")
     slurm.run("scancel", "--signal=USR1", run.id)  # as SLURM warns of the time limit
     wait_until(lambda: int(slurm.show(run.id)["Restarts"]) == 1, "it is requeued")
     run.wait()

@@ -2,16 +2,18 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import lightning as L
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import override
 
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.callbacks.record import Record
-from lockstep.system.terminal import duration, measure, terminal
+from lockstep.system.terminal import duration, measure, plain, terminal
 
 REFRESH_S = 0.25  # the live line of a terminal
 CELL_S = 1.0  # that of the cell of a notebook
@@ -41,21 +43,18 @@ def columns_for(width: int, metrics: Sequence[str], first: str) -> tuple[tuple[s
     return tuple(shown)
 
 
-def live_line(width: int, epoch: str, part: float | None, words: Sequence[str]) -> Text:
+def live_line(width: int, epoch: str, part: float | None, words: Sequence[str]) -> Table:
     """Epoch, a bar of the `part` that is done, and as many words as fit into `width`, the most important ones first."""
-    line = Text(f"{epoch:>{EPOCH_WIDTH}}", no_wrap=True)
     least, most = BAR
-    bar = 0 if part is None else 2 + least
     kept = list(words)
-    while len(kept) > 1 and EPOCH_WIDTH + bar + sum(2 + len(word) for word in kept) > width:
+    while len(kept) > 1 and EPOCH_WIDTH + 2 + least + 2 + len("  ".join(kept)) > width:
         kept.pop()
-    text = "".join(f"  {word}" for word in kept)
-    if part is not None:
-        size = max(least, min(most, width - EPOCH_WIDTH - 2 - len(text)))
-        done = round(size * part)
-        line.append("  ").append("━" * done, style="cyan").append("─" * (size - done), style="dim")
-    line.append(text)
-    line.truncate(width, overflow="ellipsis")
+    bars = [ProgressBar(total=1, completed=part)] if part is not None else []
+    line = Table.grid(Column(width=EPOCH_WIDTH, justify="right"), padding=(0, 2, 0, 0))
+    for _ in bars:
+        line.add_column(min_width=least, max_width=most)
+    line.add_column(no_wrap=True, overflow="crop")
+    line.add_row(epoch, *bars, "  ".join(kept))
     return line
 
 
@@ -79,8 +78,9 @@ class Console(L.Callback):
         self._live: Live | None = None
         self._is_cell = is_cell
         self._num_letters = 0  # of the line that is written anew in a cell
-        self._ticker: _Ticker | None = None
-        self._started = self._epoch_started = self._said = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
+        self._said = time.monotonic()
         self._has_said = False
 
     @override
@@ -88,15 +88,9 @@ class Console(L.Callback):
         """Print the heads of the columns; begin to tell how far the run is."""
         if not trainer.is_global_zero:
             return
-        self._started = self._epoch_started = time.monotonic()
         if self._metrics:
             self._begin_table(self._metrics)
         self._begin(trainer)
-
-    @override
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock of the epoch."""
-        self._epoch_started = time.monotonic()
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -112,7 +106,7 @@ class Console(L.Callback):
         left, rate = self._record.left_s(trainer), self._record.images_per_s
         cells = {name: _narrow(value) for name, value in metrics.items()}
         cells |= {"images/s": f"{rate:,.0f}" if rate else "-", "left": duration(left) if left is not None else "-"}
-        cells |= {"time": duration(time.monotonic() - self._epoch_started)}
+        cells |= {"time": duration(self._record.epoch_times_s[-1])}
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
         self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}{line}", soft_wrap=True)
         self._said = time.monotonic()
@@ -148,13 +142,19 @@ class Console(L.Callback):
             self._live = Live(console=self._out, auto_refresh=False, transient=True)
             self._live.start()
         every_s = REFRESH_S if self._live else CELL_S if self._is_cell else min(FIRST_S, EVERY_S) / 10
-        self._ticker = _Ticker(every_s, lambda: self._tell(trainer))
-        self._ticker.start()
+        self._is_over.clear()
+        self._thread = threading.Thread(target=self._watch, args=(trainer, every_s), daemon=True, name="console")
+        self._thread.start()
+
+    def _watch(self, trainer: L.Trainer, every_s: float) -> None:
+        while not self._is_over.wait(every_s):
+            self._tell(trainer)
 
     def _end(self) -> None:
-        if self._ticker is not None:
-            self._ticker.stop()
-            self._ticker = None
+        if self._thread is not None:
+            self._is_over.set()
+            self._thread.join()
+            self._thread = None
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -174,7 +174,7 @@ class Console(L.Callback):
         if self._live is not None:
             self._live.update(live_line(self._out.width, _epoch(trainer), part, words), refresh=True)
         elif self._is_cell:
-            self._rewrite(live_line(self._out.width, _epoch(trainer), part, words).plain)
+            self._rewrite(plain(live_line(self._out.width, _epoch(trainer), part, words)).plain)
         elif self._is_due(now):
             self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}  {', '.join(words)}", soft_wrap=True)
             self._said, self._has_said = now, True
@@ -205,26 +205,6 @@ def _narrow(value: float) -> str:
     """A metric that leaves a gap in its column."""
     text = measure(value)
     return text if len(text) < LEAST_WIDTH else f"{value:.4g}"
-
-
-class _Ticker(threading.Thread):
-    """Does something every so many seconds until it is stopped."""
-
-    def __init__(self, every_s: float, work: Callable[[], None]) -> None:
-        super().__init__(daemon=True, name="console")
-        self._every_s = every_s
-        self._work = work
-        self._is_over = threading.Event()
-
-    @override
-    def run(self) -> None:
-        while not self._is_over.wait(self._every_s):
-            self._work()
-
-    def stop(self) -> None:
-        """Wait for what it is doing; it does no more."""
-        self._is_over.set()
-        self.join()
 
 
 def _epoch(trainer: L.Trainer) -> str:

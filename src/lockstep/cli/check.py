@@ -14,7 +14,7 @@ from lockstep.config.target_sections import Data
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
-from lockstep.system.terminal import printable, say, show_table, terminal
+from lockstep.system.terminal import say, show_table, terminal
 from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
@@ -211,4 +211,4 @@ def _told(count: int, what: str, *, is_wrong: bool) -> Text:
 def _show_lines(name: str, lines: Sequence[str]) -> None:
     out = terminal()
     for line in lines:
-        say(out, f"{name}: {printable(line)}")
+        say(out, f"{name}: {line}")

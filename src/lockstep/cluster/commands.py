@@ -121,26 +121,26 @@ def _show_one(job: Job) -> None:
     rows: list[tuple[str, str | Text]] = [
         ("state", cells.state(job.state)),
         ("reason", explained(scheduled.reason)),
-        ("run", printable(facts["state"] + (f": {facts['reason']}" if facts.get("reason") else ""))),
+        ("run", facts["state"] + (f": {facts['reason']}" if facts.get("reason") else "")),
         ("epoch", cells.epochs(facts) if "epoch" in facts else ""),
-        ("best", printable(cells.best(facts)) if "best" in facts else ""),
-        ("nodes", printable(scheduled.nodes)),
+        ("best", cells.best(facts) if "best" in facts else ""),
+        ("nodes", scheduled.nodes),
         ("asked for", f"{read.num_nodes} x {workers}, {gpus} a node"),
-        ("settings", printable(", ".join(f"{key}={json.dumps(value)}" for key, value in set_.items()))),
+        ("settings", ", ".join(f"{key}={json.dumps(value)}" for key, value in set_.items())),
         ("time", duration(scheduled.elapsed_s) if scheduled.elapsed_s else ""),
         ("requeued", plural(scheduled.restarts, "time") if scheduled.restarts else ""),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
-        ("submitted", f"{cells.moment(read.submitted)} on {printable(read.host)}"),
+        ("submitted", f"{cells.moment(read.submitted)} on {read.host}"),
         ("earlier jobs", ", ".join(read.earlier)),
-        ("log", printable(shown(Path(read.log)))),
-        ("code", printable(shown(Path(read.code)))),
-        ("run folder", printable(shown(job.folder.path))),
+        ("log", shown(Path(read.log))),
+        ("code", shown(Path(read.code))),
+        ("run folder", shown(job.folder.path)),
         ("follow", f"lockstep jobs follow {job.id}" if job.is_live else ""),
         ("cancel", f"lockstep jobs cancel {job.id}" if job.is_live else ""),
         ("go on", f"lockstep jobs requeue {job.id}" if not job.is_live and job.exit_code else ""),
         ("evaluate", f"lockstep eval {run}" if job.exit_code == 0 else ""),
     ]
-    show_table(f"Job {job.id}: {printable(read.name)}", rows)
+    show_table(f"Job {job.id}: {read.name}", rows)
 
 
 # -- cancel, requeue, delete -------------------------------------------------------------------------------------------

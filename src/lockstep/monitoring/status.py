@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 from rich.progress_bar import ProgressBar
-from rich.segment import Segment
 from rich.text import Text
 
 from lockstep.monitoring import cells
@@ -12,7 +11,7 @@ from lockstep.runs.discovery import look_at
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, resume_command, shown
-from lockstep.system.terminal import duration, printable, show_table, terminal
+from lockstep.system.terminal import duration, show_table, terminal
 
 BAR = 32  # columns
 
@@ -25,7 +24,7 @@ def show(folder: RunFolder, *, is_json: bool) -> int:
         print(to_json(facts | {"path": str(folder.path)}))
         return 0
     rows = [*_progress(facts), *_place(facts, folder), _next(facts, folder)]
-    show_table(printable(facts.get("name", folder.path.name)), rows)
+    show_table(facts.get("name", folder.path.name), rows)
     return 0
 
 
@@ -41,46 +40,48 @@ def _progress(facts: dict[str, Any]) -> list[tuple[str, str | Text]]:
     speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
     rows: list[tuple[str, str | Text]] = [
         ("state", cells.state(state)),
-        ("reason", printable(facts.get("reason", "")) or _silence(facts)),
+        ("reason", facts.get("reason", "") or _silence(facts)),
         ("progress", _bar(facts["percent"]) if "percent" in facts else ""),
         ("epoch", f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}{inside}" if "epoch" in facts else ""),
         ("time", used + left),
         ("speed", ", ".join(speed)),
         ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),
-        ("best", printable(cells.best(facts)) if "best" in facts else ""),
+        ("best", cells.best(facts) if "best" in facts else ""),
     ]
-    return rows + [(printable(name), cells.number(value)) for name, value in facts["metrics"].items()]
+    return rows + [(name, cells.number(value)) for name, value in facts["metrics"].items()]
 
 
 def _bar(percent: float) -> Text:
     """A progress bar on a terminal; only the number in a log."""
-    out = terminal()
-    bar = [*out.render(ProgressBar(completed=percent, width=BAR)), Segment("  ")] if out.is_terminal else []
-    return Text.assemble(*((text, style or "") for text, style, _ in bar), f"{percent:.1f} %")
+    out, number = terminal(), f"{percent:.1f} %"
+    if not out.is_terminal:
+        return Text(number)
+    bar = out.render(ProgressBar(completed=percent, width=min(BAR, out.width // 3)))
+    return Text.assemble(*((text, style or "") for text, style, _ in bar), f"  {number}")
 
 
 def _silence(facts: dict[str, Any]) -> str:
     if facts["state"] != "no signal":
         return ""
-    updated, host = facts.get("updated"), printable(facts.get("host", "its machine"))
+    updated, host = facts.get("updated"), facts.get("host", "its machine")
     ago = f" for {duration(time.time() - updated)}" if updated else ""
     return f"its process is gone, or {host} has said nothing{ago}"
 
 
 def _place(facts: dict[str, Any], folder: RunFolder) -> list[tuple[str, str | Text]]:
-    device = printable(facts.get("device", ""))
+    device = facts.get("device", "")
     process = f"pid {facts['pid']}" if "pid" in facts else ""
-    process += f" on {printable(facts['host'])}" if process and "host" in facts else ""
+    process += f" on {facts['host']}" if process and "host" in facts else ""
     updated = facts.get("updated")
     ago = f", {duration(max(0.0, time.time() - updated))} ago" if updated else ""
     return [
         ("workers", f"{facts['workers']} x {device}" if facts.get("workers", 1) > 1 else device),
-        ("precision", printable(facts.get("precision", ""))),
+        ("precision", facts.get("precision", "")),
         ("process", process),
         ("started", cells.moment(facts["started"]) if "started" in facts else ""),
         ("updated", f"{cells.moment(updated)}{ago}" if updated else ""),
-        ("failure", printable(shown(folder.failure)) if folder.failure.is_file() else ""),
-        ("run folder", printable(shown(folder.path))),
+        ("failure", shown(folder.failure) if folder.failure.is_file() else ""),
+        ("run folder", shown(folder.path)),
     ]
 
 

@@ -24,6 +24,7 @@ from lockstep.sweeps.pool import Pool
 from lockstep.sweeps.table import Objective, Table, table, write
 from lockstep.system import hardware
 from lockstep.system.redaction import redacted
+from lockstep.system.terminal import say, terminal
 from lockstep.system.trees import leaves
 from lockstep.system.wording import plural
 
@@ -113,7 +114,7 @@ def run(
     ledger.stop_flag.clear_stop()  # of a sweep that was killed before it could
     ledger.write()
     if not config.silent:
-        print(_begins(ledger, num_done, total, at_once), flush=True)
+        say(terminal(), _begins(ledger, num_done, total, at_once))
     try:
         code = course_of(source=source, view=view, max_failed=config.sweep.max_failed, task=task).run()
     finally:

@@ -18,7 +18,7 @@ from lockstep.runs.naming import shown as typed
 from lockstep.sweeps.ledger import Trial
 from lockstep.sweeps.pool import LOG
 from lockstep.sweeps.table import Row, Table, text, time_of, told
-from lockstep.system.terminal import duration, new_table, print_table, printable, say, terminal
+from lockstep.system.terminal import duration, new_table, print_table, say, terminal
 
 MOST_ROWS = 30  # at the end: the files have them all
 
@@ -90,7 +90,7 @@ class View:
 
     def _say(self, text: str, style: str | Style = "") -> None:
         if not self._is_silent:
-            say(self._out, printable(text), style)
+            say(self._out, text, style)
 
 
 def show(sweep_table: Table, where: str) -> None:
@@ -100,7 +100,7 @@ def show(sweep_table: Table, where: str) -> None:
     if len(sweep_table.rows) > MOST_ROWS:
         out.print(f"... and {len(sweep_table.rows) - MOST_ROWS} more", style="dim")
     for note in sweep_table.notes:
-        say(out, printable(note), "red" if note.startswith("Trial ") else "")
+        say(out, note, "red" if note.startswith("Trial ") else "")
     say(out, f"In full: {where}/table.md, table.csv, table.json")
 
 
@@ -110,13 +110,13 @@ def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live:
     texts["state"] = [cells.state(row.state) for row in rows]
     if is_live:
         texts["left"] = [time_of(row.facts.get("remaining_s")) for row in rows]
-    keys, numbers = sweep_table.keys, [objective.name for objective in sweep_table.objectives]
-    wanted = ("trial", "state", *numbers, *keys, "left", *sweep_table.tests, "epoch", "time", "device")
+    keys, tests = sweep_table.keys, sweep_table.tests
+    numbers = [objective.name for objective in sweep_table.objectives]
+    wanted = ("trial", "state", *numbers, *keys, "left", *tests[:1], "epoch", "time", *tests, "device")
     names = [name for name in dict.fromkeys(wanted) if name in texts]
     short = [name.rpartition(".")[2] if name in keys else name for name in names]
     heads = short if len(set(short)) == len(short) else names
-    left = {"state", "device", *(head for head, name in zip(heads, names, strict=True) if name in keys)}
-    right = [head for head in heads if head not in left]
+    right = ("trial", *numbers, "left", *tests, "epoch", "time")
     return new_table(heads, zip(*(texts[name] for name in names), strict=True), out, right=right)
 
 
@@ -126,6 +126,6 @@ def _failure(trial: Trial) -> tuple[str, str]:
         text = trial.folder.failure.read_text(errors="replace").strip()
     except OSError:
         text = "no word of it"
-    last = printable(text.splitlines()[-1]) if text else ""
+    last = text.splitlines()[-1] if text else ""
     where = typed(trial.folder.path)
     return last, f"  all of it: {where}/{trial.folder.failure.name}, {where}/{LOG}"

@@ -1,13 +1,11 @@
 """How Lockstep speaks on a terminal and in a log. No torch: tools that only watch start at once."""
 
-import io
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.rule import Rule
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
@@ -33,7 +31,8 @@ class Terminal(Console):
     @override
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=output.without_commands(segment.text))
+            is_harmless = segment.control or segment.text.isprintable()
+            yield segment if is_harmless else segment._replace(text=output.without_commands(segment.text))
 
 
 def terminal(*, is_error: bool = False) -> Terminal:
@@ -76,12 +75,12 @@ def say(out: Console, text: str, style: str | Style = "") -> None:
 
 
 def _broken(text: str, width: int, indent: int) -> str:
-    """A text in lines of a width; unlike rich, without breaking a path."""
+    """A printable text in lines of a width; unlike rich, without breaking a path."""
     blanks = " " * indent
     lines = textwrap.TextWrapper(
         width, initial_indent=blanks, subsequent_indent=blanks, break_long_words=False, break_on_hyphens=False
     )
-    return lines.fill(text)[indent:]
+    return lines.fill(printable(text))[indent:]
 
 
 def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
@@ -92,13 +91,14 @@ def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
     out = terminal()
     shown = [row for row in rows if row[1]]
     wide = 2 + max(len(name) for name, _ in shown)
+    rule = Text(("-" if out.options.ascii_only else "─") * min(78, out.width), style="dim")
     say(out, title, "bold")
-    out.print(Rule(style="dim"), width=78)
+    out.print(rule)
     for name, value in shown:
-        if isinstance(value, str) and not value.startswith(PROGRAMS):
-            value = _broken(value, out.width, wide)
-        out.print(Text.assemble((f"{name:<{wide}}", "dim"), value), soft_wrap=True)
-    out.print(Rule(style="dim"), width=78)
+        if isinstance(value, str):
+            value = printable(value) if value.startswith(PROGRAMS) else _broken(value, out.width, wide)
+        out.print(Text.assemble((f"{printable(name):<{wide}}", "dim"), value), soft_wrap=True)
+    out.print(rule)
 
 
 def new_table(
@@ -135,9 +135,10 @@ def print_table(made: Table, out: Console) -> None:
 
 def plain(shown: RenderableType) -> Text:
     """What a log gets: no colours and no blanks at the ends of lines."""
-    paper = Terminal(file=io.StringIO(), width=LOG_WIDTH, color_system=None, force_jupyter=False)
-    paper.print(shown)
-    return Text("\n".join(line.rstrip() for line in paper.file.getvalue().splitlines()))
+    paper = Console(width=LOG_WIDTH, color_system=None, force_jupyter=False)
+    with paper.capture() as captured:
+        paper.print(shown)
+    return Text("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def measure(value: float) -> str:
