@@ -937,7 +937,7 @@ def test_jobs_are_listed_from_their_records_with_a_note_where_slurm_does_not_ans
             commands.run(words)
 
 
-@pytest.mark.parametrize(("columns", "heads"), [(80, 6), (140, 8)])
+@pytest.mark.parametrize(("columns", "heads"), [(60, 5), (140, 8)])
 def test_a_terminal_shows_the_columns_that_fit(four: Path, columns: int, heads: int) -> None:
     with on_terminal(columns, "jobs", "list", PATH=os.environ["PATH"], PWD=str(four)) as shown:
         assert shown.end() == 0, shown.text

@@ -11,9 +11,8 @@ class Pace:
     def __init__(self, *, num_warm_up: int) -> None:
         self._num_warm_up = num_warm_up
         self.num_batches = self.num_done = 0
-        self._first: int | None = None  # batches that an earlier process did of this epoch
-        self._warm: tuple[float, int, int] | None = None  # moment, batches and images after the warm-up
-        self._num_images = 0
+        self._num_seen = self._num_images = 0  # batches of this process, and images after the warm-up
+        self._warm = (0.0, 0)  # moment and batches at the end of the warm-up
         self._last = self._other_s = 0.0
         self._num_ended = 0
         self._is_inside = False
@@ -27,23 +26,20 @@ class Pace:
 
     def start(self, num_batches: int) -> None:
         """An epoch of so many batches begins, or goes on: its first batch that ends says how many are done."""
-        self.num_batches, self.num_done, self._num_images = num_batches, 0, 0
-        self._first, self._warm, self._is_inside = None, None, True
+        self.num_batches, self.num_done, self._num_seen, self._is_inside = num_batches, 0, 0, True
 
     def batch_ended(self, now: float, num_done: int, num_images: int) -> None:
         """`num_done` batches of the epoch are through, the last one with so many images."""
         self._last, self.num_done = now, num_done
-        if self._first is None:
-            self._first = num_done - 1
+        self._num_seen += 1
+        if self._num_seen <= self._num_warm_up:
+            self._warm, self._num_images = (now, num_done), 0
+            return
         self._num_images += num_images
-        num_measured = num_done - self._first - self._num_warm_up
-        if num_measured == 0:
-            self._warm = (now, num_done, self._num_images)
-        elif num_measured > 0 and self._warm is not None:
-            since, num_batches, num_before = self._warm
-            used = max(now - since, 1e-9)
-            self._batch_s = used / (num_done - num_batches)
-            self.images_per_s = (self._num_images - num_before) / used
+        since, num_before = self._warm
+        used = max(now - since, 1e-9)
+        self._batch_s = used / (num_done - num_before)
+        self.images_per_s = self._num_images / used
 
     def epoch_ended(self, now: float) -> None:
         """What came after the last batch, validation above all, will come after the others, too."""
