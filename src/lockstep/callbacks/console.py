@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 import lightning as L
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
@@ -43,7 +44,7 @@ def columns_for(width: int, metrics: Sequence[str], first: str) -> tuple[tuple[s
     return tuple(shown)
 
 
-def live_line(width: int, epoch: str, part: float | None, words: Sequence[str]) -> Table:
+def live_line(width: int, epoch: str, part: float | None, words: Sequence[str]) -> Constrain:
     """Epoch, a bar of the `part` that is done, and as many words as fit into `width`, the most important ones first."""
     least, most = BAR
     kept = list(words)
@@ -55,7 +56,7 @@ def live_line(width: int, epoch: str, part: float | None, words: Sequence[str]) 
         line.add_column(min_width=least, max_width=most)
     line.add_column(no_wrap=True, overflow="crop")
     line.add_row(epoch, *bars, "  ".join(kept))
-    return line
+    return Constrain(line, width)
 
 
 class Console(L.Callback):
@@ -172,7 +173,8 @@ class Console(L.Callback):
         now = time.monotonic()
         part, words = self._progress(trainer, now)
         if self._live is not None:
-            self._live.update(live_line(self._out.width, _epoch(trainer), part, words), refresh=True)
+            width = self._out.width - 2  # the terminal prints ^C behind it
+            self._live.update(live_line(width, _epoch(trainer), part, words), refresh=True)
         elif self._is_cell:
             self._rewrite(plain(live_line(self._out.width, _epoch(trainer), part, words)).plain)
         elif self._is_due(now):
