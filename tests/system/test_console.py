@@ -28,7 +28,7 @@ def test_a_narrow_terminal_keeps_the_validation_accuracy() -> None:
     names = [name for name, *_ in columns_for(80, METRICS, "val/accuracy")]
     assert names == [*METRICS, "images/s", "time", "left"]
     shown = columns_for(40, METRICS, "val/accuracy")
-    assert [name for name, *_ in shown] == ["val/loss", "val/accuracy"]
+    assert [name for name, *_ in shown] == ["train/loss", "val/accuracy"]
     assert EPOCH_WIDTH + sum(wide for *_, wide in shown) <= 40
 
 

@@ -31,16 +31,12 @@ LEAST_WIDTH = 10  # of a metric's column
 def columns_for(width: int, metrics: Sequence[str], first: str) -> tuple[tuple[str, str, int], ...]:
     """The columns beside the epoch that fit into so many letters: name, head, width; that of `first` in any case.
 
-    `metrics` are the names of what is measured, e.g. val/loss. A narrow terminal does without the facts and the other
-    metrics, those behind before those in front.
+    `metrics` are the names of what is measured, e.g. val/loss. A narrow terminal does without the last ones.
     """
     heads = [(name, name.replace("/", " ").replace("accuracy", "acc").replace("_", " ")) for name in metrics]
     shown = [*((name, head, max(LEAST_WIDTH, len(head) + 2)) for name, head in heads), *FACTS]
-    others = [name for name in metrics if name not in (first, "train/loss", "val/loss")]
-    for name in ("left", "images/s", *reversed(others), "time", "train/loss", "val/loss"):
-        if EPOCH_WIDTH + sum(wide for *_, wide in shown) <= width:
-            break
-        shown = [column for column in shown if column[0] != name]
+    while len(shown) > 1 and EPOCH_WIDTH + sum(wide for *_, wide in shown) > width:
+        shown.pop(-2 if shown[-1][0] == first else -1)
     return tuple(shown)
 
 

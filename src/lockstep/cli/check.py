@@ -61,12 +61,8 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
             ("training", _use(config, images, inspection)),
             ("memory", _placement(config, images)),
             ("steps", _steps(config, len(inspection.seen["train"]))),
-            *(
-                [("transparent", f"{transparent:,}, laid on {config.data.arguments()['background']}")]
-                if transparent
-                else []
-            ),
-            *([("animated", f"{animated:,}, of which the first frame is used")] if animated else []),
+            ("transparent", f"{transparent:,}, laid on {config.data.arguments()['background']}" if transparent else ""),
+            ("animated", f"{animated:,}, of which the first frame is used" if animated else ""),
             ("broken", _told(len(broken), "cannot be used", is_wrong=True)),
             ("leaks", _told(len(leaks), "in more than one split", is_wrong=True)),
             ("duplicates", _told(len(twice), "more than once in a split", is_wrong=False)),

@@ -15,7 +15,6 @@ from lockstep.system.redaction import redacted
 from lockstep.system.terminal import duration, new_table, print_table, printable, terminal
 from lockstep.system.trees import from_yaml, leaves
 
-MOST_KEYS = 10_000
 OTHERWISE = ("resume", "notify")  # settings that change nothing a run computes
 Row = tuple[str, list[Any]]
 
@@ -69,16 +68,12 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
         tree = from_yaml(read_text(path))
         if not isinstance(tree, dict):
             raise ValueError("no configuration")
-        settings: dict[str, Any] = {}
-        for key, value in leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, ""):
-            if len(settings) >= MOST_KEYS:
-                raise ValueError("too many keys")
-            # a date, which YAML knows, as text
-            settings[key] = json.loads(json.dumps(redacted(value, key), default=str))
+        settings = leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, "")
+        # a date, which YAML knows, as text
+        return {key: json.loads(json.dumps(redacted(value, key), default=str)) for key, value in settings}
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else type(error).__name__
         raise ValueError(f"{shown(path)} cannot be read: {what}.") from error
-    return settings
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
