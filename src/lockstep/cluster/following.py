@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lockstep.cluster import jobs
@@ -13,7 +13,8 @@ from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED
 from lockstep.system import output
 from lockstep.system.terminal import printable
 
-ASK_EVERY_S = (2.0, 15.0)  # first and last pause between two questions to the scheduler
+ASK_EVERY_S = 5.0  # between two questions to the scheduler
+SILENT_S = 120.0  # one that does not answer for longer is an error
 READ_EVERY_S = 0.2
 # SLURM's reasons that a newcomer meets first
 REASONS = {
@@ -37,56 +38,47 @@ def explained(reason: str) -> str:
     return printable(f"{reason} ({meaning})" if meaning else reason)
 
 
-class _Asking:
-    """The same jobs, asked for again and again with growing pauses; what fails in between fails only if it stays."""
-
-    def __init__(self, chosen_jobs: Sequence[Job]) -> None:
-        self.jobs = list(chosen_jobs)
-        self._pause, self._next, self._failed = ASK_EVERY_S[0], time.monotonic() + ASK_EVERY_S[0], 0
-
-    def look(self) -> list[Job]:
-        """The jobs as the scheduler told them at most some seconds ago."""
-        if time.monotonic() < self._next:
-            return self.jobs
+def _looks(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+    """The same jobs again and again, as they were at most some seconds ago. Without those that were deleted."""
+    answered = asked = time.monotonic()
+    while True:
+        yield chosen_jobs
+        time.sleep(READ_EVERY_S)
+        if time.monotonic() - asked < ASK_EVERY_S:
+            continue
         try:
-            self.jobs, self._failed = jobs.again(self.jobs), 0
+            chosen_jobs, answered = jobs.again(chosen_jobs), time.monotonic()
         except ValueError:
-            self._failed += 1
-            if self._failed == 5:
+            if time.monotonic() - answered > SILENT_S:
                 raise
-        self._pause = min(1.2 * self._pause, ASK_EVERY_S[1])
-        self._next = time.monotonic() + self._pause
-        return self.jobs
+        asked = time.monotonic()
 
 
 def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Print what a job prints, to its end. Returns its exit code. Raises ValueError where there is not one job."""
     if len(chosen_jobs) > 1:
-        raise ValueError(
-            f"follow shows one job, not {len(chosen_jobs)}: choose from {', '.join(job.id for job in chosen_jobs)}."
-        )
-    asking, shown_state, log, at = _Asking(chosen_jobs), "", "", 0
+        ids = ", ".join(job.id for job in chosen_jobs)
+        raise ValueError(f"follow shows one job, not {len(chosen_jobs)}: choose from {ids}.")
+    name, shown_state, log, at = chosen_jobs[0].id, "", "", 0
     try:
-        while asking.look() and output.is_read():
-            job = asking.jobs[0]
+        for looked in _looks(chosen_jobs):
+            if not output.is_read():  # the job continues
+                return 0
+            if not looked:
+                raise ValueError(f"job {name} was deleted.")
+            job = looked[0]
             if job.record.log != log:
                 log, at = job.record.log, 0
-            # before the log is read: what it printed last is there when it has ended
-            is_live = job.is_live
             at = _print_from(Path(log), at)
             state = f"{job.state}: {explained(job.scheduled.reason)}" if job.scheduled.reason else job.state
             if state != shown_state and job.state != "running":
                 print(f"[job {job.id} {state}]", file=sys.stderr, flush=True)
             shown_state = state
-            if not is_live:
+            if not job.is_live:
                 return job.exit_code or 0
-            time.sleep(READ_EVERY_S)
     except KeyboardInterrupt:
-        print(f"\nJob {chosen_jobs[0].id} goes on: lockstep jobs cancel {chosen_jobs[0].id} ends it.", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    if not output.is_read():  # the job goes on
-        return 0
-    raise ValueError(f"job {chosen_jobs[0].id} was deleted.")
+        print(f"\nJob {name} continues: lockstep jobs cancel {name} ends it.", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def _print_from(log: Path, at: int) -> int:
@@ -105,21 +97,19 @@ def _print_from(log: Path, at: int) -> int:
 
 def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     """Wait for the end of all jobs, and name each as it ends. Returns the first exit code that is not 0, else 0."""
-    asking = _Asking(chosen_jobs)
     reported: set[str] = set()
     try:
-        while True:
-            ended = [job for job in asking.look() if not job.is_live]
+        for looked in _looks(chosen_jobs):
+            ended = [job for job in looked if not job.is_live]
             for job in ended:
                 if job.id not in reported:
                     print(f"{job.id}\t{job.state}\t{job.run.name}", flush=True)
             reported |= {job.id for job in ended}
-            if len(ended) == len(asking.jobs):
+            if len(ended) == len(looked):
                 return next((job.exit_code for job in ended if job.exit_code), 0)
-            time.sleep(READ_EVERY_S)
     except KeyboardInterrupt:
-        print("The jobs go on.", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        print("The jobs continue.", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def result(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,7 @@ def is_own(folder: RunFolder, record: Record) -> bool:
 
 def mark(folder: RunFolder, *, cancelled: bool) -> None:
     """Write down whether somebody has cancelled the job of a run: it is not requeued then."""
-    record = read(folder)
-    assert record is not None
-    replace(record, cancelled=cancelled).save(folder)
+    folder.write_job({**folder.read_job(), "cancelled": cancelled})
 
 
 def is_cancelled(folder: RunFolder) -> bool:

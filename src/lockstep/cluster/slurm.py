@@ -14,8 +14,7 @@ from lockstep.cluster.code import search_path
 from lockstep.config.faults import ConfigError
 from lockstep.config.sections import Cluster
 from lockstep.config.workers import Workers
-from lockstep.runs.folder import RunFolder
-from lockstep.system import signals
+from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 
 if TYPE_CHECKING:
     import submitit
@@ -61,7 +60,7 @@ def executor(
         wckey=None,
         nodes=workers.num_nodes,
         ntasks_per_node=workers.num_local,
-        setup=[*_requests(files), *cluster.setup, *exports(code), "export SUBMITIT_LOG_LEVEL=WARNING"],
+        setup=[_requeue(), *cluster.setup, *exports(code), "export SUBMITIT_LOG_LEVEL=WARNING"],
         stderr_to_stdout=True,
         srun_args=[
             "--open-mode=append",  # the log goes on after a requeue
@@ -92,14 +91,13 @@ def exports(code: Path) -> list[str]:
     return [f"export PYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}}", "export PYTHONSAFEPATH=1"]
 
 
-def _requests(files: Path) -> list[str]:
-    """Shell lines after which the script, which is in no container, requeues its job if a file asks for that."""
+def _requeue() -> str:
+    """A shell line after which the script, which is in no container, requeues its job if the exit code asks for that.
+
+    A cancelled or preempted job ends bash itself: then the code is another one.
+    """
     job_id = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
-    return [
-        f"export {job.REQUEST}={shlex.quote(str(files))}/$SLURM_JOB_ID.requeue",
-        f'rm -f "${job.REQUEST}"',
-        f"""trap '[ ! -e "${job.REQUEST}" ] || {{ rm "${job.REQUEST}"; scontrol requeue "{job_id}"; }}' EXIT""",
-    ]
+    return f"trap 'if [ $? = {job.REQUEUE} ]; then scontrol requeue \"{job_id}\"; exit {EXIT_STOPPED}; fi' EXIT"
 
 
 def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
@@ -112,23 +110,19 @@ def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
 
 def submit(
     slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder], settings: job.Settings
-) -> list[tuple[str, Path]]:
-    """Submit runs, several as one array. Returns the id and the log of each. Raises ConfigError where SLURM refuses."""
+) -> list[tuple[str, Path, None]]:
+    """Submit runs, several as one array. Returns id and log of each, and no process. Raises ConfigError."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     paths = [str(folder.path) for folder in folders]
     try:
-        # a Ctrl-C of the terminal reaches sbatch, too, which may have submitted the job and not yet said its number
-        with (
-            signals.blocked(),
-            _own_environment({*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}),
-        ):
+        with _own_environment({*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}):
             jobs = slurm_executor.map_array(job.run, paths, [settings] * len(paths))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError([f"sbatch refused the job: {_said(error)}"]) from error
     for submitted in jobs:
         submitted.paths.submission_file.chmod(0o600)  # cluster.setup may hold secrets
-    return [(submitted.job_id, submitted.paths.stdout) for submitted in jobs]
+    return [(submitted.job_id, submitted.paths.stdout, None) for submitted in jobs]
 
 
 def _said(error: Exception) -> str:

@@ -2,11 +2,9 @@
 
 import contextlib
 import shutil
-import signal
 import socket
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -19,12 +17,18 @@ from lockstep.config.schema import Config
 from lockstep.config.workers import Workers, resolve_workers
 from lockstep.launch import runner
 from lockstep.runs import naming
-from lockstep.runs.files import write_atomically
+from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quoted, resuming, shown
-from lockstep.system.signals import Ended, SignalFlag
+from lockstep.system import signals
+from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import plural
+
+
+def interruptible() -> contextlib.AbstractContextManager[None]:
+    """A block that the first stop signal ends: before the scheduler is asked, or once the id of the job is written."""
+    return SignalFlag(ends=True).installed()
 
 
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
@@ -37,26 +41,21 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
         folder = RunFolder(chosen.resolve() if chosen else naming.free_path(outputs, config.run_name, now))
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    with in_one_piece() as flag:
-        files = code.needed([config], project.root())  # a fault leaves nothing behind
-        if chosen is None:
-            folder = RunFolder(naming.create_path(outputs, config.run_name, now))
-        else:
+    files = code.needed([config], project.root())  # an error leaves nothing behind
+    with interruptible():
+        if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)
-            folder = RunFolder(chosen.resolve())
+        folder = RunFolder(chosen.resolve() if chosen else naming.create_path(outputs, config.run_name, now))
         try:
             runner.save(folder, for_job(config), typed)
-            records = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
+            (job,) = submit_all([folder], [config], base=folder, name=config.run_name, files=files)
         except BaseException:
-            _withdraw(folder)
-            if chosen is None:
-                with contextlib.suppress(OSError):  # not empty: somebody else's
-                    folder.path.rmdir()
-                    folder.path.parent.rmdir()
+            if not folder.job_file.exists():  # else it is submitted
+                shutil.rmtree(folder.path)
             raise
-    if chosen is None:
-        naming.link_latest(outputs, folder.path)
-    _show(folder, records[0], config)
+        if chosen is None:
+            naming.link_latest(outputs, folder.path)
+        _show(folder, job, config)
     return folder, 0
 
 
@@ -65,24 +64,18 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     if config.dry_run:
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    with in_one_piece() as flag:
+    with interruptible():
         files = code.needed([config], project.root())
-        with runner.locked(folder):
-            before = folder.config.read_text()
-            storage.save(for_job(config), folder.config)
-        try:
-            records = submit_all([folder], [config], flag, base=folder, name=config.run_name, files=files)
-        except BaseException:
-            write_atomically(folder.config, before)
-            raise
-    _show(folder, records[0], config)
+        with runner.locked(folder):  # refused while another process trains it
+            pass
+        (job,) = submit_all([folder], [config], base=folder, name=config.run_name, files=files)
+        _show(folder, job, config)
     return folder, 0
 
 
 def submit_all(
     folders: Sequence[RunFolder],
     configs: Sequence[Config],
-    flag: SignalFlag,
     *,
     base: RunFolder,
     name: str,
@@ -96,42 +89,85 @@ def submit_all(
     All share one copy of the code: of `files` of the project, by default all that is code; `old_code` is one that is
     there. It is in `base`, as scripts and logs are. What was saved in the folders is replaced by what the job reads.
     Jobs run in `cwd`, by default the current folder. Raises ConfigError where runs ask for different nodes, or the
-    scheduler refuses, and Ended where `flag` has a signal before the scheduler is asked; then nothing is submitted.
+    scheduler refuses: then the folders are as before.
+
+    All is written first, the scheduler is asked last, and only the record of the job, with its id, comes after it.
     """
     cluster, workers = configs[0].cluster, resolve_workers(configs[0])
     if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
         raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
     cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
-    with contextlib.ExitStack() as undone:
-        frozen = old_code or undone.enter_context(_frozen(files or code.needed(configs, project.root()), base))
+    frozen = old_code or code.freeze(files or code.needed(configs, project.root()), base.code, project.root())
+    earlier = [record.read(folder) for folder in folders]
+    before = {path: path.read_bytes() if path.is_file() else None for folder in folders for path in _written(folder)}
+    records: list[Record] = []
+    try:
         for folder, config in zip(folders, configs, strict=True):
-            storage.save(for_job(config), folder.config)
+            _prepare(folder, config)
             if old_code is None:
-                undone.enter_context(_reading(folder, frozen))
-            undone.enter_context(_waiting(folder, config))
-        if flag.received:
-            ended = Ended(flag.received)
-            ended.add_note("nothing was submitted")
-            raise ended
-        if cluster.name == "local":
-            started = background.start(cluster, folders, task=task, code=frozen, cwd=cwd)
+                project.record_copy(folder, project.root(), frozen)
+        # a Ctrl-C of the terminal reaches sbatch, too, which may have submitted the job and not yet said its number
+        with signals.blocked():
+            if cluster.name == "local":
+                started = background.start(cluster, folders, task=task, code=frozen, cwd=cwd)
+            else:
+                made = slurm.executor(cluster, workers, name=name, files=base.job_files, code=frozen, cwd=cwd)
+                started = slurm.submit(made, folders, Settings(task, cluster.max_requeues, len(workers.gpus)))
+            for folder, config, old, (job, log, pid) in zip(folders, configs, earlier, started, strict=True):
+                known = _record(folder, config, old, job=job, log=log, pid=pid, task=task, code=frozen, cwd=cwd)
+                known.save(folder)
+                records.append(known)
+    except BaseException as error:
+        if records:
+            array = records[0].id.partition("_")[0]
+            error.add_note(f"job {array} is submitted: lockstep jobs cancel {array} cancels it")
         else:
-            made = slurm.executor(cluster, workers, name=name, files=base.job_files, code=frozen, cwd=cwd)
-            settings = Settings(task, cluster.max_requeues, len(workers.gpus))
-            started = [(job, log, None) for job, log in slurm.submit(made, folders, settings)]
-        records = []
-        for folder, config, (job, log, pid) in zip(folders, configs, started, strict=True):
-            known = _record(folder, config, job=job, log=log, pid=pid, task=task, code=frozen, cwd=cwd)
-            known.save(folder)
-            records.append(known)
+            error.add_note("nothing was submitted")
+            _restore(before)
+            if old_code is None:
+                shutil.rmtree(frozen)
+        raise
     return records
 
 
+def _prepare(folder: RunFolder, config: Config) -> None:
+    """Write what the job reads, and that the run waits for it; the run is neither through nor cancelled any more."""
+    storage.save(for_job(config), folder.config)
+    folder.job_file.unlink(missing_ok=True)
+    folder.forget_end()
+    status = {"state": "not started", "name": config.run_name, **folder.read_status()}
+    folder.write_status(**{**status, "reason": "submitted: see lockstep jobs", "exit_code": None, "signal": None})
+
+
+def _written(folder: RunFolder) -> list[Path]:
+    """The files of a run that a submission writes or removes."""
+    return [folder.config, folder.project, folder.job_file, folder.status_file, folder.stop_flag, *folder.ended]
+
+
+def _restore(contents: Mapping[Path, bytes | None]) -> None:
+    """Leave runs that could not be submitted as they were: a finished one keeps its result."""
+    for path, content in contents.items():
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            with atomic_file(path) as file:
+                file.write(content)
+
+
 def _record(
-    folder: RunFolder, config: Config, *, job: str, log: Path, pid: int | None, task: str, code: Path, cwd: Path
+    folder: RunFolder,
+    config: Config,
+    old: Record | None,
+    *,
+    job: str,
+    log: Path,
+    pid: int | None,
+    task: str,
+    code: Path,
+    cwd: Path,
 ) -> Record:
     """What is kept of a run that was submitted, after the jobs it had before."""
-    workers, old = resolve_workers(config), record.read(folder)
+    workers = resolve_workers(config)
     return Record(
         id=job,
         engine=config.cluster.name,
@@ -158,38 +194,15 @@ def again(folder: RunFolder, job: Record) -> Record:
         raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: use {resuming(folder.path)}"])
     tree = storage.to_tree(storage.load(folder.config)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(tree)
-    faults = [
-        *resolve_workers(config).faults,
-        *slurm_rules.faults(config),
-    ]  # the rest was checked, and is that code's business
-    if faults:
-        raise ConfigError(faults)
-    with in_one_piece() as flag:
+    # the rest was checked, and is that code's business
+    errors = [*resolve_workers(config).faults, *slurm_rules.faults(config)]
+    if errors:
+        raise ConfigError(errors)
+    has_test, cwd = job.task == record.TASKS[0], Path(job.cwd)
+    with interruptible():
         return submit_all(
-            [folder],
-            [config],
-            flag,
-            base=folder,
-            name=job.name,
-            has_test=job.task == record.TASKS[0],
-            old_code=Path(job.code),
-            cwd=Path(job.cwd),
+            [folder], [config], base=folder, name=job.name, has_test=has_test, old_code=Path(job.code), cwd=cwd
         )[0]
-
-
-@contextlib.contextmanager
-def in_one_piece() -> Iterator[SignalFlag]:
-    """Stop signals end nothing inside of the block, which does all or, asked in time, nothing.
-
-    A second Ctrl-C raises KeyboardInterrupt, which takes back what is prepared. The block ends well with a submission.
-    """
-    flag = SignalFlag()
-    with flag.installed():
-        yield flag
-    if flag.received:
-        name = signal.Signals(flag.received).name
-        cure = "lockstep jobs cancel takes it back"
-        print(f"lockstep: {name} came too late, the job is submitted: {cure}", file=sys.stderr, flush=True)
 
 
 def for_job(config: Config) -> Config:
@@ -221,70 +234,6 @@ def _need_empty(chosen: Path) -> None:
         raise ConfigError([f"{chosen} holds a run already: go on with it by {resuming(chosen)}"])
     if chosen.is_dir() and any(chosen.iterdir()):
         raise ConfigError([f"hydra.run.dir={chosen} is not empty: choose a new folder, {chosen}/run for example"])
-
-
-@contextlib.contextmanager
-def _frozen(files: Sequence[Path], base: RunFolder) -> Iterator[Path]:
-    """A copy of the code for this submission alone; without it, it goes."""
-    copy = code.freeze(files, base.code, project.root())
-    try:
-        yield copy
-    except BaseException:
-        shutil.rmtree(copy, ignore_errors=True)
-        with contextlib.suppress(OSError):  # others are in it
-            base.code.rmdir()
-        raise
-
-
-@contextlib.contextmanager
-def _reading(folder: RunFolder, frozen: Path) -> Iterator[None]:
-    """Let the run find its modules in the copy of the code; and take that back when it was not submitted."""
-    before = folder.read_project()
-    project.record_copy(folder, project.root(), frozen)
-    try:
-        yield
-    except BaseException:
-        if before:
-            folder.write_project(before)
-        else:
-            folder.project.unlink()
-        raise
-
-
-@contextlib.contextmanager
-def _waiting(folder: RunFolder, config: Config) -> Iterator[None]:
-    """Let the run say that it waits, before it can have begun; and take that back when it was not submitted.
-
-    It is neither through nor cancelled any more: a job leaves alone what is.
-    """
-    before, summary, was_cancelled = folder.read_status(), folder.read_summary(), record.is_cancelled(folder)
-    folder.forget_end()
-    if was_cancelled:
-        record.mark(folder, cancelled=False)
-    reason = "submitted: see lockstep jobs"
-    if before:
-        folder.update_status(reason=reason, exit_code=None, signal=None)
-    else:
-        folder.write_status(state="not started", reason=reason, name=config.run_name)
-    try:
-        yield
-    except BaseException:
-        if before:
-            folder.write_status(**before)
-        else:
-            folder.status_file.unlink()
-        if summary:
-            folder.write_summary(summary)
-        if was_cancelled:
-            record.mark(folder, cancelled=True)
-        raise
-
-
-def _withdraw(folder: RunFolder) -> None:
-    """Remove what was prepared for a run that could not be submitted."""
-    shutil.rmtree(folder.job_files, ignore_errors=True)
-    for path in (folder.overrides, folder.project, folder.job_file, folder.job_lock, folder.status_file, folder.config):
-        path.unlink(missing_ok=True)
 
 
 # -- what a person sees ------------------------------------------------------------------------------------------------

@@ -42,11 +42,10 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
     array = ""
     ledger.write()  # also where nothing is submitted the same command goes on with these trials
     if left:
-        with submission.in_one_piece() as flag:
+        with submission.interruptible():
             records = submission.submit_all(
                 [trial.folder for trial, _ in left],
                 [left_config for _, left_config in left],
-                flag,
                 base=RunFolder(ledger.path),
                 name=_name(config),
                 has_test=config.sweep.test == "all",

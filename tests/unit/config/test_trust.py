@@ -17,7 +17,12 @@ KNOWN = [
 UNKNOWN = [
     *("os.system", "torch.os.system", "torch.nn.modules.module.os.system", "torchvision.models._api.torch.hub.load"),
     *("torch.hub.load", "torch.load", "builtins.eval", "hydra.utils.get_method", "functools.partial"),
-    *("lockstep.load", "lockstep.data.lazy_loader", "lockstep.launch.notification._run", "src.lockstep.launch.parent._work"),
+    *(
+        "lockstep.load",
+        "lockstep.data.lazy_loader",
+        "lockstep.launch.notification._run",
+        "src.lockstep.launch.parent._work",
+    ),
     *(
         "torchvision.datasets.LSUN",
         "lightning.pytorch.loggers.MLFlowLogger",
