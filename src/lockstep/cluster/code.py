@@ -1,7 +1,6 @@
 """What a job runs is what was there when it was submitted: the source is copied, and edits come too late."""
 
 import os
-import secrets
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -72,20 +71,19 @@ def freeze(paths: Sequence[Path], base: Path, root: Path) -> Path:
 
     Never one that is there: a job that waits or runs may read it.
     """
-    new = base / f".{secrets.token_hex(4)}"
-    new.mkdir(parents=True)  # also where there is no code
+    target = next_folder(base)
+    target.mkdir(parents=True)  # also where there is no code
     try:
         for path in paths:
-            (new / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / path, new / path)
-        (new / COMMIT).write_text(f"{provenance.commit(root) or ''}\n")
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / path, target / path)
+        (target / COMMIT).write_text(f"{provenance.commit(root) or ''}\n")
         left_out = (f":(exclude,top,glob,icase)**/{name}{below}" for name in CREDENTIALS for below in ("", "/**"))
-        (new / CHANGES).touch(0o600)
-        (new / CHANGES).write_bytes(_git(root, "diff", "HEAD", "--", ":/", *left_out))
-        target = next_folder(base)
-        new.rename(target)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+        (target / CHANGES).touch(0o600)
+        (target / CHANGES).write_bytes(_git(root, "diff", "HEAD", "--", ":/", *left_out))
+    except BaseException:
+        shutil.rmtree(target)
+        raise
     return target
 
 

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 OUTER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 # variables of sbatch that hold where the configuration does not say their option; any other would be above the script
-KEPT = {
-    "SBATCH_ACCOUNT": "account",
-    "SBATCH_PARTITION": "partition",
-    "SBATCH_QOS": "qos",
-    "SBATCH_CONSTRAINT": "constraint",
-    "SBATCH_RESERVATION": "reservation",
-}
+KEPT = ("account", "partition", "qos", "constraint", "reservation")
 
 ALL = 10**9  # tasks of an array at once, of those that there are; submitit alone would take 256
 
@@ -134,15 +128,16 @@ def _said(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _own_environment(options: Collection[str]) -> Iterator[None]:
-    """Without what a job or a launcher around this process says of itself: sbatch hands the environment on.
+    """Without the variables of a job or launcher around this process, which sbatch would pass on.
 
-    And without variables that sbatch would put above `options`, those that the configuration says.
+    And without those of sbatch that would override `options`, which the configuration sets.
     """
     is_inside = "SLURM_JOB_ID" in os.environ
 
     def is_left(name: str) -> bool:
+        option = name.removeprefix("SBATCH_").lower()
         if name.startswith("SBATCH_"):
-            return name not in KEPT or KEPT[name] in options
+            return option not in KEPT or option in options
         return name in OUTER or (is_inside and name.startswith("SLURM") and name != "SLURM_CONF")
 
     left = [name for name in os.environ if is_left(name)]

@@ -64,11 +64,10 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     if config.dry_run:
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
+    with runner.locked(folder):  # refused while another process trains it
+        pass
     with interruptible():
-        files = code.needed([config], project.root())
-        with runner.locked(folder):  # refused while another process trains it
-            pass
-        (job,) = submit_all([folder], [config], base=folder, name=config.run_name, files=files)
+        (job,) = submit_all([folder], [config], base=folder, name=config.run_name)
         _show(folder, job, config)
     return folder, 0
 
@@ -97,11 +96,12 @@ def submit_all(
     if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
         raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
     cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
-    frozen = old_code or code.freeze(files or code.needed(configs, project.root()), base.code, project.root())
     earlier = [record.read(folder) for folder in folders]
     before = {path: path.read_bytes() if path.is_file() else None for folder in folders for path in _written(folder)}
     records: list[Record] = []
+    frozen = old_code
     try:
+        frozen = frozen or code.freeze(files or code.needed(configs, project.root()), base.code, project.root())
         for folder, config in zip(folders, configs, strict=True):
             _prepare(folder, config)
             if old_code is None:
@@ -114,7 +114,24 @@ def submit_all(
                 made = slurm.executor(cluster, workers, name=name, files=base.job_files, code=frozen, cwd=cwd)
                 started = slurm.submit(made, folders, Settings(task, cluster.max_requeues, len(workers.gpus)))
             for folder, config, old, (job, log, pid) in zip(folders, configs, earlier, started, strict=True):
-                known = _record(folder, config, old, job=job, log=log, pid=pid, task=task, code=frozen, cwd=cwd)
+                known = Record(
+                    id=job,
+                    engine=cluster.name,
+                    name=config.run_name,
+                    task=task,
+                    cluster=cluster.model_dump(),
+                    num_nodes=workers.num_nodes,
+                    workers_per_node=workers.num_local,
+                    gpus_per_node=len(workers.gpus),
+                    submitted=time.time(),
+                    log=str(log),
+                    code=str(frozen),
+                    cwd=str(cwd),
+                    host=socket.gethostname(),
+                    pid=pid,
+                    earlier=(*old.earlier, old.id) if old else (),
+                    inode=folder.path.stat().st_ino,
+                )
                 known.save(folder)
                 records.append(known)
     except BaseException as error:
@@ -124,7 +141,7 @@ def submit_all(
         else:
             error.add_note("nothing was submitted")
             _restore(before)
-            if old_code is None:
+            if frozen is not None and old_code is None:
                 shutil.rmtree(frozen)
         raise
     return records
@@ -152,40 +169,6 @@ def _restore(contents: Mapping[Path, bytes | None]) -> None:
         else:
             with atomic_file(path) as file:
                 file.write(content)
-
-
-def _record(
-    folder: RunFolder,
-    config: Config,
-    old: Record | None,
-    *,
-    job: str,
-    log: Path,
-    pid: int | None,
-    task: str,
-    code: Path,
-    cwd: Path,
-) -> Record:
-    """What is kept of a run that was submitted, after the jobs it had before."""
-    workers = resolve_workers(config)
-    return Record(
-        id=job,
-        engine=config.cluster.name,
-        name=config.run_name,
-        task=task,
-        cluster=config.cluster.model_dump(),
-        num_nodes=workers.num_nodes,
-        workers_per_node=workers.num_local,
-        gpus_per_node=len(workers.gpus),
-        submitted=time.time(),
-        log=str(log),
-        code=str(code),
-        cwd=str(cwd),
-        host=socket.gethostname(),
-        pid=pid,
-        earlier=(*old.earlier, old.id) if old else (),
-        inode=folder.path.stat().st_ino,
-    )
 
 
 def again(folder: RunFolder, job: Record) -> Record:
