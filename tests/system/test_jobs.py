@@ -159,13 +159,6 @@ def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Pa
     assert list(tmp_path.iterdir()) == [tools]
 
 
-def test_many_runs_are_one_array(tools: Path, tmp_path: Path) -> None:
-    config = validation.checked(compose.composed([*SLURM, "cluster.parallel=2"]))
-    lines = submission.script(RunFolder(tmp_path / "sweep"), config, name="x", num_runs=5).splitlines()
-    assert "#SBATCH --array=0-4%2" in lines
-    assert f"#SBATCH --output={tmp_path}/sweep/job/%A_%a_0_log.out" in lines
-
-
 def test_a_container_stands_before_both_pythons(tools: Path, tmp_path: Path) -> None:
     overrides = [*SLURM, "cluster.container='apptainer exec --nv a.sif'"]
     config = validation.checked(compose.composed(overrides))
@@ -353,7 +346,7 @@ def test_the_code_is_what_git_knows_and_does_not_ignore(tmp_path: Path) -> None:
     git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "src", "conf", "train.py"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
-    (root / "train.py").write_text("edited\n")
+    (root / "train.py").write_bytes("edited gr\xfc\xdfe\n".encode("latin-1"))
     found = code.files(root)
     assert sorted(map(str, found)) == [".gitignore", "conf/config.yaml", "own.py", "src/lockstep/a.py", "train.py"]
     before = tmp_path / "run" / "code" / "1" / "train.py"
@@ -366,7 +359,7 @@ def test_the_code_is_what_git_knows_and_does_not_ignore(tmp_path: Path) -> None:
     )
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (target / code.COMMIT).read_text() == f"{head}+changes\n"
-    assert "+edited" in (target / code.CHANGES).read_text()
+    assert b"+edited gr\xfc\xdfe" in (target / code.CHANGES).read_bytes()  # in an old encoding
     assert code.provenance.commit(target) == f"{head}+changes"  # not that of a repository around it
 
 
@@ -404,18 +397,6 @@ def test_what_a_submission_keeps_of_secrets_is_private(
     out = capsys.readouterr().out
     assert "HF_TOKEN=***" in out
     assert "hunter" not in out
-
-
-def test_code_in_an_old_encoding_is_frozen_with_its_changes(tmp_path: Path) -> None:
-    root = tmp_path / "it"
-    project(root)
-    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
-    (root / "own.py").write_bytes("# gr\xfc\xdfe\n".encode("latin-1"))
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *words], check=True)
-    (root / "own.py").write_bytes("# gr\xfc\xdfe 2\n".encode("latin-1"))
-    target = code.freeze(code.files(root), tmp_path / "code", root)
-    assert b"+# gr\xfc\xdfe 2\n" in (target / code.CHANGES).read_bytes()
 
 
 def test_code_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
@@ -804,15 +785,6 @@ def test_the_list_is_drawn_again_until_ctrl_c(four: Path) -> None:
         commands.run(["list", "--watch"])
 
 
-def test_a_job_shows_why_it_waits(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.run(["show", "20"]) == 0
-    text = capsys.readouterr().out
-    assert "Resources (waits for free nodes)" in text
-    assert "lockstep jobs cancel 20" in text
-    assert commands.run(["show"]) == 0  # the latest
-    assert "lockstep jobs requeue 23" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("words", [["cancel", ""], ["delete", "21", "", "--yes"], ["list", "--folder="]])
 def test_an_empty_name_is_not_the_current_folder(four: Path, words: list[str]) -> None:
     with pytest.raises(ValueError, match="a name is empty, perhaps a variable that is not set"):
@@ -843,7 +815,9 @@ def test_a_broken_record_hides_no_other_job(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.count("is no record of a job") == 2
 
 
-def test_what_waits_is_cancelled_and_what_has_ended_is_not(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_waits_is_cancelled_unless_slurm_refuses_and_what_has_ended_is_not(
+    four: Path, tools: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert commands.run(["cancel", "20", "21"]) == 0
     said = capsys.readouterr().out
     assert "Job 21 has ended already: completed." in said
@@ -852,25 +826,11 @@ def test_what_waits_is_cancelled_and_what_has_ended_is_not(four: Path, capsys: p
     assert record.is_cancelled(RunFolder(four / "outputs/day/waits"))
     assert not record.is_cancelled(RunFolder(four / "outputs/day/done"))
     assert commands.run(["cancel", "22"]) == EXIT_CONFIG
-
-
-def test_a_job_that_could_not_be_cancelled_continues_as_before(four: Path, tools: Path) -> None:
+    record.mark(RunFolder(four / "outputs/day/waits"), cancelled=False)
     tool(tools, "scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(ValueError, match="scancel failed: Unable to contact"):
         commands.run(["cancel", "20"])
     assert not record.is_cancelled(RunFolder(four / "outputs/day/waits"))
-
-
-def test_only_what_has_ended_badly_is_requeued(four: Path, tools: Path) -> None:
-    with pytest.raises(ValueError, match="job 20 is pending"):
-        commands.run(["requeue", "22", "20"])
-    with pytest.raises(ValueError, match="job 21 is through"):
-        commands.run(["requeue", "21"])
-    tool(tools, "scontrol", f'echo "$@" >> {four}/requeued')
-    record.mark(RunFolder(four / "outputs/day/bad"), cancelled=True)
-    assert commands.run(["requeue", "22"]) == 0
-    assert (four / "requeued").read_text() == "requeue 22\n"
-    assert not record.is_cancelled(RunFolder(four / "outputs/day/bad"))
 
 
 @pytest.mark.parametrize("words", [["delete", "--yes"], ["requeue"], ["cancel"], ["wait"], ["follow"]])
@@ -893,13 +853,11 @@ def test_a_job_that_only_slurm_knows_of_is_left_alone_where_slurm_cannot_be_aske
     submission.refuse_live(folder)
 
 
-@pytest.mark.parametrize("where", [[], ["cluster=local"]])
-def test_a_run_whose_job_waits_does_not_go_on_elsewhere(tools: Path, tmp_path: Path, where: list[str]) -> None:
+def test_a_run_whose_job_waits_is_not_resumed_elsewhere(tools: Path, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=1"])
     submitted(folder)
     tool(tools, "squeue", f"echo '{line('17', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
-    tool(tools, "sbatch", "exit 1")
-    done = run_command(command(f"resume={folder.path}", *where), tmp_path)
+    done = run_command(command(f"resume={folder.path}"), tmp_path)
     assert done.returncode == EXIT_CONFIG, done.stdout
     assert "has job 17, pending: lockstep jobs cancel 17 first" in done.stderr
 

@@ -41,7 +41,7 @@ def submit_array(shell: Shell, name: str, trees: Sequence[Sequence[str]]) -> lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", shell.slurm.environ["SLURM_CONF"])
         patch.chdir(shell.cwd)
-        submission.submit_all(folders, configs, base=RunFolder(base), name=name, has_test=False)
+        submission.submit_all(folders, configs, base=RunFolder(base), name=name, task="train-without-test")
     return [Submitted(shell, folder, "") for folder in folders]
 
 
@@ -160,7 +160,7 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
         (project / "src" / "lockstep" / "training.py").write_text("raise SystemExit('edited')\n")
         listed = shell.jobs("list").stdout.splitlines()
         assert listed[-1].split()[:2] == [run.id, "pending"]
-        assert "ReqNodeNotAvail" in shell.jobs("show", run.id).stdout
+        assert "(nodes are down or reserved)" in " ".join(shell.jobs("show", run.id).stdout.split())
         assert run.folder.read_status()["state"] == "not started"
         following = subprocess.Popen(
             [sys.executable, "-m", "lockstep.cli.main", "jobs", "follow", run.id],
@@ -183,6 +183,7 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
     assert "Finished 1 epoch" in out
     assert f"[job {run.id} completed]" in said
     assert shell.jobs("wait", run.id).returncode == 0
+    assert f"job {run.id} is through" in shell.jobs("requeue", run.id, code=EXIT_CONFIG).stderr
     assert json.loads(shell.jobs("result", run.folder.path).stdout) == run.folder.read_summary()
     shell.jobs("delete", run.id, code=EXIT_CONFIG)  # there is nobody to ask
     assert run.folder.path.exists()

@@ -28,8 +28,8 @@ def states_of(cwd: Path) -> list[str]:
 
 
 def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(slurm: Slurm, tmp_path: Path) -> None:
-    script = slurm.run(*command(*SWEEP, *SLURM, "dry_run=true"), cwd=tmp_path).stdout
-    assert "#SBATCH --array=0-2%3" in script
+    script = slurm.run(*command(*SWEEP, *SLURM, "cluster.parallel=2", "dry_run=true"), cwd=tmp_path).stdout
+    assert "#SBATCH --array=0-2%2" in script
     assert not (tmp_path / "outputs").exists()
     slurm.run("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=test")  # no trial ends meanwhile
     done = slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
@@ -47,6 +47,8 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
     more = slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     assert "Submitted 1 trial as job" in more.stdout
     assert states_of(tmp_path) == ["finished", "submitted", "finished"]
+    codes = [Path(RunFolder(tree / str(number)).read_job()["code"]) for number in range(3)]
+    assert codes == [tree / "code" / number for number in ("1", "2", "1")]  # the last one is of now
     slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", "wait", tree, cwd=tmp_path, code=EXIT_FAILED)
     assert {path: path.stat().st_mtime_ns for path in (tree / "0").rglob("*")} == before
     results = slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", "result", tree / "0", cwd=tmp_path)

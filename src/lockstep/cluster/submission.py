@@ -41,14 +41,13 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
         folder = RunFolder(chosen.resolve() if chosen else naming.free_path(outputs, config.run_name, now))
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    files = code.needed([config], project.root())  # an error leaves nothing behind
     with interruptible():
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(chosen.resolve() if chosen else naming.create_path(outputs, config.run_name, now))
         try:
             runner.save(folder, for_job(config), typed)
-            (job,) = submit_all([folder], [config], base=folder, name=config.run_name, files=files)
+            (job,) = submit_all([folder], [config], base=folder, name=config.run_name)
         except BaseException:
             if not folder.job_file.exists():  # else it is submitted
                 shutil.rmtree(folder.path)
@@ -78,30 +77,29 @@ def submit_all(
     *,
     base: RunFolder,
     name: str,
-    files: Sequence[Path] | None = None,
-    has_test: bool = True,
+    task: str = record.TASKS[0],
     old_code: Path | None = None,
     cwd: Path | None = None,
 ) -> list[Record]:
     """Submit prepared runs, several as one array of one script: what is wrong with one is no harm to the others.
 
-    All share one copy of the code: of `files` of the project, by default all that is code; `old_code` is one that is
-    there. It is in `base`, as scripts and logs are. What was saved in the folders is replaced by what the job reads.
-    Jobs run in `cwd`, by default the current folder. Raises ConfigError where runs ask for different nodes, or the
-    scheduler refuses: then the folders are as before.
+    All share one copy of the code in `base`, where scripts and logs are, too; `old_code` is one that is there. Jobs run
+    in `cwd`, by default the current folder. Raises ConfigError where runs ask for different nodes, or the scheduler
+    refuses: then the folders are as before.
 
-    All is written first, the scheduler is asked last, and only the record of the job, with its id, comes after it.
+    Everything is written before the scheduler is asked, but the record of the job, with its id: a folder without one is
+    not submitted.
     """
     cluster, workers = configs[0].cluster, resolve_workers(configs[0])
     if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
         raise ConfigError(["runs of one job array must have the same cluster.*, devices, num_nodes and strategy"])
-    cwd, task = cwd or Path.cwd(), record.TASKS[0] if has_test else record.TASKS[1]
+    cwd = cwd or Path.cwd()
     earlier = [record.read(folder) for folder in folders]
     before = {path: path.read_bytes() if path.is_file() else None for folder in folders for path in _written(folder)}
     records: list[Record] = []
     frozen = old_code
     try:
-        frozen = frozen or code.freeze(files or code.needed(configs, project.root()), base.code, project.root())
+        frozen = frozen or code.freeze(code.needed(configs, project.root()), base.code, project.root())
         for folder, config in zip(folders, configs, strict=True):
             _prepare(folder, config)
             if old_code is None:
@@ -181,11 +179,9 @@ def again(folder: RunFolder, job: Record) -> Record:
     errors = [*resolve_workers(config).faults, *slurm_rules.faults(config)]
     if errors:
         raise ConfigError(errors)
-    has_test, cwd = job.task == record.TASKS[0], Path(job.cwd)
+    old_code, cwd = Path(job.code), Path(job.cwd)
     with interruptible():
-        return submit_all(
-            [folder], [config], base=folder, name=job.name, has_test=has_test, old_code=Path(job.code), cwd=cwd
-        )[0]
+        return submit_all([folder], [config], base=folder, name=job.name, task=job.task, old_code=old_code, cwd=cwd)[0]
 
 
 def for_job(config: Config) -> Config:

@@ -48,7 +48,7 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
                 [left_config for _, left_config in left],
                 base=RunFolder(ledger.path),
                 name=_name(config),
-                has_test=config.sweep.test == "all",
+                task="train" if config.sweep.test == "all" else "train-without-test",
             )
             for (trial, _), record in zip(left, records, strict=True):
                 trial.device, array = f"job {record.id}", record.id.partition("_")[0]
