@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     command("wait", following.wait, "wait for the end; exit code 0 only if all runs are through")
     command("result", following.result, "summary.json of the run, a list of several")
     command("cancel", _cancel, "end jobs; what runs saves a checkpoint first", names="+")
-    requeue = command("requeue", _requeue, "put jobs that have ended back into the queue, to go on", names="+")
+    requeue = command("requeue", _requeue, "put jobs that have ended back into the queue, to resume", names="+")
     requeue.add_argument("--trust", action="store_true", help=TRUSTING)
     text = "remove record and run folder of jobs that have ended, after asking"
     command("delete", _delete, text, names="+").add_argument("--yes", action="store_true", help="without asking")
@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if arguments.watch:
         return _watch(chosen_jobs, arguments)
+    rows = [_row(job) for job in chosen_jobs]
     if arguments.json:
         print(to_json([jobs.plain(job) for job in chosen_jobs]))
     elif not chosen_jobs:
@@ -252,3 +253,23 @@ def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     root = Path(os.path.commonpath([job.folder.path.parent for job in chosen_jobs]))
     going = [DiscoveredRun(job.run.id, job.run.name, RunFolder(job.folder.path)) for job in chosen_jobs]
     return pruning.remove(going, root, is_sure=arguments.yes)
+
+
+# -- list, watched -----------------------------------------------------------------------------------------------------
+
+
+def _watch(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
+    """Show the jobs on the terminal, redrawn every two seconds, until Ctrl-C. Returns the exit code."""
+    out = terminal()
+    if not sys.stdout.isatty() or out.is_dumb_terminal:
+        raise ValueError("--watch needs a terminal: leave it out to print the jobs once.")
+    drawn = Text()
+    with contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
+        while output.is_read():
+            newest = chosen_jobs[2 - out.height :]  # as many as the screen holds
+            drawn = _table([_row(job) for job in newest], out.width) if newest else Text("No jobs.")
+            live.update(drawn, refresh=True)
+            time.sleep(WATCH_EVERY_S)
+            chosen_jobs = _chosen(arguments)
+    out.print(drawn, soft_wrap=True)
+    return 0

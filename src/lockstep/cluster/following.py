@@ -59,13 +59,13 @@ def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if len(chosen_jobs) > 1:
         ids = ", ".join(job.id for job in chosen_jobs)
         raise ValueError(f"follow shows one job, not {len(chosen_jobs)}: choose from {ids}.")
-    name, shown_state, log, at = chosen_jobs[0].id, "", "", 0
+    job, shown_state, log, at = chosen_jobs[0], "", "", 0
     try:
         for looked in _looks(chosen_jobs):
             if not output.is_read():  # the job continues
                 return 0
             if not looked:
-                raise ValueError(f"job {name} was deleted.")
+                raise ValueError(f"job {job.id} was deleted.")
             job = looked[0]
             if job.record.log != log:
                 log, at = job.record.log, 0
@@ -77,7 +77,7 @@ def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             if not job.is_live:
                 return job.exit_code or 0
     except KeyboardInterrupt:
-        print(f"\nJob {name} continues: lockstep jobs cancel {name} ends it.", file=sys.stderr)
+        print(f"\nJob {job.id} continues: lockstep jobs cancel {job.id} ends it.", file=sys.stderr)
     return EXIT_INTERRUPTED
 
 

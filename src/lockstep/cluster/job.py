@@ -2,7 +2,7 @@
 
 A signal -> the stop flag of all ranks -> a checkpoint between two steps -> exit code REQUEUE of rank 0 -> the script of
 the job, which is outside of any container, calls `scontrol requeue` -> the same folder. Lightning requeues on SIGUSR1
-and submitit on SIGUSR2, both inside signal handlers: neither is let.
+and submitit on SIGUSR2, both inside signal handlers: neither does here.
 """
 
 import os
@@ -31,7 +31,7 @@ HOLD = (
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
 REQUEUE = 76  # instead of EXIT_STOPPED where the scheduler stopped the run; nobody but the script of the job sees it
-# what stops a run for the scheduler, and what the status says then: sbatch is told to warn with SIGUSR1
+# signals by which the scheduler stops a run, and the reason in its status: sbatch asks for SIGUSR1 as the warning
 REASONS = {
     "SIGUSR1": "time limit: the job goes back into the queue",
     "SIGTERM": "SIGTERM: the job goes back into the queue if it was preempted, not if it was cancelled",

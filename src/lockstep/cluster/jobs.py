@@ -1,4 +1,4 @@
-"""All jobs below a folder: their records, what the scheduler says of them, and what their runs say of themselves."""
+"""All jobs below a folder: their records, their state by the scheduler, and the status of their runs."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES, RunFold
 from lockstep.runs.naming import shown
 from lockstep.system.terminal import printable
 
-# the words of a job by the state of a run that no scheduler knows any more
+# states of a job that its scheduler has forgotten, by the state of its run
 ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped"}
 
 
@@ -99,7 +99,7 @@ def below(roots: Iterable[Path], *, may_be_silent: bool = False) -> list[Job]:
 
 
 def again(jobs: Sequence[Job]) -> list[Job]:
-    """The same jobs as they are now, perhaps submitted anew. What was removed meanwhile is left out."""
+    """The same jobs as they are now, perhaps submitted again. Those that were deleted are left out."""
     read = [(job.run, record.read(job.folder)) for job in jobs]
     return _joined([(run, job_record) for run, job_record in read if job_record is not None])
 
@@ -160,7 +160,7 @@ def _joined(read: Sequence[tuple[DiscoveredRun, Record]], *, may_be_silent: bool
 
 
 def _without_scheduler(folder: RunFolder, job: Record, facts: dict[str, Any]) -> Scheduled:
-    """What the run says itself: of a job in the background, or of one that SLURM has forgotten."""
+    """The state of a job in the background, or of one that SLURM has forgotten, by the status of its run."""
     is_here = job.engine == "local" and job.host == socket.gethostname()
     has_job = folder.has_job_here() if is_here else None
     if facts["state"] in LIVE_STATES if has_job is None else has_job:

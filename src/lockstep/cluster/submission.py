@@ -134,8 +134,8 @@ def submit_all(
                 records.append(known)
     except BaseException as error:
         if records:
-            array = records[0].id.partition("_")[0]
-            error.add_note(f"job {array} is submitted: lockstep jobs cancel {array} cancels it")
+            name = quoted(base.path)
+            error.add_note(f"job {records[0].id.partition('_')[0]} is submitted: lockstep jobs cancel {name} ends it")
         else:
             error.add_note("nothing was submitted")
             _restore(before)
