@@ -549,8 +549,8 @@ SETTINGS = job.Settings("train", 3, 0)
 @pytest.mark.parametrize(
     ("status", "is_cancelled", "restarts", "code", "reason"),
     [
-        ({"signal": "SIGUSR1"}, False, 0, job.REQUEUE, "time limit: the job goes back"),
-        ({"signal": "SIGTERM"}, False, 2, job.REQUEUE, "SIGTERM: the job goes back into the queue if it was preempted"),
+        ({"signal": "SIGUSR1"}, False, 0, job.REQUEUE, "time limit: the job is requeued"),
+        ({"signal": "SIGTERM"}, False, 2, job.REQUEUE, "SIGTERM: the job is requeued if it was preempted"),
         ({"signal": "SIGUSR1"}, True, 0, EXIT_STOPPED, "cancelled"),
         ({"signal": "SIGUSR1"}, False, 3, EXIT_STOPPED, "the job was requeued 3 times, and cluster.max_requeues=3"),
         ({"signal": "SIGINT"}, False, 0, EXIT_STOPPED, "why"),

@@ -93,7 +93,7 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> Iterator[dict[st
         assert "saves a checkpoint first" in shell.jobs("cancel", runs["cancelled"].folder.path).stdout
         slurm.run("scancel", runs["wider"].id)
         for run in runs.values():
-            wait_until(lambda run=run: "the job " in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
+            wait_until(lambda run=run: "requeued" in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
         yield runs
 
 
@@ -199,7 +199,8 @@ def test_a_job_is_followed_and_waited_for_over_requeues(cut: dict[str, Submitted
     codes = [process.returncode for process in cut[name].watching]
     assert codes == [0, 0], followed + said + waited
     parts = [
-        followed.index(text) for text in ("Lockstep: ResNet18", "the queue", "going on", f"Finished {EPOCHS} epochs")
+        followed.index(text)
+        for text in ("Lockstep: ResNet18", "the job is requeued", "going on", f"Finished {EPOCHS} epochs")
     ]
     assert parts == sorted(parts)
     assert waited.split("\t")[:2] == [cut[name].id, "completed"]
@@ -208,9 +209,9 @@ def test_a_job_is_followed_and_waited_for_over_requeues(cut: dict[str, Submitted
 @pytest.mark.parametrize(
     ("name", "reason", "exactness"),
     [
-        ("preempted", "SIGTERM: the job goes back into the queue if it was preempted", 0),  # by SLURM itself
-        ("grace", "SIGTERM: the job goes back into the queue if it was preempted", 1e-12),  # two workers
-        ("inside", "time limit: the job goes back into the queue", 0),
+        ("preempted", "SIGTERM: the job is requeued if it was preempted", 0),  # by SLURM itself
+        ("grace", "SIGTERM: the job is requeued if it was preempted", 1e-12),  # two workers
+        ("inside", "time limit: the job is requeued", 0),
     ],
 )
 def test_a_job_that_slurm_has_cut_is_requeued_and_ends_exactly(
@@ -349,5 +350,5 @@ def test_a_job_at_its_time_limit_requeues_itself_and_ends_exactly(time_limited: 
     time_limited.wait()
     # more than once where SLURM happens to look while it starts again
     assert int(time_limited.slurm.show(time_limited.id)["Restarts"]) >= 1
-    assert "time limit: the job goes back into the queue" in time_limited.log
+    assert "time limit: the job is requeued" in time_limited.log
     assert difference(alone, time_limited.folder) == 0

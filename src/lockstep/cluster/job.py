@@ -33,8 +33,8 @@ HOLD = (
 REQUEUE = 76  # instead of EXIT_STOPPED where the scheduler stopped the run; nobody but the script of the job sees it
 # signals by which the scheduler stops a run, and the reason in its status: sbatch asks for SIGUSR1 as the warning
 REASONS = {
-    "SIGUSR1": "time limit: the job goes back into the queue",
-    "SIGTERM": "SIGTERM: the job goes back into the queue if it was preempted, not if it was cancelled",
+    "SIGUSR1": "time limit: the job is requeued, unless the limit has passed already",
+    "SIGTERM": "SIGTERM: the job is requeued if it was preempted, not if it was cancelled",
 }
 
 
