@@ -41,6 +41,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
         folder = RunFolder(chosen.resolve() if chosen else naming.free_path(outputs, config.run_name, now))
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
+    code.needed([config], project.root())  # an error leaves not even an empty folder of the day
     with interruptible():
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)
