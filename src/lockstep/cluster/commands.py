@@ -91,7 +91,6 @@ def _parser() -> argparse.ArgumentParser:
 def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if arguments.watch:
         return _watch(chosen_jobs, arguments)
-    rows = [_row(job) for job in chosen_jobs]
     if arguments.json:
         print(to_json([jobs.plain(job) for job in chosen_jobs]))
     elif not chosen_jobs:
@@ -121,18 +120,19 @@ def _table(chosen_jobs: Sequence[Job], out: Console) -> Table:
 
 
 def _watch(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    """Show the jobs on the terminal, again every two seconds, until Ctrl-C. Returns the exit code."""
+    """Draw the jobs again every two seconds, until Ctrl-C. Returns the exit code."""
     out = terminal()
     if not sys.stdout.isatty() or out.is_dumb_terminal:
         raise ValueError("--watch needs a terminal: leave it out to print the jobs once.")
-    shown: Table | str = "No jobs."
+    drawn: Table | str = "No jobs."
     with contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
         while output.is_read():
-            shown = _table(chosen_jobs[2 - out.height :], out) if chosen_jobs else shown  # the newest
-            live.update(shown, refresh=True)
+            newest = chosen_jobs[2 - out.height :]  # as many as the screen holds
+            drawn = _table(newest, out) if newest else "No jobs."
+            live.update(drawn, refresh=True)
             time.sleep(WATCH_EVERY_S)
             chosen_jobs = _chosen(arguments)
-    out.print(shown)
+    out.print(drawn)
     return 0
 
 
@@ -253,23 +253,3 @@ def _delete(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     root = Path(os.path.commonpath([job.folder.path.parent for job in chosen_jobs]))
     going = [DiscoveredRun(job.run.id, job.run.name, RunFolder(job.folder.path)) for job in chosen_jobs]
     return pruning.remove(going, root, is_sure=arguments.yes)
-
-
-# -- list, watched -----------------------------------------------------------------------------------------------------
-
-
-def _watch(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    """Show the jobs on the terminal, redrawn every two seconds, until Ctrl-C. Returns the exit code."""
-    out = terminal()
-    if not sys.stdout.isatty() or out.is_dumb_terminal:
-        raise ValueError("--watch needs a terminal: leave it out to print the jobs once.")
-    drawn = Text()
-    with contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
-        while output.is_read():
-            newest = chosen_jobs[2 - out.height :]  # as many as the screen holds
-            drawn = _table([_row(job) for job in newest], out.width) if newest else Text("No jobs.")
-            live.update(drawn, refresh=True)
-            time.sleep(WATCH_EVERY_S)
-            chosen_jobs = _chosen(arguments)
-    out.print(drawn, soft_wrap=True)
-    return 0
