@@ -28,10 +28,8 @@ from tests.support.recipes import (
     LISTED,
     OF_MODULE,
     OPTIMIZATION,
-    PACKED,
     PLAIN,
     STREAMED,
-    TENSOR,
     TURNED,
     of_library,
     turned,
@@ -167,17 +165,6 @@ ROWS = {
             Split(3, "[2,0,1]", (f"data.file={FILES}/listed/list.csv", *STREAMED)),
         ),
         Split(1, more=(f"data.file={FILES}/listed/list.csv", "data.cache=null")),
-    ),
-    "own format, as a tensor of its images": Row(
-        DIGITS,
-        (
-            Split(1, more=PACKED),
-            Split(2, "[3,1]", PACKED),
-            Split(3, "[2,0,1]", (*PACKED, "+data.memory=stream")),
-            Split(2, more=(*PACKED, "+data.is_streamed=false")),
-            Split(1, more=(*PACKED, "+data.memory=host")),
-        ),
-        Split(1, more=TENSOR),
     ),
 }
 ROUNDED = Split(2, more=("strategy.gradient_dtype=bfloat16",))

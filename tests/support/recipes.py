@@ -38,11 +38,10 @@ IN_MEMORY = ("data.cache=null", "data.memory=host")
 STREAMED = ("data.memory=stream", "data.cache=null")
 LISTED = on_data("data=list", "data.image_size=16", "data.num_workers=1", "data.split_column=split")
 
-# digits as a tensor, and packed in a format of the user's own (tests/support/sources.py)
+# digits by functions of tests/support/sources.py
 SOURCES = "data._target_=tests.support.sources"
 DIGITS = on_data("data=digits", *(f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed", "memory")))
 TENSOR = (f"{SOURCES}.few_digits",)
-PACKED = (f"{SOURCES}.packed_digits", "+data.num_workers=1")
 
 
 def turned(**train: Any) -> list[str]:

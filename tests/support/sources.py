@@ -1,8 +1,7 @@
-"""Data of the user's own, for tests: digits in another format, and as a torch Dataset."""
+"""Custom data, for tests: digits by a function, and as a torch Dataset."""
 
 import random
-import zlib
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,49 +11,19 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from lockstep.data import ImageFault, Images, Splits, Statistics
+from lockstep.data import Images, Splits, Statistics
 from lockstep.data.images.pixels import whole
 from lockstep.data.sources.builtin import digits
+from lockstep.data.sources.datasets import dataset
 
 SETTINGS = {"val_fraction": 0.1, "test_fraction": 0.2, "split_seed": 0}
 STATISTICS = Statistics((0.3,), (0.4,))
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Digits as compressed bytes, which are unpacked when they are asked for."""
-
-    contents: tuple[bytes, ...]
-    is_streamed: bool
-    reason: str = "compressed"
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return len(self.contents), 1, 8, 8
-
-    def __getitem__(self, positions: Tensor) -> Tensor:
-        images = torch.empty(len(positions), *self.shape[1:], dtype=torch.uint8)
-        for image, position in zip(images, positions.tolist(), strict=True):
-            try:
-                content = zlib.decompress(self.contents[position])
-            except zlib.error as error:
-                raise ImageFault([f"packed/{position} cannot be read ({error}): pack it anew."]) from error
-            image.copy_(torch.from_numpy(np.frombuffer(content, np.uint8).copy()).view(1, 8, 8))
-        return images
-
-    def head(self, count: int) -> "Packed":
-        return Packed(self.contents[:count], self.is_streamed, self.reason)
-
-
-def packed_digits(
-    *, count: int = 70, is_streamed: bool = True, has_statistics: bool = True, broken: int | None = None
-) -> Splits:
-    """The first `count` digits of each split, packed; the one at `broken` of the training images is damaged."""
-    splits = few_digits(count=count)
-    train, val, test = (
-        _packed(images, is_streamed, broken if name == "train" else None) for name, images in splits.parts.items()
-    )
-    return Splits(train, val, test, splits.class_names, STATISTICS if has_statistics else None)
+def unmeasured() -> Splits:
+    """Samples of a Dataset, without the statistics to normalize them by."""
+    settings: Any = {"val": None, "test": None, "class_names": None, "mean": None, "std": None}
+    return replace(dataset(train=Turned(), **SETTINGS, **settings), statistics=None)
 
 
 def few_digits(*, count: int = 70, is_float: bool = False) -> Splits:
@@ -68,13 +37,6 @@ def few_digits(*, count: int = 70, is_float: bool = False) -> Splits:
 
     train, val, test = map(first, splits.parts.values())
     return Splits(train, val, test, splits.class_names, None if is_float else STATISTICS)
-
-
-def _packed(images: Images, is_streamed: bool, broken: int | None) -> Images:
-    contents = [zlib.compress(image.numpy().tobytes()) for image in whole(images.pixels)]
-    if broken is not None:
-        contents[broken] = b"damaged"
-    return Images(Packed(tuple(contents), is_streamed), images.targets, images.names)
 
 
 class Turned(Dataset[Any]):

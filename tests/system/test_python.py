@@ -118,11 +118,10 @@ def test_workers_do_not_run_the_script_again(tmp_path: Path) -> None:
     """Which multiprocessing would do; a source that streams has processes, too."""
     text = """
 print("begun")
-packed = ["~data.val_fraction", "~data.test_fraction", "~data.split_seed", "~data.memory"]
-packed += ["data._target_=tests.support.sources.packed_digits", "+data.num_workers=1"]
+streamed = ["data=dataset", "data.train={_target_: tests.support.sources.Turned}", "data.num_workers=1"]
 for count in (1, 2):
     plain = [text for text in SMALL if not text.startswith("data")]
-    lockstep.train([*plain, "data=digits", *packed, f"trainer.devices={count}"])
+    lockstep.train([*plain, *streamed, f"trainer.devices={count}"])
 """
     done = run(write(tmp_path, text), tmp_path, VARIABLES)
     assert done.returncode == 0, done.stderr

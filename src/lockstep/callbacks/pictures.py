@@ -161,7 +161,7 @@ def _figures(
             yield name, _grid(images.pixels, findings, rows, names, title)
 
 
-def _grid(pixels: torch.Tensor | Pixels, findings: Findings, rows: Any, names: tuple[str, ...], title: str) -> "Figure":
+def _grid(pixels: Pixels, findings: Findings, rows: Any, names: tuple[str, ...], title: str) -> "Figure":
     from lockstep.callbacks import plots
 
     shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()

@@ -1,7 +1,7 @@
 """`lockstep data check`: what is in the data of a configuration, what is wrong with it, and how it is trained on."""
 
 import contextlib
-import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,9 @@ from lockstep.system.terminal import say, show_table, terminal
 from lockstep.system.wording import plural
 
 if TYPE_CHECKING:
+    from lockstep.data.images.decoding import Decoding
     from lockstep.data.images.splits import Splits
     from lockstep.data.inspection import Inspection
-    from lockstep.data.sources.folders import Contents
 
 OF_FILES = ("lockstep.data.image_folder", "lockstep.data.image_list")  # whose files are looked at one by one
 MOST_CLASSES = 20  # that a line names one by one
@@ -74,22 +74,28 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     return EXIT_FAILED if broken or leaks else 0
 
 
-def _opened(section: Data, seed: int) -> "Contents | Splits":
+def files_of(section: Data) -> "Decoding":
+    """The image files of a folder or list, before one is decoded."""
+    from lockstep.data.images.decoding import Decoding
+    from lockstep.data.sources.folders import folder_table
+    from lockstep.data.sources.lists import list_table
+
+    arguments = section.arguments()
+    settings = {name: arguments.pop(name) for name in ("image_size", "channels", "background", "cache")}
+    table = folder_table if section.target == OF_FILES[0] else list_table
+    return Decoding(table=table(**arguments), **settings)
+
+
+def _opened(section: Data, seed: int) -> "Decoding | Splits":
     """The files of the source, before one is decoded, or its images."""
     if section.target in OF_FILES:
-        from lockstep.data.sources.folders import FileSettings, folder_contents
-        from lockstep.data.sources.lists import list_contents
-
-        arguments = section.arguments()
-        settings = FileSettings(**{field.name: arguments.pop(field.name) for field in dataclasses.fields(FileSettings)})
-        contents = folder_contents if section.target == OF_FILES[0] else list_contents
-        return contents(**arguments, settings=settings)
+        return files_of(section)
     from lockstep.data.sources.datasets import seeded
 
     return seeded(build.build(section), seed)
 
 
-def _inspected(source: "Contents | Splits", progress: Progress) -> "Inspection":
+def _inspected(source: "Decoding | Splits", progress: Progress) -> "Inspection":
     from lockstep.data.images.splits import Splits
     from lockstep.data.inspection import inspect_files, inspect_images
 
@@ -149,34 +155,28 @@ def _use(config: Config, source: Any, inspection: "Inspection") -> str:
 
 def _placement(config: Config, source: Any) -> str:
     """Where the pixels will be, and how much they take."""
-    from torch import Tensor
-
     from lockstep.data.images.decode import ImageFault
-    from lockstep.data.images.pixels import num_bytes
+    from lockstep.data.images.decoding import size_text
+    from lockstep.data.images.pixels import is_streamed, num_bytes
     from lockstep.data.images.splits import Splits
-    from lockstep.data.sources.folders import size_text, streaming_reason
 
     memory = config.data.memory
     gpu = ", on the GPU if they fit there" if num_visible_gpus() and memory in ("auto", "device") else ""
     if isinstance(source, Splits):
         pixels, total = source.train.pixels, sum(num_bytes(part.pixels) for part in source.parts.values())
-        if isinstance(pixels, Tensor) or not pixels.is_streamed:
+        if not is_streamed(pixels):
             return f"{size_text(total)} in host memory{gpu}"
-        if memory in ("host", "device"):
-            return f"{size_text(total)}, read into memory in every run{gpu}"
         return f"streamed: made when they are needed ({pixels.reason})"
-    folder = source.folder
     try:
-        height, width = folder.size()
+        total = math.prod(source.shape())
     except ImageFault:
         return "unknown: the first image is broken"
-    total = len(folder.files) * folder.channels * height * width
-    if reason := streaming_reason(folder, memory):
+    if reason := source.streaming_reason(memory):
         return f"streamed: decoded when they are needed ({reason}), {size_text(total)} in all"
-    if folder.cache is None:
+    if source.cache is None:
         return f"{size_text(total)} decoded into memory in every run{gpu}"
-    state = "up to date" if folder.entry.opened() is not None else "to be decoded once"
-    return f"{size_text(total)} in {folder.entry.place}, {state}{gpu}"
+    state = "up to date" if source.opened() is not None else "to be decoded once"
+    return f"{size_text(total)} in {source.place}, {state}{gpu}"
 
 
 def _steps(config: Config, num_images: int) -> str:

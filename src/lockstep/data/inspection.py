@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -10,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.data.images.decode import ImageFault, check_size, decode, size_of, useful_threads
+from lockstep.data.images.decode import ImageFault, check_size, decode, decoders, size_of
+from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Splits
-from lockstep.data.sources.folders import Contents, Folder
 from lockstep.system.hardware import num_cores
 
 Show = Callable[[int, int], None]
@@ -54,27 +53,20 @@ class Inspection:
         return [group for group in groups.values() if len(group) > 1]
 
 
-def inspect_files(contents: Contents, show: Show) -> Inspection:
+def inspect_files(decoding: Decoding, show: Show) -> Inspection:
     """Read and decode every file, by threads; `show` gets how many of how many are done."""
-    folder, listing = contents.folder, contents.folder.listing
-    files = folder.files
-    first = _first_size(folder) if folder.image_size is None else None
-
-    def look(path: str) -> Seen:
-        return _look_at_file(path, folder, first)
-
+    table, files = decoding.table, decoding.files
+    first = _first_size(decoding) if decoding.image_size is None else None
     seen: list[Seen] = []
-    num_threads = useful_threads(len(files), listing.num_bytes, num_cores())
-    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for each in pool.map(look, files):
+    with decoders(len(files), table.num_bytes, num_cores()) as threads:
+        for each in threads.map(lambda path: _look_at_file(path, decoding, first), files):
             seen.append(each)
             show(len(seen), len(files))
-    rows = {split: positions.tolist() for split, positions in contents.positions.items()}
     return Inspection(
-        {split: [seen[row] for row in own] for split, own in rows.items()},
-        {split: listing.names.select(positions.numpy()) for split, positions in contents.positions.items()},
-        {split: contents.targets[positions] for split, positions in contents.positions.items()},
-        contents.class_names,
+        {split: [seen[row] for row in rows] for split, rows in table.splits.items()},
+        {split: [table.names[row] for row in rows] for split, rows in table.splits.items()},
+        {split: torch.from_numpy(table.targets[rows]) for split, rows in table.splits.items()},
+        table.class_names,
     )
 
 
@@ -97,22 +89,22 @@ def inspect_images(splits: Splits, show: Show) -> Inspection:
     )
 
 
-def _first_size(folder: Folder) -> tuple[int, int] | None:
+def _first_size(decoding: Decoding) -> tuple[int, int] | None:
     try:
-        return folder.size()
+        return decoding.size()
     except ImageFault:
         return None  # it is named with the other broken ones
 
 
-def _look_at_file(path: str, folder: Folder, size: tuple[int, int] | None) -> Seen:
+def _look_at_file(path: str, decoding: Decoding, size: tuple[int, int] | None) -> Seen:
     try:
         digest = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
     except OSError as error:
         return Seen(b"", None, (f"image {path} cannot be read ({error.strerror}): mend or delete it.",))
     try:
-        image, is_transparent, is_animated = decode(path, folder.channels, folder.background)
+        image, is_transparent, is_animated = decode(path, decoding.channels, decoding.background)
         if size is not None:
-            check_size(image, path, size, folder.files[0])
+            check_size(image, path, size, decoding.files[0])
     except ImageFault as error:
         return Seen(digest, None, tuple(error.faults))
     return Seen(digest, size_of(image), (), is_transparent, is_animated)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.data.images.pixels import Pixels, copied, head, is_streamed, num_bytes, whole
+from lockstep.data.images.pixels import Pixels, is_streamed, num_bytes, whole
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Splits
 from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
@@ -68,8 +68,7 @@ class ImageData(L.LightningDataModule):
         self.mean, self.std = splits.statistics or _statistics(splits.train.pixels)
         self.augment = augment(fill=tuple(round(m * 255) for m in self.mean), seed=seed)
         parts = splits.parts
-        self._is_kept = memory in ("host", "device")
-        has_streams = not self._is_kept and any(is_streamed(images.pixels) for images in parts.values())
+        has_streams = any(is_streamed(images.pixels) for images in parts.values())
         self._num_workers = num_workers if has_streams else 0
         self.is_on_device = (
             device.type == "cuda"
@@ -85,17 +84,15 @@ class ImageData(L.LightningDataModule):
 
     def _placed(self, images: Images) -> TensorImages:
         if self.is_on_device:
-            return TensorImages(copied(images.pixels, self._device), images.targets.to(self._device))
-        if self._is_kept and is_streamed(images.pixels):
-            return TensorImages(whole(images.pixels), images.targets)
+            return TensorImages(whole(images.pixels, self._device), images.targets.to(self._device))
         return TensorImages(images.pixels, images.targets)
 
-    def _placement(self, pixels: Tensor | Pixels) -> str:
+    def _placement(self, pixels: Pixels) -> str:
         if self.is_on_device:
             return "on the GPU"
-        if isinstance(pixels, Tensor) or (pixels.is_streamed and self._is_kept):
+        if isinstance(pixels, Tensor):
             return "in host memory"
-        if pixels.is_streamed:
+        if is_streamed(pixels):
             return f"streamed by {plural(self._num_workers, 'process', 'processes')} ({pixels.reason})"
         return f"in host memory, {pixels.reason}"
 
@@ -180,13 +177,13 @@ class ImageData(L.LightningDataModule):
 def _first_samples(splits: Splits, num_samples: int) -> Splits:
     """Train, validate and test on the same first samples: what a network must be able to learn by heart."""
     train = splits.train
-    few = Images(head(train.pixels, num_samples), train.targets[:num_samples], train.names[:num_samples])
-    pixels = replace(few.pixels, is_evaluated=True) if isinstance(few.pixels, Samples) else few.pixels
-    evaluated = replace(few, pixels=pixels)
+    pixels = train.pixels[:num_samples] if isinstance(train.pixels, Tensor) else train.pixels.head(num_samples)
+    few = Images(pixels, train.targets[:num_samples], train.names[:num_samples])
+    evaluated = replace(few, pixels=replace(pixels, is_evaluated=True)) if isinstance(pixels, Samples) else few
     return replace(splits, train=few, val=evaluated, test=evaluated)
 
 
-def _statistics(pixels: Tensor | Pixels) -> Statistics:
+def _statistics(pixels: Pixels) -> Statistics:
     assert isinstance(pixels, Tensor), "a source whose pixels are elsewhere gives its statistics"
     if pixels.is_floating_point():
         return unchanged(pixels.shape[1])

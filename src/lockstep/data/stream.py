@@ -4,20 +4,12 @@ import os
 import signal
 from multiprocessing.process import parent_process
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.system import processes
 from lockstep.system.signals import STOP_SIGNALS
 
 PREFETCH_FACTOR = 2  # batches each process is ahead
-
-
-class Fault(NamedTuple):
-    """What a worker process hands back instead of a batch: a line for each image that cannot be used, or torch's words
-    for shared memory that it did not get."""
-
-    images: tuple[str, ...] = ()
-    shared_memory: str = ""
 
 
 def worker_settings(num_workers: int) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from lockstep.config import build, faults, signatures
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Data
 from lockstep.data.images.pixels import is_streamed
-from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Splits
 from lockstep.data.module import Batching, ImageData
 from lockstep.data.sources.datasets import seeded
@@ -102,7 +101,7 @@ def source(section: Data) -> Splits:
 def refuse_unfit_images(config: Config, images: Splits) -> None:
     """Raise ConfigError where the images of a source cannot be used in the way the configuration asks for."""
     name, pixels, found = f"data._target_={config.data.target}", images.train.pixels, []
-    if config.data.memory not in ("auto", "stream") and isinstance(pixels, Samples):
+    if config.data.memory not in ("auto", "stream") and is_streamed(pixels):
         found.append(f"data.memory={config.data.memory}, but samples are made when they are needed: use stream")
     if config.data.memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
         found.append(f"data.memory=stream, but {name} does not stream its images: use data.memory=auto")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.data.images import cache as caches
+from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import copying
 from lockstep.training import assembly, staging
@@ -97,7 +97,8 @@ def test_a_copy_lists_as_its_source_does_so_that_one_cache_serves_both(root: Pat
         assert (one.digest, one.origin, one.names) == (other.digest, other.origin, other.names)
         assert one.folder != other.folder
         entries = [
-            caches.entry("cache", listing, image_size=8, channels=3, background="white") for listing in (one, other)
+            Decoding(table=table, image_size=8, channels=3, background="white", cache="cache").path
+            for table in (one, other)
         ]
         assert entries[0] == entries[1]
         if not is_last:

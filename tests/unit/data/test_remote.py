@@ -18,6 +18,7 @@ import pytest
 from lockstep.cli import prepare
 from lockstep.config import compose, validation
 from lockstep.config.faults import ConfigError
+from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import copying, remote
 from lockstep.system.redaction import redacted
@@ -189,8 +190,8 @@ def test_prepare_takes_a_url_and_the_training_finds_all_of_it(
     assert len(Handler.fetched) == len(contents(root))
     listing = list_classes(str(make(f"{server}/flowers", None, cache=str(tmp_path / "cache"))))
     assert len(Handler.fetched) == len(contents(root))
-    settings: Any = {"image_size": 8, "channels": 3, "background": "white"}
-    assert prepare.caches.entry(changes["cache"] or "", listing, **settings).opened() is not None
+    decoding = Decoding(table=listing, image_size=8, channels=3, background="white", cache=changes["cache"])
+    assert decoding.opened() is not None
 
 
 # -- names that lead elsewhere -----------------------------------------------------------------------------------------

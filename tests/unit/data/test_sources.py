@@ -17,11 +17,11 @@ from torchvision.datasets import cifar
 from torchvision.datasets import utils as downloads
 from torchvision.transforms.v2 import functional as F
 
+from lockstep.data.images import decoding
 from lockstep.data.images.decode import ImageFault, decode, resize
 from lockstep.data.images.listing import IMAGE_SUFFIXES, check_folders, list_classes, list_images
 from lockstep.data.images.pixels import whole
 from lockstep.data.images.splits import Images, Splits, cut_by_name
-from lockstep.data.sources import folders
 from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist, synthetic
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.sources.lists import image_list
@@ -269,7 +269,7 @@ def test_split_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     for name, count in (("train", 3), ("val", 2), ("test", 1)):
         write_classes(tmp_path / name, {"cat": count, "dog": count})
     splits = read(tmp_path, val_fraction=0, test_fraction=0)
-    assert splits.val.names == ("val/cat/0.png", "val/cat/1.png", "val/dog/0.png", "val/dog/1.png")
+    assert splits.val.names == ["val/cat/0.png", "val/cat/1.png", "val/dog/0.png", "val/dog/1.png"]
     assert (len(splits.train), len(splits.test)) == (6, 2)
 
 
@@ -656,8 +656,8 @@ def test_split_folders_have_their_usual_names_in_any_case(tmp_path: Path, names:
     listing = list_classes(str(tmp_path))
     assert listing.class_names == ("cat", "dog", "owl")
     wanted = {"tr": "train", "va": "val", "te": "test"}
-    assert list(listing.parts) == [wanted[name[:2].lower()] for name in names]
-    for name, part in zip(names, listing.parts.values(), strict=True):
+    assert list(listing.splits) == [wanted[name[:2].lower()] for name in names]
+    for name, part in zip(names, listing.splits.values(), strict=True):
         assert {listing.names[position].partition("/")[0] for position in part} == {name}
 
 
@@ -752,9 +752,9 @@ def test_folders_beside_train_that_nothing_reads_are_named(tmp_path: Path) -> No
 def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_classes(tmp_path, {"a": 4, "b": 4})
     needed = 8 * 3 * 50 * 50
-    monkeypatch.setattr(folders, "available_bytes", lambda: needed)
+    monkeypatch.setattr(decoding, "available_bytes", lambda: needed)
     assert whole(read(tmp_path, image_size=50).train.pixels).shape[1:] == (3, 50, 50)
-    monkeypatch.setattr(folders, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(decoding, "available_bytes", lambda: needed - 1)
     with pytest.raises(ValueError, match=r"GiB.*set a smaller data\.image_size"):
         read(tmp_path, image_size=50)
 
@@ -762,12 +762,13 @@ def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeyp
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux tells its available memory")
 def test_available_memory_is_between_a_mebibyte_and_all_of_it() -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = folders.available_bytes()
+    available = decoding.available_bytes()
     assert available is not None
     assert 2**20 < available <= total
 
 
 def test_channels_other_than_grey_and_colour_are_refused(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 4, "b": 4})
     with pytest.raises(ValueError, match=r"data\.channels=2"):
         read(tmp_path, channels=2)
 
@@ -776,7 +777,7 @@ def test_prediction_reads_every_image_below_a_folder_in_sorted_order(tmp_path: P
     for name in ("b.png", "a/z.png", "a/deep/er/1.jpg", ".hidden.png"):
         write(tmp_path / name, height=9, width=12)
     images = unlabelled(str(tmp_path), image_size=(4, 6), channels=3)
-    assert images.names == ("a/deep/er/1.jpg", "a/z.png", "b.png")
+    assert images.names == ["a/deep/er/1.jpg", "a/z.png", "b.png"]
     assert whole(images.pixels).shape == (3, 3, 4, 6)
     assert images.targets.tolist() == [-1, -1, -1]
 
@@ -791,7 +792,7 @@ def test_what_prediction_cannot_read_is_listed_and_left_out_where_that_is_asked_
     broken: list[str] = []
     images = unlabelled(str(tmp_path), **settings, broken=broken)
     kept = [number for number in range(80) if number not in (0, 33, 79)]
-    assert images.names == tuple(f"{number:02}.png" for number in kept)
+    assert images.names == [f"{number:02}.png" for number in kept]
     assert torch.equal(whole(images.pixels), whole(sound.pixels)[kept])
     assert images.targets.tolist() == [-1] * 77
     assert [line.split()[1] for line in broken] == [str(tmp_path / f"{number}.png") for number in ("00", "33", "79")]
@@ -807,7 +808,7 @@ def test_prediction_reads_one_file_as_training_does(tmp_path: Path) -> None:
     trained = read(tmp_path, image_size=5).train
     path = tmp_path / trained.names[0]
     alone = unlabelled(str(path), image_size=(5, 5), channels=3)
-    assert alone.names == (path.name,)
+    assert alone.names == [path.name]
     assert torch.equal(whole(alone.pixels)[0], whole(trained.pixels)[0])
 
 

@@ -35,10 +35,18 @@ class ImageFault(ValueError):
     """
 
     def __init__(self, faults: Sequence[str], positions: Sequence[int] = ()) -> None:
-        more = [f"... and {len(faults) - 10} more"] if len(faults) > 10 else []
-        super().__init__("\n".join([*faults[:10], *more]))
+        super().__init__(faults, positions)
         self.faults = list(faults)
         self.positions = positions
+
+    def __str__(self) -> str:
+        return shortened(self.faults)
+
+
+def shortened(lines: Sequence[str]) -> str:
+    """Ten of the lines, and the number of the others."""
+    more = [f"... and {len(lines) - 10} more"] if len(lines) > 10 else []
+    return "\n".join([*lines[:10], *more])
 
 
 def check_channels(channels: int) -> None:
@@ -172,55 +180,57 @@ def check_size(image: Tensor, path: str, size: tuple[int, int], first: str) -> N
 
 def decode_all(
     files: Sequence[str],
-    channels: int,
-    size: tuple[int, int],
+    shape: tuple[int, ...],
     *,
     background: str,
     same_size: bool,
-    num_threads: int,
-    store: Callable[[int, Tensor], None],
-    show: Callable[[int], None],
+    threads: ThreadPoolExecutor,
+    store: Callable[[int, Tensor], object],
+    show: Callable[[int], None] | None = None,
 ) -> int:
-    """Give `store` the first position and the pixels (n, C, H, W) of every run of `files`, from any thread.
+    """Give `store` the first position and the pixels (n, C, H, W) of every run of `files`, from any of `threads`.
 
-    Images are fitted to `size`, or refused when `same_size` and one differs. `show` gets the number of those done.
+    Images are fitted to `shape`, that of all (N, C, H, W), or refused when `same_size` and one differs. `show` gets the
+    number of those done.
     Returns the number of animated files. Raises ImageFault that names every file that cannot be read, after all others
     are stored.
     """
+    channels, size = shape[1], (shape[2], shape[3])
+    faults: dict[int, str] = {}
 
-    def decode_run(start: int) -> tuple[list[tuple[int, str]], int]:
-        faults, num_animated = [], 0
+    def decode_run(start: int) -> int:
+        num_animated = 0
         paths = files[start : start + NUM_PER_RUN]
         block = torch.empty(len(paths), channels, *size, dtype=torch.uint8)
         for position, (pixels, path) in enumerate(zip(block, paths, strict=True), start):
             try:
                 image, _, is_animated = decode(path, channels, background)
             except ImageFault as error:
-                faults += [(position, fault) for fault in error.faults]
+                faults[position] = str(error)
                 continue
             num_animated += is_animated
             if same_size:
                 check_size(image, path, size, files[0])
             pixels.copy_(fit(image, size))
         store(start, block)
-        return faults, num_animated
+        return num_animated
 
-    # each thread without threads of its own
-    faults, num_animated = [], 0
-    starts = range(0, len(files), NUM_PER_RUN)
-    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for start, (run_faults, run_animated) in zip(starts, pool.map(decode_run, starts), strict=True):
-            faults += run_faults
-            num_animated += run_animated
-            show(min(start + NUM_PER_RUN, len(files)))
+    num_animated = 0
+    with threads:
+        for run, animated in enumerate(threads.map(decode_run, range(0, len(files), NUM_PER_RUN)), 1):
+            num_animated += animated
+            if show is not None:
+                show(min(run * NUM_PER_RUN, len(files)))
     if faults:
-        raise ImageFault([fault for _, fault in faults], [position for position, _ in faults])
+        positions = sorted(faults)
+        raise ImageFault([faults[position] for position in positions], positions)
     return num_animated
 
 
-def useful_threads(num_files: int, num_bytes: int, num_cores: int) -> int:
-    """One for small files, where two wait for each other's interpreter lock.
+def decoders(num_files: int, num_bytes: int, max_threads: int) -> ThreadPoolExecutor:
+    """Threads that decode, each without threads of its own: one for small files, where two wait for the interpreter.
 
     Two CPU cores, 2026-11-21: 32x32 at 9,000 images/s by one thread, 5,000 by two; 500x500 at 550 and 850.
     """
-    return num_cores if num_bytes > 16 * 1024 * num_files else 1
+    num_threads = max_threads if num_bytes > 16 * 1024 * num_files else 1
+    return ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))

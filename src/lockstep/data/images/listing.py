@@ -1,4 +1,4 @@
-"""The image files of a folder, their classes and the state they are in: a fraction of a second for 60,000. No torch."""
+"""The image files of a folder, their classes and the state they are in. No torch."""
 
 import hashlib
 import itertools
@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ IMAGE_SUFFIXES = (
     *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
 )
+State = tuple[int, int, int]  # size, time of change, time of change of the entry
 SPLIT_FOLDERS = ("train", "val", "test")
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -33,75 +34,25 @@ SPLIT_NAMES = {
 }
 
 
-class Names(Sequence[str]):
-    """File names in one piece of memory: a million of them reach another process at once, and are text when asked for.
-
-    `text` holds all of them, each ended by a zero byte; `rows` says which of them, in which order, are meant; `prefix`
-    stands before each.
-    """
-
-    def __init__(self, text: bytes, ends: NDArray[np.int64], rows: NDArray[np.int64], prefix: str = "") -> None:
-        self._text = text
-        self._ends = ends
-        self._rows = rows
-        self._prefix = prefix
-
-    @classmethod
-    def of(cls, names: Sequence[str]) -> "Names":
-        """Pack all of `names` into one text."""
-        text = os.fsencode("".join([f"{name}\0" for name in names]))
-        return cls(text, np.flatnonzero(np.frombuffer(text, np.uint8) == 0), np.arange(len(names)))
-
-    def select(self, positions: NDArray[np.int64]) -> "Names":
-        """The names at `positions`, in that order."""
-        return Names(self._text, self._ends, self._rows[positions], self._prefix)
-
-    def below(self, folder: Path) -> "Names":
-        """The same names as paths of files in `folder`."""
-        return Names(self._text, self._ends, self._rows, f"{folder}/")
-
-    @property
-    def text(self) -> bytes:
-        """The text of all packed names, also of those that are not selected."""
-        return self._text
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Names": ...
-    def __getitem__(self, index: int | slice) -> "str | Names":
-        if isinstance(index, slice):
-            return Names(self._text, self._ends, self._rows[index], self._prefix)
-        row = self._rows[index]
-        start = self._ends[row - 1] + 1 if row else 0
-        return self._prefix + os.fsdecode(self._text[start : self._ends[row]])
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
-
-    def __repr__(self) -> str:
-        return f"Names({', '.join(map(repr, self[:3]))}{', ...' if len(self) > 3 else ''}; {len(self)})"
-
-
 @dataclass(frozen=True, eq=False)
-class FileListing:
-    """Image files below a folder, and the state they are in.
+class ImageTable:
+    """Image files with the target of each, in a fixed order, and the state they are in; `setting` names them in errors.
 
+    `names` (N) are paths below `folder`, `targets` (N, ...) what they are, `splits` positions int64 of the splits.
     `states` (N, 3) are size, time of change and time of change of the entry of each file. `digest` changes with every
-    file that is added, removed, renamed or written to. `origin` names the folder or the list that they are from.
+    file that is added, removed, renamed or written to. `origin` is the path of the folder or list they are from; a copy
+    has digest and origin of its source, so that one cache serves both.
     """
 
+    setting: str
     folder: Path
-    names: Names
+    names: list[str]
     states: NDArray[np.int64]
     digest: str
     origin: str
+    targets: NDArray[Any]
+    class_names: tuple[str, ...]
+    splits: dict[str, NDArray[np.int64]]
 
     @property
     def num_bytes(self) -> int:
@@ -109,57 +60,45 @@ class FileListing:
         return int(self.states[:, 0].sum())
 
 
-@dataclass(frozen=True, eq=False)
-class Listing(FileListing):
-    """Every image of a folder of class folders: its split folders one after the other, in each class after class.
-
-    `parts` are the positions of the split folders there are; without any, all is "train". A copy has digest and origin
-    of what was copied, so that one cache serves both.
-    """
-
-    class_names: tuple[str, ...]
-    labels: NDArray[np.int64]
-    parts: dict[str, range]
-
-
-def list_classes(root: str) -> Listing:
+def list_classes(root: str) -> ImageTable:
     """The images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, without what `is_left_out` says.
 
-    Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Raises
-    FileNotFoundError or ValueError, which say what was looked for.
+    Split folders may have any of `SPLIT_NAMES`, in upper or lower case; without any, all is "train". val and test may
+    lack classes. Raises FileNotFoundError or ValueError, which say what was looked for.
     """
-    folder = existing(root, f"data.root={root}")
-    split_folders = _split_folders(root, folder)
-    files = _Files(folder)
-    parts: dict[str, range] = {}
-    counts: dict[str, dict[str, int]] = {}
-    for name, path in split_folders.items():
-        first = len(files.names)
-        counts[name] = {}
-        for class_folder in _subfolders(path):
-            before = len(files.names)
-            files.add(class_folder)
-            counts[name][class_folder.name] = len(files.names) - before
-        parts[name] = range(first, len(files.names))
-    _check_counts(root, split_folders, counts)
-    _check_classes(root, split_folders, counts)
-    names, states, digest = files.summary()
-    origin = str(folder.resolve())
+    folder, split_folders = _class_folders(root)
+    files: dict[str, State] = {}
+    labels: list[int] = []
+    splits: dict[str, NDArray[np.int64]] = {}
+    empty: list[str] = []
+    numbers = {path.name: number for number, path in enumerate(split_folders["train"])}
+    for split, class_folders in split_folders.items():
+        first = len(files)
+        for class_folder in class_folders:
+            found = _images_below(class_folder, folder)
+            files |= found
+            labels += [numbers[class_folder.name]] * len(found)
+            if split == "train" and not found:
+                empty.append(str(class_folder))
+        if split != "train" and len(files) == first:
+            empty.append(str(class_folders[0].parent))
+        splits[split] = np.arange(first, len(files))
+    if empty:
+        raise ValueError(
+            f"data.root={root} has folders without an image ({', '.join(IMAGE_SUFFIXES)}): {', '.join(empty)}. "
+            "Add images or delete the folders."
+        )
+    names, states = list(files), np.array(list(files.values()), np.int64)
+    digest, origin = digest_of(names, states), str(folder.resolve())
     copied = copying.read_record(folder.absolute().parent)
     if copied is not None and copied.files == copying.digest_of(zip(names, states[:, :2].tolist(), strict=True)):
         digest, origin = copied.digest, copied.source
-    numbers = {name: number for number, name in enumerate(counts["train"])}
-    labels = np.concatenate(
-        [np.repeat([numbers[name] for name in classes], list(classes.values())) for classes in counts.values()]
-    )
-    return Listing(folder, names, states, digest, origin, tuple(counts["train"]), labels, parts)
+    setting, class_names = f"data.root={root}", tuple(numbers)
+    return ImageTable(setting, folder, names, states, digest, origin, np.array(labels), class_names, splits)
 
 
-def list_files(folder: Path, names: Sequence[str], origin: str) -> tuple[FileListing, list[int]]:
-    """The files of a list, by their paths below `folder`, and the positions of those that are not there.
-
-    A file that stands in the list twice is there twice.
-    """
+def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:
+    """The states (N, 3) of the files called `names` below `folder`, and the positions of those that are not there."""
     states = np.zeros((len(names), 3), np.int64)
     missing = []
     for position, name in enumerate(names):
@@ -168,27 +107,26 @@ def list_files(folder: Path, names: Sequence[str], origin: str) -> tuple[FileLis
         except (OSError, ValueError):  # a path can hold what no path may
             missing.append(position)
             continue
-        states[position] = state.st_size, state.st_mtime_ns, state.st_ctime_ns
+        states[position] = _state(state)
         if not stat.S_ISREG(state.st_mode):
             missing.append(position)
-    packed = Names.of(names)
-    return FileListing(folder, packed, states, _digest(packed, states), origin), missing
+    return states, missing
+
+
+def digest_of(names: Sequence[str], states: NDArray[np.int64]) -> str:
+    """A code that changes with any name or state."""
+    text = os.fsencode("".join([f"{name}\0" for name in names]))
+    return hashlib.blake2b(text + states.tobytes(), digest_size=16).hexdigest()
 
 
 def check_folders(root: str) -> None:
     """Raise what `list_classes` raises of folders; no image is looked at."""
-    folder = existing(root, f"data.root={root}")
-    split_folders = _split_folders(root, folder)
-    counts = {name: {path.name: 1 for path in _subfolders(part)} for name, part in split_folders.items()}
-    _check_counts(root, split_folders, counts)
-    _check_classes(root, split_folders, counts)
+    _class_folders(root)
 
 
-def list_images(folder: Path) -> Names:
+def list_images(folder: Path) -> list[str]:
     """Every image below `folder`, in sorted order."""
-    files = _Files(folder)
-    files.add(folder)
-    return files.summary()[0]
+    return list(_images_below(folder, folder))
 
 
 def class_order(name: str) -> tuple[float, str]:
@@ -204,58 +142,34 @@ def existing(root: str, setting: str) -> Path:
     return path
 
 
-class _Files:
-    """Names of image files below a folder, and (size, time of change, time of change of the entry) of each."""
+def _images_below(folder: Path, root: Path) -> dict[str, State]:
+    """States of the images below `folder` by their paths below `root`, sorted by the parts of these paths."""
+    # links to folders are followed: one could lead in a circle, or to images that are already taken
+    above = {folder, *folder.absolute().parents, *folder.resolve().parents}
+    prefix = "" if folder == root else f"{folder.relative_to(root)}/"
+    return dict(_walk(str(folder), prefix, {(state.st_dev, state.st_ino) for state in map(os.stat, above)}))
 
-    def __init__(self, root: Path) -> None:
-        self._root = str(root)
-        self.names: list[str] = []
-        self._states: list[int] = []
 
-    def add(self, folder: Path) -> None:
-        """Take in the images below `folder`, sorted by the parts of their paths. Links to folders are followed."""
-        prefix = "" if str(folder) == self._root else f"{os.path.relpath(folder, self._root)}/"
-        # a link could lead in a circle, or to images that are already taken
-        above = {folder, *folder.absolute().parents, *folder.resolve().parents}
-        self._add(str(folder), prefix, {(state.st_dev, state.st_ino) for state in map(os.stat, above)})
-
-    def _add(self, folder: str, prefix: str, seen: set[tuple[int, int]]) -> None:
-        # One call of the system for each file, relative to the open folder: most of the time is spent there (60,000
-        # files: 0.12 of 0.2 s; one CPU thread, 2026-11-21).
-        opened = os.open(folder, os.O_RDONLY)
+def _walk(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, State]]:
+    for name in sorted(os.listdir(folder)):
+        path, is_image = f"{folder}/{name}", _is_image(name)
         try:
-            for name in sorted(os.listdir(opened)):
-                is_image = _is_image(name)
-                try:
-                    state = os.stat(name, dir_fd=opened)
-                except OSError as error:
-                    if is_image:
-                        raise ValueError(
-                            f"image {folder}/{name} cannot be read ({error.strerror}): mend or delete it."
-                        ) from error
-                    continue
-                if is_image and stat.S_ISREG(state.st_mode):
-                    self.names.append(prefix + name)
-                    self._states += (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-                    continue
-                place = (state.st_dev, state.st_ino)
-                # a folder may be called x.jpg
-                if stat.S_ISDIR(state.st_mode) and not is_left_out(name) and place not in seen:
-                    seen.add(place)
-                    self._add(f"{folder}/{name}", f"{prefix}{name}/", seen)
-        finally:
-            os.close(opened)
-
-    def summary(self) -> tuple[Names, NDArray[np.int64], str]:
-        """Names, states (N, 3), and a digest of both."""
-        names, states = Names.of(self.names), np.array(self._states, np.int64).reshape(-1, 3)
-        return names, states, _digest(names, states)
+            state = os.stat(path)
+        except OSError as error:
+            if is_image:
+                raise ValueError(f"image {path} cannot be read ({error.strerror}): fix or delete it.") from error
+            continue
+        place = (state.st_dev, state.st_ino)
+        if is_image and stat.S_ISREG(state.st_mode):
+            yield prefix + name, _state(state)
+        # a folder may be called x.jpg
+        elif stat.S_ISDIR(state.st_mode) and not is_left_out(name) and place not in seen:
+            seen.add(place)
+            yield from _walk(path, f"{prefix}{name}/", seen)
 
 
-def _digest(names: Names, states: NDArray[np.int64]) -> str:
-    digest = hashlib.blake2b(names.text, digest_size=16)
-    digest.update(states.tobytes())
-    return digest.hexdigest()
+def _state(state: os.stat_result) -> State:
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def _is_image(name: str) -> bool:
@@ -318,39 +232,31 @@ def _refuse_splits(root: str, folder: Path) -> None:
         )
 
 
-def _check_counts(root: str, folders: dict[str, Path], counts: dict[str, dict[str, int]]) -> None:
-    for name, by_class in counts.items():
-        if not by_class:
-            raise FileNotFoundError(
-                f"data.root={root} has no class folders in {folders[name]}: looked for train/, val/ or test/ with one "
-                "folder per class, or one folder per class."
-            )
-    empty = [str(folders["train"] / label) for label, count in counts["train"].items() if not count]
-    empty += [str(folders[name]) for name in ("val", "test") if name in counts and not any(counts[name].values())]
-    if empty:
-        raise ValueError(
-            f"data.root={root} has folders without an image ({', '.join(IMAGE_SUFFIXES)}): {', '.join(empty)}. "
-            "Add images or delete the folders."
+def _class_folders(root: str) -> tuple[Path, dict[str, list[Path]]]:
+    """The folder, and the class folders of each split, in order."""
+    folder = existing(root, f"data.root={root}")
+    split_folders = _split_folders(root, folder)
+    classes = {split: _subfolders(path) for split, path in split_folders.items()}
+    names = {split: [path.name for path in paths] for split, paths in classes.items()}
+    if lacking := [str(split_folders[split]) for split, paths in classes.items() if not paths]:
+        raise FileNotFoundError(
+            f"data.root={root} has no class folders in {', '.join(lacking)}: looked for train/, val/ or test/ with one "
+            "folder per class, or one folder per class."
         )
-
-
-def _check_classes(root: str, folders: dict[str, Path], counts: dict[str, dict[str, int]]) -> None:
-    train = counts["train"]
-    odd = sorted({os.fsencode(name) for names in counts.values() for name in names if not _is_text(name)})
-    if odd:
+    if odd := sorted({os.fsencode(name) for part in names.values() for name in part if not _is_text(name)}):
         raise ValueError(
             f"data.root={root} has class folders whose names are no UTF-8: {', '.join(map(repr, odd))}. Rename them: "
             "tables, pictures and predictions name the classes."
         )
-    if len(train) < 2:
+    if len(names["train"]) < 2:
         raise ValueError(
-            f"data.root={root} has one class only, {', '.join(train)}: add the other classes, or give the folder that "
+            f"data.root={root} has one class only, {names['train'][0]}: add the other classes, or give the folder that "
             "holds one folder per class."
         )
-    for name, by_class in counts.items():
-        unknown = sorted(by_class.keys() - train.keys())
-        if unknown:
+    for split, part in names.items():
+        if unknown := sorted(set(part) - set(names["train"])):
             raise ValueError(
-                f"data.root={root} has classes in {folders[name].name}/ that {folders['train'].name}/ lacks: "
-                f"{', '.join(unknown)}. Add training images of them, or delete their folders."
+                f"data.root={root} has classes in {split_folders[split].name}/ that {split_folders['train'].name}/ "
+                f"lacks: {', '.join(unknown)}. Add training images of them, or delete their folders."
             )
+    return folder, classes

@@ -36,7 +36,6 @@ class Samples:
     no_inputs: Tensor
     no_targets: Tensor
     seed: int = 0
-    is_streamed = True
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -82,10 +81,10 @@ class Samples:
         return torch.stack(inputs), torch.stack(targets)
 
     def _difference(self, row: int, what: str, value: Tensor, like: Tensor) -> str:
-        cure = "end the transforms with one that gives a size, such as torchvision.transforms.v2.CenterCrop"
+        hint = "end the transforms with one that gives a size, such as torchvision.transforms.v2.CenterCrop"
         return (
             f"{self.setting}: the {what} of sample {row} is {told(value)}, that of the first one {told(like, 1)}: "
-            f"give all one shape and dtype{', ' + cure if what == 'input' else ''}."
+            f"give all one shape and dtype{', ' + hint if what == 'input' else ''}."
         )
 
 
@@ -97,15 +96,15 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
         raise
     except Exception as error:  # the border to somebody else's code
         raise ImageFault(
-            [f"{setting}: sample {row} cannot be made ({reason_of(error)}): mend or leave it out."]
+            [f"{setting}: sample {row} cannot be made ({reason_of(error)}): fix or leave it out."]
         ) from error
     what = f"{setting}: sample {row} is"
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ImageFault([f"{what} a {type(sample).__name__}: give a pair (input, target)."])
     one_input, target = sample
     if not isinstance(one_input, Tensor):
-        cure = "end the transforms of the Dataset with torchvision.transforms.v2.ToImage()"
-        raise ImageFault([f"{what} a {type(one_input).__name__} and not a tensor: {cure}."])
+        hint = "end the transforms of the Dataset with torchvision.transforms.v2.ToImage()"
+        raise ImageFault([f"{what} a {type(one_input).__name__} and not a tensor: {hint}."])
     if one_input.dim() != 3 or not (one_input.dtype == torch.uint8 or one_input.is_floating_point()):
         raise ImageFault([f"{what} {told(one_input)}: give an image (C, H, W), uint8 of 0 to 255 or floats."])
     if isinstance(target, bool | int | np.generic | np.ndarray):

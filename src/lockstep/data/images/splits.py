@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -15,36 +14,34 @@ from lockstep.data.images.samples import Samples
 from lockstep.data.images.statistics import Statistics
 from lockstep.distributed.rng import generator
 
-if TYPE_CHECKING:
-    from torchvision.datasets import CIFAR10, FashionMNIST
-
-
-T = TypeVar("T", "FashionMNIST", "CIFAR10")
-MEMBERS = ("shape", "is_streamed", "reason", "__getitem__", "head")  # of Pixels
-
 
 @dataclass(frozen=True, eq=False)
 class Images:
     """The N images of a split, with their targets and names.
 
-    `pixels` (N, C, H, W) are a tensor, uint8 of values 0 to 255, or floats that a network gets as they are; or what
-    gives uint8 images for positions in brackets: `Pixels`. `targets` (N, ...) are what the task wants of them: of a
-    classification class numbers int64 (N,), -1 where they are unknown. `names` tell a person which image it is: paths
-    below the root, or "test/17". Raises ValueError where these do not fit each other.
+    `pixels` (N, C, H, W) are a tensor, uint8 of values 0 to 255, or floats that a network gets as they are; or images
+    that Lockstep's own sources keep elsewhere. `targets` (N, ...) are what the task wants of them: of a classification
+    class numbers int64 (N,), -1 where they are unknown. `names` tell a person which image it is: paths below the root,
+    or "test/17". Raises ValueError where these do not fit each other.
 
     Samples of a torch Dataset bring their targets along: `targets` is empty then, (0, ...), and tells dtype and shape.
     """
 
-    pixels: Tensor | Pixels
+    pixels: Pixels
     targets: Tensor
     names: Sequence[str]
 
     def __post_init__(self) -> None:
-        fault = _pixel_fault(self.pixels)
-        if fault is None and len(self.pixels.shape) != 4:
-            fault = f"have the shape {tuple(self.pixels.shape)}: make them (N, C, H, W)"
-        if fault is not None:
-            raise ValueError(f"Images: the pixels {fault}.")
+        problem = ""
+        if not isinstance(self.pixels, Pixels):
+            name = type(self.pixels).__name__
+            problem = f"({name}) are no tensor: give one, or a torch Dataset to data=dataset (docs/own-data.md)"
+        elif self.dtype != torch.uint8 and not self.dtype.is_floating_point:
+            problem = f"are {str(self.dtype).removeprefix('torch.')}: make them uint8 of 0 to 255, or floats"
+        elif len(self.pixels.shape) != 4:
+            problem = f"have the shape {tuple(self.pixels.shape)}: make them (N, C, H, W)"
+        if problem:
+            raise ValueError(f"Images: the pixels {problem}.")
         counts = {"pixels": self.pixels.shape[0], "targets": len(self.targets), "names": len(self.names)}
         if isinstance(self.pixels, Samples):
             del counts["targets"]
@@ -88,18 +85,6 @@ class Splits:
             return []
         present = set(targets.unique().tolist())
         return [name for number, name in enumerate(self.class_names) if number not in present]
-
-
-def _pixel_fault(pixels: Tensor | Pixels) -> str | None:
-    """What keeps `pixels` from being those of a split, None where they can be."""
-    if isinstance(pixels, Tensor):
-        if pixels.dtype == torch.uint8 or pixels.is_floating_point():
-            return None
-        return f"are {str(pixels.dtype).removeprefix('torch.')}: make them uint8 of 0 to 255, or floats"
-    missing = [name for name in MEMBERS if not hasattr(pixels, name)]
-    if not missing:
-        return None
-    return f"({type(pixels).__name__}) are no tensor and lack {', '.join(missing)}, which lockstep.data.Pixels has"
 
 
 def cut(count: int, seed: int, fractions: dict[str, float]) -> list[Tensor]:

@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +18,14 @@ from typing_extensions import Doc
 
 from lockstep.data.images.decode import resize
 from lockstep.data.images.listing import FOLDERS
+from lockstep.data.images.splits import Images, Splits, cut
 from lockstep.distributed.rng import generator
 from lockstep.system.kinds import Channels, PathText, Positive, PositiveFraction, Seed, SplitSeed
 
 if TYPE_CHECKING:
-    from torchvision.datasets import CIFAR10
-from lockstep.data.images.splits import Images, Splits, T, cut
+    from torchvision.datasets import CIFAR10, FashionMNIST
+
+T = TypeVar("T", "FashionMNIST", "CIFAR10")
 
 
 def digits(

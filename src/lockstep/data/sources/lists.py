@@ -1,22 +1,27 @@
 """Image files that a CSV or Parquet file lists, with what is known of each of them."""
 
+import csv
 import math
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
+import numpy as np
 from annotated_types import MinLen
-from torch import Tensor
+from numpy.typing import NDArray
 from typing_extensions import Doc
 
-from lockstep.data.images.listing import SPLIT_FOLDERS, class_order, existing, list_files
+from lockstep.data.images.decode import shortened
+from lockstep.data.images.decoding import Decoding
+from lockstep.data.images.listing import SPLIT_FOLDERS, ImageTable, class_order, digest_of, existing, states_of
 from lockstep.data.images.splits import Splits
-from lockstep.data.sources.folders import Contents, FileSettings
-from lockstep.data.sources.tables import Table, raise_faults, read_table
+from lockstep.data.sources.folders import cut_missing
+from lockstep.runs.files import uncell
 from lockstep.system.kinds import Background, Cache, Channels, Fraction, ImageSize, PathText, SplitSeed
+
+Columns = dict[str, list[Any]]
 
 
 def image_list(
@@ -52,28 +57,22 @@ def image_list(
     train by their fraction and `split_seed`. The other settings are those of `image_folder`. Raises FileNotFoundError,
     and ValueError with file, row and column of each cell that cannot be used.
     """
-    started = time.perf_counter()
-    settings = FileSettings(
-        image_size=image_size,
-        channels=channels,
-        background=background,
-        val_fraction=val_fraction,
-        test_fraction=test_fraction,
-        split_seed=split_seed,
-        cache=cache,
-    )
-    return list_contents(
+    table = list_table(
         file=file,
         root=root,
         path_column=path_column,
         target_columns=target_columns,
         targets=targets,
         split_column=split_column,
-        settings=settings,
-    ).splits(memory, started)
+        val_fraction=val_fraction,
+        test_fraction=test_fraction,
+        split_seed=split_seed,
+    )
+    decoding = Decoding(table=table, image_size=image_size, channels=channels, background=background, cache=cache)
+    return decoding.splits(memory)
 
 
-def list_contents(
+def list_table(
     *,
     file: str,
     root: str | None,
@@ -81,96 +80,148 @@ def list_contents(
     target_columns: Sequence[str],
     targets: Literal["classes", "numbers"],
     split_column: str | None,
-    settings: FileSettings,
-) -> Contents:
+    val_fraction: float,
+    test_fraction: float,
+    split_seed: int,
+) -> ImageTable:
     """The image files that `image_list` gives, before one of them is opened."""
-    setting = f"data.file={file}"
-    path = existing(file, setting)
+    path = existing(file, f"data.file={file}")
     wanted = {path_column: "data.path_column", **dict.fromkeys(target_columns, "data.target_columns")}
     if split_column is not None:
         wanted[split_column] = "data.split_column"
-    table = read_table(file, wanted)
-
-    def lacks(name: str) -> tuple[str, str]:
-        return f'{setting} has no row for "{name}"', f'say "{name}" in data.split_column of some rows'
-
-    parts = _parts(table, split_column)
+    cells = _read(path, f"data.file={file}", wanted)
+    splits = _splits(cells, split_column)
     if targets == "classes" and len(target_columns) == 1:
-        known = parts["train"] if split_column is not None else None
-        values, class_names = _classes(table, target_columns[0], known)
+        values, class_names = _classes(cells, target_columns[0], splits["train"])
     else:
         convert = _number if targets == "numbers" else _zero_or_one
-        values, class_names = _numbers(table, target_columns, convert), tuple(target_columns)
+        values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
     folder = path.parent if root is None else existing(root, f"data.root={root}")
-    names = [_below(folder, str(name)) for name in table.columns[path_column]]
-    groups = values if values.dim() == 1 else torch.zeros(len(names), dtype=torch.int64)
-    positions = settings.cut(parts, names, groups, lacks)
-    listing, missing = list_files(folder.resolve(), names, str(path.resolve()))
-    raise_faults([table.fault(row, path_column, f"there is no file {folder / names[row]}") for row in missing])
-    return Contents(settings.folder(setting, listing), positions, values, class_names)
+    names = [_below(folder, str(name)) for name in cells.columns[path_column]]
+    states, missing = states_of(folder, names)
+    _refuse([cells.line(row, path_column, f"there is no file {folder / names[row]}") for row in missing])
+    digest, origin = digest_of(names, states), str(path.resolve())
+    table = ImageTable(cells.setting, folder.resolve(), names, states, digest, origin, values, class_names, splits)
+    absent = 'has no row for "{name}" and data.{name}_fraction=0: say "{name}" in data.split_column of some rows'
+    return cut_missing(table, absent, val_fraction, test_fraction, split_seed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """The cells of some columns. `numbers` are those of the rows: in a CSV file its lines."""
+
+    setting: str
+    numbers: Sequence[int]
+    columns: Columns
+
+    def line(self, row: int, column: str, problem: str) -> str:
+        """The line about a cell."""
+        return f"{self.setting}, row {self.numbers[row]}, column {column}: {problem}."
+
+
+def _refuse(lines: Sequence[str]) -> None:
+    if lines:
+        raise ValueError(shortened(lines))
+
+
+def _read(path: Path, setting: str, wanted: dict[str, str]) -> _Cells:
+    """The columns that are `wanted`, each with the setting that names it, from a file ending in .csv or .parquet.
+
+    A CSV file has commas, UTF-8 and a first line with the names of its columns. Raises ValueError for a file that
+    cannot be read, columns that are not there, and empty cells.
+    """
+    header, numbers, columns = _parquet(path, setting, wanted) if path.suffix == ".parquet" else _csv(path, setting)
+    missing = [f"{key} names the column {name!r}" for name, key in wanted.items() if name not in header]
+    if missing:
+        raise ValueError(f"{setting} has the columns {', '.join(header)}, but {'; '.join(missing)}: correct the name.")
+    if not numbers:
+        raise ValueError(f"{setting} has no rows: give one for each image.")
+    cells = _Cells(setting, numbers, columns)
+    _refuse(
+        [
+            cells.line(row, name, "the cell is empty, fill it in or remove the row")
+            for name in wanted
+            for row, cell in enumerate(columns[name])
+            if cell is None or cell == ""
+        ]
+    )
+    return cells
+
+
+def _csv(path: Path, setting: str) -> tuple[list[str], Sequence[int], Columns]:
+    numbers: list[int] = []
+    rows: list[list[str]] = []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = [uncell(cell) for cell in next(reader, [])]
+            for row in filter(None, reader):
+                if len(row) != len(header):
+                    problem = f"has {len(row)} cells, and the first line has {len(header)}"
+                    raise ValueError(f"{setting}, row {reader.line_num} {problem}: give it one for each column.")
+                numbers.append(reader.line_num)
+                rows.append([uncell(cell) for cell in row])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{setting} cannot be read ({error}): save it as CSV with commas, in UTF-8.") from error
+    return header, numbers, dict(zip(header, map(list, zip(*rows, strict=True)), strict=False))
+
+
+def _parquet(path: Path, setting: str, wanted: dict[str, str]) -> tuple[list[str], Sequence[int], Columns]:
+    import pyarrow  # a presence check has seen that it is installed
+    from pyarrow import parquet
+
+    try:
+        header: list[str] = parquet.read_schema(path).names
+        table = parquet.read_table(path, columns=[name for name in wanted if name in header])
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{setting} cannot be read ({reason}): give a Parquet file.") from error
+    return header, range(1, table.num_rows + 1), table.to_pydict()
 
 
 def _below(folder: Path, name: str) -> str:
     return os.path.relpath(name, folder.resolve()) if os.path.isabs(name) else name
 
 
-def _parts(table: Table, split_column: str | None) -> dict[str, Tensor]:
+def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int64]]:
     """Positions of the splits that rows name; all are "train" without a column for that."""
     if split_column is None:
-        return {"train": torch.arange(len(table.numbers))}
-    cells = table.columns[split_column]
-    raise_faults(
-        [
-            table.fault(position, split_column, f"{cell!r} is no split, write train, val or test")
-            for position, cell in enumerate(cells)
-            if cell not in SPLIT_FOLDERS
-        ]
-    )
-    parts = {name: torch.tensor([row for row, cell in enumerate(cells) if cell == name]) for name in SPLIT_FOLDERS}
-    if not len(parts["train"]):
-        raise ValueError(f"{table.setting} has no row for train in column {split_column}: say train in some.")
-    return {name: rows for name, rows in parts.items() if len(rows)}
+        return {"train": np.arange(len(cells.numbers))}
+    named = cells.columns[split_column]
+    problem = "is no split, write train, val or test"
+    unknown = [(row, cell) for row, cell in enumerate(named) if cell not in SPLIT_FOLDERS]
+    _refuse([cells.line(row, split_column, f"{cell!r} {problem}") for row, cell in unknown])
+    if "train" not in named:
+        raise ValueError(f"{cells.setting} has no row for train in column {split_column}: say train in some.")
+    return {name: np.flatnonzero(np.array(named) == name) for name in SPLIT_FOLDERS if name in named}
 
 
-def _classes(table: Table, column: str, train: Tensor | None) -> tuple[Tensor, tuple[str, ...]]:
-    """Class numbers int64 (N,), and the names: those of the rows of `train`, of all where it is None."""
-    cells = table.columns[column]
-    raise_faults(
-        [
-            table.fault(row, column, f"{cell!r} names no class, give a text or a whole number, or data.targets=numbers")
-            for row, cell in enumerate(cells)
-            if not isinstance(cell, str | int)
-        ]
-    )
-    texts = [str(cell) for cell in cells]
-    names = sorted({texts[row] for row in train.tolist()} if train is not None else set(texts), key=class_order)
+def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Class numbers int64 (N,), and the names, which are those of the rows of `train`."""
+    named = cells.columns[column]
+    problem = "names no class, give a text or a whole number, or data.targets=numbers"
+    others = [(row, cell) for row, cell in enumerate(named) if not isinstance(cell, str | int)]
+    _refuse([cells.line(row, column, f"{cell!r} {problem}") for row, cell in others])
+    texts = [str(cell) for cell in named]
+    names = sorted({texts[row] for row in train}, key=class_order)
     if len(names) < 2:
-        raise ValueError(f"{table.setting} has one class only, {names[0]}, in column {column}: add the other classes.")
+        raise ValueError(f"{cells.setting} has one class only, {names[0]}, in column {column}: add the other classes.")
     numbers = {name: number for number, name in enumerate(names)}
-    raise_faults(
-        [
-            table.fault(row, column, f"no row for train has the class {text!r}")
-            for row, text in enumerate(texts)
-            if text not in numbers
-        ]
-    )
-    return torch.tensor([numbers[text] for text in texts]), tuple(names)
+    unknown = [(row, text) for row, text in enumerate(texts) if text not in numbers]
+    _refuse([cells.line(row, column, f"no row for train has the class {text!r}") for row, text in unknown])
+    return np.array([numbers[text] for text in texts]), tuple(names)
 
 
-def _numbers(table: Table, columns: Sequence[str], convert: Any) -> Tensor:
+def _numbers(cells: _Cells, columns: Sequence[str], convert: Callable[[Any], float]) -> NDArray[np.float32]:
     """What `convert` makes of the cells, float32 (N, K)."""
-    faults: list[str] = []
-    values = torch.empty(len(table.numbers), len(columns))
+    values, lines = np.zeros((len(cells.numbers), len(columns)), np.float32), []
     for number, column in enumerate(columns):
-        converted = []
-        for row, cell in enumerate(table.columns[column]):
+        for row, cell in enumerate(cells.columns[column]):
             try:
-                converted.append(convert(cell))
+                values[row, number] = convert(cell)
             except ValueError as error:
-                faults.append(table.fault(row, column, str(error)))
-                converted.append(math.nan)
-        values[:, number] = torch.tensor(converted, dtype=torch.float64)
-    raise_faults(faults)
+                lines.append(cells.line(row, column, str(error)))
+    _refuse(lines)
     return values
 
 
