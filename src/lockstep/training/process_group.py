@@ -127,6 +127,10 @@ class JoinedEnvironment(LightningEnvironment):
     def node_rank(self) -> int:
         return self._world.node_rank
 
+    @override
+    def teardown(self) -> None:
+        """Leave the variables of the launcher, which Lightning's own removes."""
+
 
 def _choose_network(config: Config, world: World) -> None:
     """Tell gloo and NCCL, which read the environment when the process group is made, what to talk over."""
