@@ -56,7 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     for world_size, loads in ((1, "null"), (3, "[2,0,1]")):
         overrides = [*recipe, f"trainer.devices={world_size}", f"trainer.loads={loads}"]
         found[world_size] = write_run(root / str(world_size), overrides)
-        found[world_size].overrides.write_text(f"model.width=4\ntrainer.devices={world_size}\nname=a b\n")
+        found[world_size].note(overrides=["model.width=4", f"trainer.devices={world_size}", "name=a b"])
         others = []
         if world_size == 1:
             others = [write_run(root / "no logger", [*SMALL, *WATCHED, "logger=none", "trainer.max_epochs=1"])]
@@ -160,7 +160,7 @@ def test_settings_command_commit_and_machine_stand_as_text(runs: dict[int, RunFo
         for name in ("config", "command", "commit", "environment")
     }
     assert "    global_batch_size: 16" in texts["config"]
-    environment = json.loads(folder.environment.read_text())
+    environment = folder.read_environment()
     assert environment["commit"] in texts["commit"]
     assert texts["command"] == "    python train.py model.width=4 trainer.devices=3 'name=a b'"
     assert json.loads(texts["environment"]) == environment

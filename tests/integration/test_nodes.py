@@ -148,7 +148,7 @@ def test_a_frozen_rank_of_another_machine_is_named_by_the_first(two: nodes.Nodes
     pid = 0
     try:
         wait_until(lambda: latest(tmp_path).read_status().get("step", 0) >= 2, "second step")
-        host, number = latest(tmp_path).rank_beat(1).read_text().split()
+        host, number = latest(tmp_path).heartbeat(1).read_text().split()
         pid = int(number)
         os.kill(pid, signal.SIGSTOP)
         assert both.processes[0].wait(PATIENCE_S) == 1, both.text()
@@ -182,7 +182,7 @@ def test_workers_of_one_machine_listen_on_its_loopback_alone(two: nodes.Nodes, t
     try:
         wait_until(lambda: latest(tmp_path).read_status().get("step", 0) >= 2, "second step")
         assert listening(two, "n1", tmp_path) == {"127.0.0.1"}
-        pid = int(latest(tmp_path).rank_beat(0).read_text().split()[1])
+        pid = int(latest(tmp_path).heartbeat(0).read_text().split()[1])
         assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (2048, 2048)
     finally:
         run.send_signal(signal.SIGINT)

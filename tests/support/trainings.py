@@ -40,8 +40,7 @@ class Training:
 
     def workers(self) -> list[int]:
         """Process ids of rank 0, 1, ..., of those that have begun."""
-        beats = sorted(self.folder.ranks.glob("*.beat"), key=lambda path: int(path.stem))
-        written = (beat.read_text().split() for beat in beats)
+        written = (beat.read_text().split() for _, beat in sorted(self.folder.heartbeats().items()))
         return [int(words[1]) for words in written if words]
 
     def exit_code(self) -> int:

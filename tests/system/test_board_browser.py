@@ -198,7 +198,7 @@ def test_a_run_tells_its_fields_hyperparameters_and_configuration(root: Path, si
         root / "run", "training", epoch=3, max_epochs=10, step=30, total_steps=100, learning_rate=0.05, elapsed_s=61.0,
         remaining_s=3725.0, precision="bf16", host="elsewhere", metrics={"val/accuracy": 0.98},
     )  # fmt: skip
-    folder.overrides.write_text("optimizer.lr=0.1\nmodel.width=8\n")
+    folder.note(overrides=["optimizer.lr=0.1", "model.width=8"])
     folder.config.write_text("optimizer:\n  lr: 0.1\n")
     page.goto(site)
     for pair in [
@@ -242,7 +242,7 @@ def test_only_overrides_that_differ_are_in_the_table(root: Path, site: str, page
     """What tells the most runs apart comes first, for a narrow column shows the beginning."""
     for number in range(3):
         folder = write_run(root / str(number), "finished")
-        folder.overrides.write_text(f"model.width=8\nseed={number}\n")
+        folder.note(overrides=["model.width=8", f"seed={number}"])
     write_run(root / "other", "finished")
     page.goto(site)
     cell = row(page, "0").locator(".col-overrides")
@@ -260,7 +260,7 @@ def write_sweep(path: Path, *, states: tuple[str, ...], mode: str = "max") -> li
         percent = 100.0 if state == "finished" else 50.0
         numbers = {"best": 0.9 + 0.01 * number, "monitor": "val/accuracy", "mode": mode, "percent": percent}
         folder = write_run(path / f"{number}_lr", state, started=1e9 + number, **numbers)
-        folder.overrides.write_text(f"model.width=8\noptimizer.lr={0.1 if number % 2 else 0.05}\nseed={number // 2}\n")
+        folder.note(overrides=["model.width=8", f"optimizer.lr={0.1 if number % 2 else 0.05}", f"seed={number // 2}"])
         write_rows(folder, 5 + number)
         folders.append(folder)
     (path / SWEEP).write_text("{}")
@@ -347,7 +347,7 @@ def test_the_best_of_a_sweep_is_the_least_where_less_is_better(root: Path, site:
 def test_chosen_runs_are_drawn_over_one_another_and_keep_their_colours(root: Path, site: str, page: Any) -> None:
     folders = write_sweep(root / "sweep", states=("finished", "finished", "training"))
     alone = write_run(root / "alone", "finished", started=1e9 + 60)
-    alone.overrides.write_text("model.width=16\n")
+    alone.note(overrides=["model.width=16"])
     write_rows(alone, 4)
     page.goto(site)
     compared = page.get_by_role("region", name="Runs over one another")
@@ -408,7 +408,7 @@ def test_nothing_in_the_table_covers_anything_else(root: Path, site: str, page: 
         remaining_s=7325.0, images_per_s=51_234.0, workers=8, device="NVIDIA A100-SXM4-80GB", best=0.9721, percent=42.0,
         epoch_s=61.9,
     )  # fmt: skip
-    lone.overrides.write_text("".join(f"augment.option_{letter}=1\n" for letter in "abcdefgh"))
+    lone.note(overrides=[f"augment.option_{letter}=1" for letter in "abcdefgh"])
     page.set_viewport_size({"width": size, "height": 1000})
     page.emulate_media(color_scheme=theme)
     page.goto(site)
@@ -637,7 +637,7 @@ def test_hostile_text_is_shown_and_never_run(root: Path, site: str, page: Any) -
         root / attack("run"), "stopped", **texts, best=0.5, metrics={attack("metric"): 1.0}, learning_rate=1.0
     )
     save_checkpoint(folder)
-    folder.overrides.write_text(attack("override") + "\n" + "javascript:window.hacked='override'\n")
+    folder.note(overrides=[attack("override"), "javascript:window.hacked='override'"])
     folder.config.write_text(attack("config"))
     folder.write_metrics([{"epoch": 1, "train/loss": 1, attack("column"): attack("value")}])
     (write_run(root / "broken", None).path / "status.json").write_text(attack("status"))

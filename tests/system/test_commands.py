@@ -45,11 +45,11 @@ def cwd_of(folder: RunFolder) -> Path:
 def test_a_run_leaves_all_its_files_and_no_other(trained: RunFolder) -> None:
     names = {path.name.partition(".tfevents")[0] for path in trained.path.iterdir()} - {".lock"}
     assert names == {
-        "config.yaml", "overrides.txt", "project.json", "environment.json", "status.json", "metrics.csv",
+        "config.yaml", "run.json", "status.json", "metrics.csv",
         "images.json.gz", "summary.json", "checkpoints", "events.out", "validation", "test", "pictures",
     }  # fmt: skip
     assert {path.name for path in trained.checkpoints.iterdir()} == {"best.ckpt", "last.ckpt"}
-    assert trained.overrides.read_text().splitlines()[0] == "model.width=8"
+    assert trained.read_overrides()[0] == "model.width=8"
     assert [row["epoch"] for row in trained.read_metrics()] == ["1", "2"]
 
 

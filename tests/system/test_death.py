@@ -1,6 +1,5 @@
 """A process that dies by a signal: which rank, which signal, where, in failure.txt, in the status and on the screen."""
 
-import errno
 import os
 import signal
 import socket
@@ -53,7 +52,7 @@ def assert_told(folder: RunFolder, who: str, number: signal.Signals, stderr: str
     assert line + what in stderr
     status = folder.read_status()
     assert (status["state"], status["reason"]) == ("failed", line + what)
-    assert not folder.ranks.exists()
+    assert folder.heartbeats() == {}
 
 
 @pytest.mark.parametrize(
@@ -146,29 +145,9 @@ def test_a_failure_that_nobody_could_write_down_is_still_told(
     assert capsys.readouterr().err.splitlines()[0] == "a worker failed without a word"
 
 
-def test_the_first_failure_is_kept_whole_and_later_ones_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = RunFolder(tmp_path)
-    folder.record_failure("first")
-    folder.record_failure("second")
-    assert folder.failure.read_text() == "first"
-
-    def links_nothing(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr(os, "link", links_nothing)
-    folder.record_failure("third")
-    assert folder.failure.read_text() == "first"
-    folder.failure.unlink()
-    folder.record_failure("fourth")
-    assert folder.failure.read_text() == "fourth"
-    assert [path.name for path in tmp_path.iterdir()] == ["failure.txt"]
-
-
 def test_signs_of_life_that_cannot_be_removed_hide_no_failure(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.ranks.touch()  # no folder: nothing in it can be removed
+    folder.heartbeat(0).mkdir()  # cannot be removed like a file
     vitals.forget(folder, 0)
 
 

@@ -72,7 +72,7 @@ def test_the_command_never_imports_torch_and_ctrl_c_reaches_it_alone(tmp_path: P
         try:
             folder = RunFolder(tmp_path / "outputs" / "latest")
             wait_until(lambda: folder.read_status().get("state") == "training", "a step")
-            pids = [int(beat.read_text().split()[1]) for beat in folder.ranks.glob("*.beat")]
+            pids = [int(beat.read_text().split()[1]) for beat in folder.heartbeats().values()]
             assert len(pids) == num_workers
             assert all("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
             assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()

@@ -282,7 +282,7 @@ def test_a_signal_before_sbatch_leaves_nothing_of_a_submission(
     assert not (tmp_path / "called").exists()
     left = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
     if more:  # the same command goes on with the trials
-        kept = {"sweep.json", ".lock", "config.yaml", "overrides.txt", "project.json"}
+        kept = {"sweep.json", ".lock", "config.yaml", "run.json"}
         assert {path.name for path in left} - {"multirun.yaml"} == kept
     else:
         assert left == []

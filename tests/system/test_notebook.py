@@ -69,7 +69,7 @@ def test_the_stop_button_saves_the_run_and_leaves_no_process(tmp_path: Path, mon
 
     def interrupt() -> None:
         wait_until(lambda: folder.read_status().get("step", 0) >= 3, "some steps")
-        pids.extend(int(beat.read_text().split()[1]) for beat in folder.ranks.glob("*.beat"))
+        pids.extend(int(beat.read_text().split()[1]) for beat in folder.heartbeats().values())
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)  # as Jupyter does
 
     button = threading.Thread(target=interrupt)

@@ -348,7 +348,7 @@ def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path,
     try:
         wait_until(lambda: latest.read_status().get("step", 0) >= 2 or first.poll() is not None, "second step")
         assert first.poll() is None, Path("log").read_text()
-        os.kill(int((latest.ranks / "0.beat").read_text().split()[1]), signal.SIGKILL)
+        os.kill(int(latest.heartbeat(0).read_text().split()[1]), signal.SIGKILL)
         assert first.wait(PATIENCE_S) == EXIT_FAILED
     finally:
         first.kill()

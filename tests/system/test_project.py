@@ -4,7 +4,6 @@ The project is a copy of this one with a package in it, as a person has it; comm
 """
 
 import csv
-import json
 import os
 import shutil
 import subprocess
@@ -207,6 +206,6 @@ def test_a_job_is_refused_whose_network_git_ignores(tmp_path: Path) -> None:
 
 
 def test_what_a_run_records_of_its_project_can_be_read(trained: RunFolder, project: Path) -> None:
-    kept = json.loads(trained.project.read_text())
+    kept = trained.read_project()
     assert kept["modules"][0] == os.path.realpath(project)
     assert kept["started_in"] == [str(trained.path.parents[2])]

@@ -173,7 +173,7 @@ def test_a_frozen_rank_ends_the_run_after_the_timeout(tmp_path: Path) -> None:
         assert_nothing_alive(workers)
         told = rf"rank 1 of 2 on {socket.gethostname()} \(pid {workers[1]}\) has been silent since [\d:]+, for \d+ s: "
         reason = run.folder.read_status()["reason"]
-        assert re.fullmatch(told + f"its process is stopped, kill -CONT {workers[1]} would let it go on", reason)
+        assert re.fullmatch(told + f"its process is stopped, kill -CONT {workers[1]} would resume it", reason)
         assert reason in run.log.read_text()
         assert "rank 0 of 2 waited for it: " in run.folder.failure.read_text()
 

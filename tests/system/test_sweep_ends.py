@@ -30,7 +30,7 @@ def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themse
     with started(tmp_path, *overrides, "launcher.parallel=1") as sweep:
         wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/seen.json")), "the second trial")
         folder = trials_of(tmp_path)[1]
-        workers = {int(beat.read_text().split()[1]) for beat in folder.ranks.glob("*.beat")}
+        workers = {int(beat.read_text().split()[1]) for beat in folder.heartbeats().values()}
         (trial,) = set(processes_of(folder)) - workers
         assert len(workers) == 2
         os.kill(trial, signal.SIGKILL)

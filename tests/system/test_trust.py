@@ -1,6 +1,5 @@
 """A run folder is data: what it names is run by no command before somebody says --trust."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -70,7 +69,7 @@ def test_modules_of_the_folders_that_a_run_records_are_not_found(
     (tmp_path / "modules").mkdir()
     for module in ("PIL", "torchmetrics"):
         (tmp_path / "modules" / f"{module}.py").write_text("import os\nos.system('touch ran')\nraise SystemExit(3)\n")
-    theirs.write_project({"modules": [str(tmp_path / "modules")], "started_in": []})
+    theirs.note(project={"modules": [str(tmp_path / "modules")], "started_in": []})
     for more in ((), ("--trust",)):
         new = [sys.executable, "-m", "lockstep", *words, *more]  # a fork has imported these before
         done = subprocess.run(new, cwd=tmp_path, env=environ(), capture_output=True, text=True)
@@ -163,7 +162,7 @@ def test_from_python_a_run_is_trusted_by_name(
 ) -> None:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "trusted_images.py").write_text("from lockstep.data import synthetic\n")
-    theirs.write_project({"modules": [str(tmp_path / "modules")], "started_in": []})
+    theirs.note(project={"modules": [str(tmp_path / "modules")], "started_in": []})
     data = yaml.safe_load(theirs.config.read_text())["data"]
     edit(theirs, data={**data, "_target_": "trusted_images.synthetic"})
     monkeypatch.chdir(tmp_path)
@@ -184,10 +183,10 @@ def test_a_sweep_tests_no_trial_that_somebody_else_has_trained(tmp_path: Path) -
     (tmp_path / "modules").mkdir()
     for trial in trials:
         edit(trial, logger={"x": OPENS})
-        trial.write_project({"modules": [str(tmp_path / "modules")], "started_in": []})
+        trial.note(project={"modules": [str(tmp_path / "modules")], "started_in": []})
     refused(tmp_path, (*sweep, "sweep.test=best"), "logger.x._target_=logging.FileHandler")
     for trial in trials:
         edit(trial, logger={"x": None})
     done = typed(tmp_path, *sweep, "sweep.test=best")
     assert done.returncode == 0, done.stderr
-    assert os.fspath(tmp_path / "modules") not in json.loads(trials[0].project.read_text())["modules"]
+    assert os.fspath(tmp_path / "modules") not in trials[0].read_project()["modules"]

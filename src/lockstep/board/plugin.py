@@ -28,7 +28,6 @@ NAME = "lockstep_training"  # also the fragment of the tab's address
 STATIC = Path(__file__).parent / "static"
 TYPES = {".js": "text/javascript", ".css": "text/css"}
 SCAN_EVERY_S = 1.5
-MAX_CONFIG_BYTES = 256 * 2**10
 MAX_ROWS = 2000
 
 
@@ -95,7 +94,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
     def _show(self, request: Request) -> dict[str, Any]:
         """What is too much to be told of every run: rows, mistakes, how to go on, where the loss of a step is."""
         run = self._find(request.args.get("id"))
-        rows = discovery.read_rows(run)
+        rows = discovery.read_rows(run.folder)
         every = -(-len(rows) // MAX_ROWS) or 1
         return {
             "rows": rows[::-every][::-1],  # the last one is among them
@@ -111,7 +110,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
         run = self._find(request.args.get("id"))
         try:
-            text = read_text(run.folder.config, MAX_CONFIG_BYTES)
+            text = read_text(run.folder.config)
             return {"text": yaml.safe_dump(redacted(from_yaml(text)), sort_keys=False, allow_unicode=True)}
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise Refusal(404, f"config.yaml cannot be shown: {type(error).__name__}.") from error

@@ -1,6 +1,5 @@
 """Curves as a CSV file that goes on where a run goes on."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +49,8 @@ class _Writer(ExperimentWriter):
     def __init__(self, log_dir: str, purge_step: int) -> None:
         super().__init__(log_dir)
         path = Path(self.metrics_file_path)
-        rows = [row for row in _rows(path) if _is_kept(row, purge_step)]
         if path.exists():
-            files.write_rows(path, rows)
-        self.metrics_keys = list(rows[0]) if rows else []
+            files.write_rows(path, [row for row in files.read_rows(path) if _is_kept(row, purge_step)])
 
     @override
     def _check_log_dir_exists(self) -> None:
@@ -62,30 +59,13 @@ class _Writer(ExperimentWriter):
     @override
     def save(self) -> None:
         """Write the rows since the last call."""
-        path, known = Path(self.metrics_file_path), self.metrics_keys
-        new = [name for name in dict.fromkeys(name for row in self.metrics for name in row) if name not in known]
-        if new:
-            columns = [STEP, *(name for name in (*known, *new) if name != STEP)]
-            empty = dict.fromkeys(columns, "")
-            files.write_rows(path, [{**empty, **row} for row in (*_rows(path), *self.metrics)])
-            self.metrics_keys = columns
-        elif self.metrics:
-            files.append_rows(path, known, self.metrics)
+        if self.metrics:
+            rows = [{STEP: row[STEP], **row} for row in self.metrics]
+            files.append_rows(Path(self.metrics_file_path), rows)
         self.metrics = []
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of the file, however many; none where there is no file."""
-    try:
-        with open(path, newline="") as file:
-            return list(csv.DictReader(file))
-    except FileNotFoundError:
-        return []
-
-
 def _is_kept(row: dict[str, Any], purge_step: int) -> bool:
-    """Whether a row is of a step that is not done again; not one that a kill has cut."""
-    if not str(row.get(STEP, "")).isdigit() or None in row.values():
-        return False
+    """True for a row of a step that is not done again."""
     is_test = any(value for name, value in row.items() if name.partition("/")[0].endswith("test"))
     return int(row[STEP]) < purge_step - is_test

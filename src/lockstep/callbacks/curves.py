@@ -66,12 +66,12 @@ class Curves(L.Callback):
             return
         folder = RunFolder(Path(trainer.default_root_dir))
         writer.add_custom_scalars(layout(pl_module.measured if isinstance(pl_module, Classifier) else ("loss",)))
-        environment = json.loads(folder.environment.read_text())
+        environment = folder.read_environment()
         tree = redacted(yaml.safe_load(folder.config.read_text()))
         writer.add_text("config", _code(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)))
         writer.add_text("command", _code(f"{naming.training_command()} {shlex.join(folder.read_overrides())}".rstrip()))
         writer.add_text("commit", str(environment["commit"]))
-        writer.add_text("environment", _code(folder.environment.read_text()))
+        writer.add_text("environment", _code(json.dumps(environment, indent=1)))
         # Without its first part, "experiment", the page offers the settings of all runs, and first those that differ.
         # With it, those that the first run names, which cannot know the others.
         _, start, self._end = hparams(hyperparameters(folder), {})

@@ -55,7 +55,6 @@ class Record(L.Callback):
         self._first_step = first_step
         self.pace = Pace(num_warm_up=1)
         self.phase = Phase("starting", time.monotonic())
-        self._rows: list[dict[str, Any]] = []
         self._best_score: Any = None
         self._best: float | None = None
         self.images_per_s: float | None = None
@@ -71,8 +70,9 @@ class Record(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock, which no epoch start does inside an epoch; keep the rows of the epochs already done."""
-        self._rows = [row for row in self._folder.read_metrics() if int(row["epoch"]) <= trainer.current_epoch]
+        """Start the clock, which no epoch start does inside an epoch; drop rows of epochs that are trained again."""
+        if trainer.is_global_zero and (rows := self._folder.read_metrics()):
+            self._folder.write_metrics([row for row in rows if int(row["epoch"]) <= trainer.current_epoch])
         if pl_module.device.type == "cuda":  # where the host is ahead
             self.pace = Pace(num_warm_up=1 + MOST_PENDING * micro_batches(pl_module))
         self._start_epoch(trainer, pl_module)
@@ -128,9 +128,8 @@ class Record(L.Callback):
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             **metrics_of(trainer, pl_module),
         }
-        self._rows.append(row)
         if trainer.is_global_zero:
-            self._folder.write_metrics(self._rows)
+            self._folder.append_metrics(row)
         self._write(trainer, pl_module, "training", is_urgent=True)
 
     @override

@@ -56,7 +56,8 @@ def read(folder: RunFolder) -> Record | None:
 
 def is_own(folder: RunFolder, record: Record) -> bool:
     """Whether this user has submitted the run, in this folder, and all that its job would do lies there as it did."""
-    paths = (folder.path, folder.job_file, folder.config, folder.project, Path(record.code))
+    files = (folder.job_file, folder.config, folder.facts_file, folder.old_project)
+    paths = (folder.path, *files, Path(record.code))
     is_mine = all(path.stat().st_uid == os.geteuid() for path in paths if path.exists())
     return is_mine and record.inode == folder.path.stat().st_ino
 

@@ -157,7 +157,7 @@ def _prepare(folder: RunFolder, config: Config) -> None:
 
 def _written(folder: RunFolder) -> list[Path]:
     """The files of a run that a submission writes or removes."""
-    return [folder.config, folder.project, folder.job_file, folder.status_file, folder.stop_flag, *folder.ended]
+    return [folder.config, folder.facts_file, folder.job_file, folder.status_file, folder.stop_flag, *folder.ended]
 
 
 def _restore(contents: Mapping[Path, bytes | None]) -> None:

@@ -72,7 +72,7 @@ def here() -> Project:
 
 def record(folder: RunFolder) -> None:
     """Write down for a run the folders of this command."""
-    folder.write_project(here()._asdict())
+    folder.note(project=here()._asdict())
 
 
 def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
@@ -88,7 +88,7 @@ def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
         return os.path.relpath(copied, folder.path)  # the two may move together
 
     mine = here()
-    folder.write_project({"modules": all_in_copy(mine.modules), "started_in": all_in_copy(mine.started_in)})
+    folder.note(project={"modules": all_in_copy(mine.modules), "started_in": all_in_copy(mine.started_in)})
 
 
 def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
@@ -141,7 +141,7 @@ def _recorded(folder: RunFolder) -> Project:
         kept = folder.read_project()
         modules, started_in = ([os.fspath(path) for path in kept.get(name, ())] for name in Project._fields)
     except (OSError, TypeError, ValueError) as error:
-        raise ConfigError([f"{folder.project} cannot be read: {error}"]) from error
+        raise ConfigError([f"{folder.facts_file} cannot be read: {error}"]) from error
     base = folder.path.resolve()
     return Project(*(tuple(os.path.normpath(base / path) for path in paths) for paths in (modules, started_in)))
 

@@ -106,8 +106,7 @@ def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
     checkpoints.keep_initial(folder, config.init_from)
     storage.save(config, folder.config)
     project.record(folder)
-    text = "".join(f"{override}\n" for override in redacted(typed))
-    files.write_atomically(folder.overrides, text)
+    folder.note(overrides=redacted(typed))
 
 
 def resume(

@@ -209,10 +209,10 @@ def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
         return ""
     from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
 
-    ranks = vitals.silent(folder) if is_lost_rank(error) else {}
-    if not ranks and is_missing_rank(error) and not folder.failure.exists():
-        return vitals.told_absent(vitals.absent(folder, world_size), world_size)
-    return vitals.told(folder, ranks, world_size)
+    lost = vitals.silent(folder, world_size) if is_lost_rank(error) else ""
+    if not lost and is_missing_rank(error) and not folder.failure.exists():
+        return vitals.absent(folder, world_size)
+    return lost
 
 
 def _prepare_libraries() -> None:
@@ -249,7 +249,7 @@ def refused(job: Job) -> list[str]:
     if job.task != "train" or has_begun or not folder.failure.exists():
         return []
     lines = folder.failure.read_text("utf-8").splitlines()
-    return [line.removeprefix(PREFIX) for line in lines] if lines[0].startswith(PREFIX) else []
+    return [line.removeprefix(PREFIX) for line in lines] if lines and lines[0].startswith(PREFIX) else []
 
 
 def show_failure(job: Job, out: TextIO | None = None) -> None:

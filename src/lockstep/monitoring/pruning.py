@@ -21,13 +21,13 @@ LEFTOVERS = ("failed", "no signal", "not started")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A run that may go: its size, whether it has a checkpoint, the runs inside it, and the time of its files."""
+    """A run that may go: its size, whether it has a checkpoint, the runs inside it, and the time of its status."""
 
     run: Listed
     num_bytes: int
     has_checkpoint: bool
     nested: tuple[Path, ...]
-    stamp: tuple[int, ...]
+    changed_ns: int
 
     @property
     def folder(self) -> RunFolder:
@@ -101,30 +101,15 @@ def _chosen(runs: Sequence[Listed], *, is_named: bool) -> tuple[list[Candidate],
 
 
 def _candidate(run: Listed) -> Candidate:
-    """A look into a run folder. Links are not followed; a file of two names counts once."""
-    sizes: dict[tuple[int, int], int] = {}
-    has_checkpoint, nested = False, []
-    path = run.discovered.folder.path
-    for where, folders, files in os.walk(path):
-        here = RunFolder(Path(where))
-        marks = {here.lock_file.name, here.status_file.name, here.overrides.name, here.checkpoints.name}
-        if here.path != path and here.config.name in files and marks & {*folders, *files}:
-            nested.append(here.path)
-        for name in files:
-            has_checkpoint = has_checkpoint or name.endswith(".ckpt")
-            with contextlib.suppress(OSError):
-                stat = os.lstat(here.path / name)
-                sizes[stat.st_dev, stat.st_ino] = stat.st_size
-    return Candidate(run, sum(sizes.values()), has_checkpoint, tuple(nested), _stamp(run.discovered.folder))
-
-
-def _stamp(folder: RunFolder) -> tuple[int, ...]:
-    """Another one once the run has been gone on with."""
-    times = []
-    for name in (folder.config.name, folder.status_file.name):
-        with contextlib.suppress(OSError):
-            times.append(os.lstat(folder.path / name).st_mtime_ns)
-    return tuple(times)
+    """A look into a run folder. Links are not followed."""
+    folder = run.discovered.folder
+    files = [path for path in folder.path.rglob("*") if not path.is_dir()]
+    num_bytes = sum(path.lstat().st_size for path in files)
+    has_checkpoint = any(path.suffix == ".ckpt" for path in files)
+    below = [RunFolder(path.parent) for path in files if path.name == folder.config.name and path != folder.config]
+    # a config.yaml alone is of a logger, or of the code of a job
+    nested = [inner.path for inner in below if inner.lock_file.exists() or inner.facts_file.exists()]
+    return Candidate(run, num_bytes, has_checkpoint, tuple(nested), folder.status_changed_ns())
 
 
 def _reason_to_stay(candidate: Candidate, *, is_named: bool) -> str:
@@ -143,14 +128,10 @@ def _reason_to_stay(candidate: Candidate, *, is_named: bool) -> str:
         return "it is part of a benchmark, remove that as a whole"
     if facts["state"] == "not started" and folder.now_s() - made < SILENT_S:
         return "it may be starting on another machine, wait ten minutes"
-    if facts["state"] == "no signal" and not is_named and _is_elsewhere(facts.get("host")):
-        host = printable(facts["host"])
+    host = printable(facts.get("host", ""))
+    if facts["state"] == "no signal" and not is_named and host not in ("", socket.gethostname()):
         return f"it ran on {host}, which cannot be asked from here: --state no-signal, if you know that it is over"
     return ""
-
-
-def _is_elsewhere(host: str | None) -> bool:
-    return host is not None and host != socket.gethostname()
 
 
 def _list(going: Iterable[Candidate]) -> None:
@@ -197,8 +178,8 @@ def _removed(candidate: Candidate) -> str:
     try:
         with candidate.folder.lock():
             now = _candidate(candidate.run)
-            if now.stamp != candidate.stamp:
-                return "it was gone on with meanwhile"
+            if now.changed_ns != candidate.changed_ns:
+                return "it was resumed meanwhile"
             if now.nested:
                 return "it holds another run"
             candidate.folder.remove()
@@ -224,11 +205,7 @@ def _repoint(removed: Sequence[Path]) -> None:
 
 def _remove_empty(removed: Sequence[Path], root: Path) -> None:
     """Remove the folders between the runs and `root` that hold nothing any more."""
-    for path in removed:
-        for above in path.parents:
-            if not above.is_relative_to(root) or above == root:
-                break
-            try:
+    for above in (above for path in removed for above in path.parents):
+        if above != root and above.is_relative_to(root):
+            with contextlib.suppress(OSError):  # not empty, or of another user
                 above.rmdir()
-            except OSError:
-                break

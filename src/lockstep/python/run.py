@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lockstep.monitoring.selection import DEFAULT_ROOT, selection
 from lockstep.runs import discovery, naming
-from lockstep.runs.discovery import DiscoveredRun, Watched
+from lockstep.runs.discovery import Watched
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 
@@ -54,7 +54,7 @@ class Run(Mapping[str, Any]):
     @property
     def metrics(self) -> list[dict[str, float]]:
         """The numbers of every epoch: epoch, step, train/loss, val/accuracy, ...; what is not finite is left out."""
-        return discovery.read_rows(DiscoveredRun("", "", self._folder))
+        return discovery.read_rows(self._folder)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -1,16 +1,10 @@
-"""All runs below a folder, for tools that list, compare, stop and remove them. Standard library only.
+"""All runs below a folder, for tools that list, compare, stop and remove them. Standard library only."""
 
-What stands in the files is not trusted: a folder of runs can hold anything.
-"""
-
-import csv
 import hashlib
 import json
 import os
-import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +21,6 @@ NUMBERS = (
     "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
 )  # fmt: skip
 TEXTS = ("reason", "name", "device", "precision", "host", "monitor", "mode")
-MOST_CLASSES = 100  # of a confusion matrix
 
 
 @dataclass(frozen=True)
@@ -94,71 +87,49 @@ def look(run: DiscoveredRun) -> dict[str, Any]:
     facts |= {"sweep": run.sweep} if run.sweep is not None else {}
     try:
         status = folder.read_status()
-        if not status:
-            return facts | {"state": _state_before_status(folder)}
-    except (OSError, ValueError, RecursionError) as error:
-        reason = f"status.json cannot be read: {type(error).__name__}"
-        return facts | {"state": "broken", "reason": reason}
+    except (OSError, ValueError) as error:
+        return facts | {"state": "broken", "reason": f"status.json cannot be read: {type(error).__name__}"}
+    if not status:
+        return facts | {"state": _state_before_status(folder)}
     if status.get("state") not in STATES:
         return facts | {"state": "broken", "reason": "status.json names no state of a run"}
-    return facts | cleaned(status)
-
-
-def cleaned(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The known fields of a status that have the right type; texts and names are cut."""
-    kept: dict[str, Any] = {"state": status["state"]}
-    kept |= {name: status[name] for name in NUMBERS if _is_number(status.get(name))}
-    kept |= {name: status[name][:500] for name in TEXTS if isinstance(status.get(name), str)}
-    metrics = status.get("metrics")
-    if isinstance(metrics, dict):
-        numbers = {str(name)[:80]: value for name, value in metrics.items() if _is_number(value)}
-        kept["metrics"] = dict(list(numbers.items())[:50])
-    return kept
+    facts |= {name: status[name] for name in NUMBERS if _is_number(status.get(name))}
+    facts |= {name: status[name][:500] for name in ("state", *TEXTS) if isinstance(status.get(name), str)}
+    if isinstance(status.get("metrics"), dict):
+        facts["metrics"] = {name: value for name, value in status["metrics"].items() if _is_number(value)}
+    return facts
 
 
 class Watched:
-    """The runs below a folder, looked at again and again: what has ended is not read anew while its file is the same.
-
-    Safe to use from several threads.
-    """
+    """The runs below a folder; what has ended is read again only where its status.json has changed."""
 
     def __init__(self, root: Path, *, scan_every_s: float) -> None:
         self.root = root
         self._scan_every_s = scan_every_s
         self._next_scan = 0.0
         self._runs: dict[str, DiscoveredRun] = {}
-        self._ended: dict[str, tuple[int, dict[str, Any]]] = {}
-        self._lock = threading.Lock()
+        self._known: dict[str, tuple[int, dict[str, Any]]] = {}
 
     def runs(self, *, is_fresh: bool = False) -> dict[str, DiscoveredRun]:
-        """The runs by their ids, searched for anew when that was long ago or `is_fresh` asks for it."""
-        with self._lock:
-            if is_fresh or time.monotonic() >= self._next_scan:
-                started = time.monotonic()
-                self._runs = scan(self.root)
-                ended = time.monotonic()
-                self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))  # 2 % of the time at most
-                self._ended = {key: kept for key, kept in self._ended.items() if key in self._runs}
-            return self._runs
+        """The runs by their ids, searched for again when that was long ago or `is_fresh` asks for it."""
+        started = time.monotonic()
+        if is_fresh or started >= self._next_scan:
+            self._runs = scan(self.root)
+            ended = time.monotonic()
+            self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))  # 2 % of the time at most
+        return self._runs
 
     def look(self) -> list[dict[str, Any]]:
-        """What every run says of itself, the newest first."""
+        """The facts of every run, the newest run first."""
         facts = [self._look(run) for run in self.runs().values()]
         return sorted(facts, key=lambda run_facts: (run_facts.get("started", 0.0), run_facts["run"]), reverse=True)
 
     def _look(self, run: DiscoveredRun) -> dict[str, Any]:
-        try:
-            changed = run.folder.status_file.stat(follow_symlinks=False).st_mtime_ns
-        except OSError:
-            changed = 0
-        kept = self._ended.get(run.id)
-        if kept is not None and kept[0] == changed:
-            return kept[1]
-        facts = look(run)
-        with self._lock:
-            self._ended.pop(run.id, None)
-            if facts["state"] in ENDED_STATES:
-                self._ended[run.id] = (changed, facts)
+        changed = run.folder.status_changed_ns()
+        before, facts = self._known.get(run.id, (0, {}))
+        if changed != before or facts.get("state") not in ENDED_STATES:
+            facts = look(run)
+            self._known[run.id] = (changed, facts)
         return facts
 
 
@@ -193,8 +164,8 @@ def resume_command(run: DiscoveredRun) -> str | None:
 
 def _overrides(folder: RunFolder) -> list[str]:
     try:
-        return [line[:300] for line in folder.read_overrides()[:100]]
-    except (OSError, ValueError):
+        return [str(override) for override in folder.read_overrides()]
+    except (OSError, ValueError, TypeError):
         return []
 
 
@@ -208,31 +179,27 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
 
 
-def read_rows(run: DiscoveredRun) -> list[dict[str, float]]:
-    """The finite numbers of metrics.csv, a row per epoch; empty when there is no such file or it holds other things."""
-    rows: list[dict[str, float]] = []
+def read_rows(folder: RunFolder) -> list[dict[str, float]]:
+    """The finite numbers of metrics.csv, a row per epoch; empty where there is no such file or it cannot be read."""
     try:
-        listed = run.folder.read_metrics()
-    except (OSError, ValueError, csv.Error):
+        rows = folder.read_metrics()
+    except (OSError, ValueError):
         return []
-    for row in listed:
-        numbers = {}
-        for name, text in row.items():
-            try:
-                value = json.loads(text) if text else None
-            except (TypeError, ValueError, RecursionError):
-                continue
-            if isinstance(name, str) and _is_number(value):
-                numbers[name[:80]] = value
-        rows.append(numbers)
-    return rows
+    return [{name: value for name, text in row.items() if _is_number(value := _value(text))} for row in rows]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):  # no cell, or no number
+        return None
 
 
 def read_tests(folder: RunFolder) -> dict[str, float]:
     """What the test of a finished run measured, by its name in summary.json; empty for others."""
     try:
         summary = folder.read_summary()
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}
     return {name: value for name, value in summary.items() if is_test(name) and _is_number(value)}
 
@@ -250,28 +217,8 @@ def read_confusion(folder: RunFolder) -> dict[str, Any] | None:
     for split in ("test", "val"):
         try:
             confusion = folder.read_confusion(split)
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             continue
-        if _is_confusion(confusion):
-            names = [name[:80] for name in confusion["classes"]]
-            numbers = {name: confusion[name] for name in ("step", "num_classes", "counts")}
-            return {"split": split, "classes": names, **numbers}
+        if confusion:
+            return {"split": split, **confusion}
     return None
-
-
-def _is_confusion(confusion: dict[str, Any]) -> bool:
-    classes, counts = confusion.get("classes"), confusion.get("counts")
-    if not isinstance(classes, list) or not isinstance(counts, list) or not 0 < len(classes) <= MOST_CLASSES:
-        return False
-    rows = [row for row in counts if isinstance(row, list) and len(row) == len(classes)]
-    return (
-        all(isinstance(name, str) for name in classes)
-        and len(counts) == len(rows) == len(classes)
-        and all(_is_count(count) for row in rows for count in row)
-        and _is_count(confusion.get("step"))
-        and _is_count(confusion.get("num_classes"))
-    )
-
-
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and isinstance(value, int) and value >= 0

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import errno
 import fcntl
 import io
 import json
@@ -14,16 +13,12 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
-MAX_BYTES = 16 * 2**20  # of a file of plain values
-MAX_TABLE_BYTES = 128 * 2**20  # of metrics.csv, which has a row for every epoch
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `atomic_file` calls a file before it is whole
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # the answers of a file system that has none
 # how a formula begins (OWASP, "CSV injection"), or one that is marked; not a number
 FORMULA = re.compile(r"'*(?!-?(\d[\d.]*(e[-+]?\d+)?|inf|nan)$)[=+\-@\t\r]", re.IGNORECASE)
 PRIVATE = ("config.yaml", "job.json", "sweep.json")  # keep secrets that are needed to run again
-NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 
 
 @contextlib.contextmanager
@@ -32,13 +27,21 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     A reader sees the old content or the new one, also after a power cut.
     """
-    with left_nothing(path) as temporary, opened_and_held(temporary) as file:
-        if path.name in PRIVATE:
-            os.fchmod(file.fileno(), 0o600)
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with open(temporary, "xb") as file:
+            if path.name in PRIVATE:
+                os.fchmod(file.fileno(), 0o600)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         replace(temporary, path)
+    except OSError as error:
+        if error.filename in (None, str(temporary)):  # a full disk does not say which file
+            error.filename = str(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def replace(temporary: Path, path: Path) -> None:
@@ -53,42 +56,6 @@ def replace(temporary: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def left_nothing(path: Path) -> Iterator[Path]:
-    """The name of a new file beside `path`, which is gone when the block ends; errors of it name `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        yield temporary
-    except OSError as error:
-        if error.filename in (None, str(temporary)):  # a full disk does not say which file
-            error.filename = str(path)
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def opened_and_held(temporary: Path) -> BinaryIO:
-    """A new file, locked until it is closed: the kernel lets go of what a killed process wrote."""
-    while True:
-        with contextlib.ExitStack() as closed:
-            file = closed.enter_context(open(temporary, "xb"))
-            flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_nlink:  # else taken for a leftover before it was locked
-                closed.pop_all()
-                return file
-
-
-def flock(file: IO[bytes], how: int) -> bool:
-    """Lock a file as `fcntl.flock` does. Returns False on a file system without locks, where nobody holds any."""
-    try:
-        fcntl.flock(file, how)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return False
-    return True
-
-
-@contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """Hold the lock of a file, which is made if need be. Raises BlockingIOError while another process holds it."""
     with open(path, "ab", opener=no_link) as file:
@@ -96,15 +63,13 @@ def held(path: Path) -> Iterator[None]:
         writers = os.fstat(file.fileno()).st_mode & 0o222
         with contextlib.suppress(PermissionError):  # of another user
             os.fchmod(file.fileno(), writers | writers << 1)
-        for attempt in range(20):  # `is_held` of a reader holds it for an instant
-            try:
+        for _ in range(19):  # `is_held` of a reader holds it for an instant
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if attempt == 19:
-                    raise
-                time.sleep(0.05)
-            else:
                 break
+            time.sleep(0.05)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
@@ -112,7 +77,7 @@ def is_held(path: Path) -> bool | None:
     """Whether a live process on this machine holds the lock of a file; None for a file that is closed to this user."""
     try:
         with open(path, "rb", opener=no_link) as file:
-            flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except PermissionError:
@@ -123,24 +88,13 @@ def is_held(path: Path) -> bool | None:
 
 
 def remove_leftovers(path: Path, *, is_deep: bool = True) -> None:
-    """Remove what writers left that were killed: half a checkpoint, say. `is_deep`: also in the folders below.
+    """Remove what killed writers left, half a checkpoint for example; `is_deep`: also in the folders below.
 
-    Where there are no locks nobody knows whether a writer lives, and all stays.
+    Call it where nobody writes, holding the lock of the folder.
     """
-    for folder, below, names in os.walk(path):
-        if not is_deep:
-            below.clear()
-        for name in filter(LEFTOVER.fullmatch, names):
-            with (
-                contextlib.suppress(FileNotFoundError, PermissionError),  # gone by itself, or of another user
-                open(Path(folder, name), "r+b", opener=no_link) as file,
-            ):
-                try:
-                    is_left = flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue  # its writer lives
-                if is_left:
-                    os.unlink(Path(folder, name))
+    for leftover in path.rglob(".*") if is_deep else path.glob(".*"):
+        if LEFTOVER.fullmatch(leftover.name):
+            leftover.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -157,11 +111,9 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The values of a file, empty where there is none. Raises ValueError, with its name, for what is no JSON object."""
     try:
-        text = read_text(path)
+        value = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    try:
-        value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
@@ -169,29 +121,27 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
-    """The text of a plain file, whatever else stands there: no link, no pipe that would be waited for.
-
-    Raises ValueError for those, for a longer file, and for what is no UTF-8; OSError as `open` does.
-    """
+def read_text(path: Path) -> str:
+    """The text of a file; follows no link and waits for no pipe. Raises ValueError for what is no UTF-8."""
     with open(path, "rb", opener=no_link) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{path} is no plain file.")
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ValueError(f"{path} is longer than {max_bytes:,} bytes.")
+        return file.read().decode()
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file, none where there is no file."""
     try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8.") from error
+        return read_text(path).splitlines()
+    except FileNotFoundError:
+        return []
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by column; none where there is no file."""
+    """The rows of a CSV file by column, without half a last line; none where there is no file."""
     try:
-        return list(csv.DictReader(io.StringIO(read_text(path, MAX_TABLE_BYTES), newline="")))
+        text = read_text(path)
     except FileNotFoundError:
         return []
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
@@ -217,12 +167,17 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     write_atomically(path, text.getvalue())
 
 
-def append_rows(path: Path, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
-    """Add rows to a CSV file that has these columns."""
-    text = io.StringIO()
-    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
-    with open(path, "a") as file:
-        file.write(text.getvalue())
+def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Append rows to a CSV file, which is replaced where they have a new column."""
+    with open(path, "a+", newline="") as file:
+        file.seek(0)
+        columns = next(csv.reader(file), [])
+        if all(name in columns for row in rows for name in row):
+            csv.DictWriter(file, columns, lineterminator="\n").writerows(rows)
+            file.flush()
+            os.fsync(file.fileno())
+            return
+    write_rows(path, [*read_rows(path), *rows])
 
 
 def is_own_folder(path: Path) -> bool:

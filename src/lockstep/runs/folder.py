@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs import files
-from lockstep.runs.files import (
-    left_nothing,
-    opened_and_held,
-    read_json,
-    read_text,
-    write_json,
-)
+from lockstep.runs.files import read_json, read_lines, read_text, write_json
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -43,70 +37,47 @@ class FailedElsewhere(RuntimeError):
     """Ends a rank because of another one, which knows more of the cause and is about to record it."""
 
 
+class _File:
+    """A file or folder of a run, by its name in the run folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunFolder", kind: object = None) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths and files of one run."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """The resolved configuration: ranks, trials, tasks and resumes start from it."""
-        return self.path / "config.yaml"
-
-    @property
-    def overrides(self) -> Path:
-        """What was typed, one override a line; for people, nothing reads it back."""
-        return self.path / "overrides.txt"
-
-    @property
-    def project(self) -> Path:
-        """The folders in which the modules lie that the configuration names."""
-        return self.path / "project.json"
-
-    @property
-    def images(self) -> Path:
-        """Name, target and split of every image that the run was trained with, and its classes."""
-        return self.path / "images.json.gz"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, devices and commit of the machine that trained last."""
-        return self.path / "environment.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Holds best.ckpt and last.ckpt."""
-        return self.path / "checkpoints"
-
-    @property
-    def last_checkpoint(self) -> Path:
-        """The newest state: a resume goes on from here."""
-        return self.checkpoints / "last.ckpt"
-
-    @property
-    def best_checkpoint(self) -> Path:
-        """The state with the best monitored value."""
-        return self.checkpoints / "best.ckpt"
-
-    @property
-    def initial_weights(self) -> Path:
-        """The checkpoint whose weights the run started with, where `init_from` names one: kept here for a new start."""
-        return self.path / "initial.ckpt"
+    config = _File("config.yaml")  # resolved: ranks, trials, tasks and resumes start from it
+    facts_file = _File("run.json")  # facts of the start: overrides, folders of modules, environment, id at W&B
+    status_file = _File("status.json")  # what the run is doing, from its preparation on
+    summary = _File("summary.json")  # the result of a finished run
+    metrics = _File("metrics.csv")  # a row per epoch
+    checkpoints = _File("checkpoints")
+    last_checkpoint = _File("checkpoints/last.ckpt")  # the newest state, from which a resume continues
+    best_checkpoint = _File("checkpoints/best.ckpt")  # the state with the best monitored value
+    initial_weights = _File("initial.ckpt")  # a copy of the checkpoint that `init_from` names, for a start from scratch
+    images = _File("images.json.gz")  # name, target and split of every image of the training, and its classes
+    pictures = _File("pictures")  # PNG files of what the network gets right and wrong, and confusion matrices
+    old_project = _File("project.json")  # the folders of modules of a run that was begun before 2026-11-25
+    old_curves = _File("tensorboard")  # all event files of a run that was begun before 2026-11-22
+    failure = _File("failure.txt")  # the traceback of the first rank that failed
+    scores = _File("scores.json")  # loss and accuracy of the last evaluation
+    stop_flag = _File("STOP")  # present = please stop; contains the reason
+    lock_file = _File(".lock")  # held by the process that trains the run; there since the first training
+    job_file = _File("job.json")  # the record of the last job, and the only one
+    job_files = _File("job")  # the script of a job and what it prints, a log for every rank
+    job_lock = _File(".job")  # held by a job in the background of this machine, from its start to its end
+    code = _File(CODE)  # the source of the project when a job was submitted
 
     def curves(self, split: str) -> Path:
         """Event files of a split, of all sessions of the run; those of train hold also what belongs to no split."""
         return self.path / CURVES[split]
-
-    @property
-    def old_curves(self) -> Path:
-        """All event files, in runs that were begun before 2026-11-22; they go on there."""
-        return self.path / "tensorboard"
-
-    @property
-    def pictures(self) -> Path:
-        """PNG files of what the network gets right and wrong, and the numbers of its confusion matrices."""
-        return self.path / "pictures"
 
     def confusion(self, split: str) -> Path:
         """The numbers of a picture of the same name: classes, and counts of what each was taken for."""
@@ -116,80 +87,64 @@ class RunFolder:
         """What stands there; empty where nothing was drawn."""
         return read_json(self.confusion(split))
 
-    @property
-    def failure(self) -> Path:
-        """The traceback of the first rank that failed."""
-        return self.path / "failure.txt"
-
-    @property
-    def scores(self) -> Path:
-        """Loss and accuracy of the last evaluation."""
-        return self.path / "scores.json"
-
-    @property
-    def code(self) -> Path:
-        """The source of the project when a job was submitted."""
-        return self.path / CODE
-
-    @property
-    def job_files(self) -> Path:
-        """The script of a job and what it prints, a log for every rank."""
-        return self.path / "job"
-
     def rank_log(self, rank: int) -> Path:
         """Everything a rank other than 0 printed."""
         return self.path / f"rank{rank}.log"
 
-    @property
-    def ranks(self) -> Path:
-        """Signs of life of the ranks, while they compute."""
-        return self.path / ".ranks"
-
-    def rank_beat(self, rank: int) -> Path:
+    def heartbeat(self, rank: int) -> Path:
         """Host and process of a rank; touched while it lives."""
-        return self.ranks / f"{rank}.beat"
+        return self.path / f".beat{rank}"
+
+    def heartbeats(self) -> dict[int, Path]:
+        """The heartbeats that there are, by rank."""
+        return {int(path.name.removeprefix(".beat")): path for path in self.path.glob(".beat*")}
 
     def rendezvous(self, step: str) -> Path:
         """Where rank 0 of one start of a job says where it can be reached; there until all ranks have met."""
         return self.path / f"rendezvous-{step}"
 
-    def read_overrides(self) -> list[str]:
-        """What was typed; empty where nothing was, or nobody typed."""
-        try:
-            return read_text(self.overrides).splitlines()
-        except FileNotFoundError:
-            return []
+    # -- facts of the start; runs made before 2026-11-26 have them in files of their own ------------------------------
 
-    def read_version(self) -> str | None:
-        """The version of Lockstep that trained the run last; None where none did, or what it wrote cannot be read."""
-        try:
-            packages = self._read_json(self.environment.name).get("packages")
-        except (OSError, ValueError):
-            return None
-        version = packages.get("lockstep") if isinstance(packages, dict) else None
-        return version if isinstance(version, str) else None
+    def note(self, **facts: Any) -> None:
+        """Add facts to run.json, or replace them. One process at a time: before a training the parent, then rank 0."""
+        write_json(self.facts_file, {**read_json(self.facts_file), **facts})
+
+    def _fact(self, name: str) -> Any:
+        return read_json(self.facts_file).get(name)
+
+    def read_overrides(self) -> list[str]:
+        """The overrides that were typed, without secrets."""
+        return self._fact("overrides") or read_lines(self.path / "overrides.txt")
 
     def read_project(self) -> dict[str, Any]:
-        """The folders of the modules of the run, empty where nobody wrote them down."""
-        return self._read_json(self.project.name)
+        """The folders that contain the modules of the run, empty where they were not recorded."""
+        return self._fact("project") or read_json(self.old_project)
 
-    def write_project(self, folders: dict[str, Any]) -> None:
-        """Replace project.json."""
-        write_json(self.project, folders)
+    def read_environment(self) -> dict[str, Any]:
+        """Versions, devices and commit of the machine that trained last."""
+        return self._fact("environment") or read_json(self.path / "environment.json")
+
+    def read_version(self) -> str | None:
+        """The version of Lockstep that trained the run last, if it is known."""
+        try:
+            return self.read_environment()["packages"]["lockstep"]
+        except (OSError, ValueError, KeyError):
+            return None
 
     def wandb_id(self) -> str:
-        """What Weights & Biases calls the run, in all its sessions; made up at the first call. Rank 0 only."""
-        path = self.path / "wandb_id.txt"
-        if not path.is_file():
-            files.write_atomically(path, secrets.token_hex(4) + "\n")
-        return read_text(path).strip()
+        """The id of the run at Weights & Biases in all its sessions; made up at the first call. Rank 0 only."""
+        known = self._fact("wandb_id") or "".join(read_lines(self.path / "wandb_id.txt")) or secrets.token_hex(4)
+        self.note(wandb_id=known)
+        return known
 
     # -- status and summary ------------------------------------------------------------------------------------------
 
-    @property
-    def status_file(self) -> Path:
-        """What the run is doing, from its preparation on."""
-        return self.path / "status.json"
+    def status_changed_ns(self) -> int:
+        """When status.json was replaced last; 0 where there is none."""
+        try:
+            return self.status_file.stat(follow_symlinks=False).st_mtime_ns
+        except OSError:
+            return 0
 
     def write_status(self, **fields: Any) -> None:
         """Replace status.json. Rank 0 or the parent only."""
@@ -198,7 +153,7 @@ class RunFolder:
     def update_status(self, **fields: Any) -> None:
         """Change some fields of status.json, of a damaged one all. Only while no training writes it."""
         try:
-            before = self._read_json(self.status_file.name)
+            before = read_json(self.status_file)
         except ValueError:
             before = {}
         self.write_status(**{**before, **fields})
@@ -210,12 +165,12 @@ class RunFolder:
         stop shows as state "stopping", one whose process is gone as "no signal". The process of another machine or
         user counts as gone when its status is older than `SILENT_S` by the clock of the file system.
         """
-        status = self._read_json(self.status_file.name)
+        status = read_json(self.status_file)
         if self._is_gone(status):
-            status = self._read_json(self.status_file.name)  # it may have ended well since the first look
+            status = read_json(self.status_file)  # it may have ended well since the first look
             if self._is_gone(status):
                 status["state"] = "no signal"
-        if status.get("state", "finished") != "finished" and self._summary.is_file():
+        if status.get("state", "finished") != "finished" and self.summary.is_file():
             status |= {"state": "finished", "reason": ""}
         if status.get("state") in LIVE_STATES and self.stop_flag.is_file():
             status["state"] = "stopping"
@@ -227,57 +182,39 @@ class RunFolder:
         is_here = is_locked is not None and status.get("host") == socket.gethostname()
         return is_here or self.now_s() - self.status_file.stat().st_mtime > SILENT_S
 
-    @property
-    def _summary(self) -> Path:
-        return self.path / "summary.json"
-
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json: the result of a finished run."""
-        write_json(self._summary, summary)
+        write_json(self.summary, summary)
 
     def read_summary(self) -> dict[str, Any]:
         """The result of a finished run, empty for others."""
-        return self._read_json(self._summary.name)
-
-    def _read_json(self, name: str) -> dict[str, Any]:
-        return read_json(self.path / name)
+        return read_json(self.summary)
 
     # -- the job that trains the run ---------------------------------------------------------------------------------
 
-    @property
-    def job_file(self) -> Path:
-        """The record of the last job; nothing else knows of it."""
-        return self.path / "job.json"
-
     def read_job(self) -> dict[str, Any]:
         """The record of the job, empty where nobody submitted the run."""
-        return self._read_json(self.job_file.name)
+        return read_json(self.job_file)
 
     def write_job(self, record: dict[str, Any]) -> None:
         """Replace the record of the job."""
         write_json(self.job_file, record)
 
-    @property
-    def job_lock(self) -> Path:
-        """Held by a job in the background of this machine, from its start to its end."""
-        return self.path / ".job"
-
     # -- metrics: a row per epoch ------------------------------------------------------------------------------------
 
     def read_metrics(self) -> list[dict[str, str]]:
-        """Rows of metrics.csv, one per epoch."""
-        return files.read_rows(self.path / "metrics.csv")
+        """Rows of metrics.csv, one per epoch; half a last line is none."""
+        return files.read_rows(self.metrics)
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         """Replace metrics.csv."""
-        files.write_rows(self.path / "metrics.csv", rows)
+        files.write_rows(self.metrics, rows)
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """Append the row of an epoch to metrics.csv."""
+        files.append_rows(self.metrics, [row])
 
     # -- the stop flag -----------------------------------------------------------------------------------------------
-
-    @property
-    def stop_flag(self) -> Path:
-        """Present = please stop; holds the reason."""
-        return self.path / "STOP"
 
     def request_stop(self, reason: str) -> None:
         """Ask all ranks to stop together. A request that is already there stays as it is."""
@@ -309,17 +246,9 @@ class RunFolder:
     # -- failures ----------------------------------------------------------------------------------------------------
 
     def record_failure(self, text: str) -> None:
-        """Keep the first failure, whole; later ones, mostly its consequences, change nothing."""
-        with left_nothing(self.failure) as temporary:
-            with opened_and_held(temporary) as file:
-                file.write(text.encode(errors="backslashreplace"))
-            try:
-                os.link(temporary, self.failure)
-            except FileExistsError:
-                return
-            except OSError:  # a file system without links
-                if not self.failure.exists():
-                    files.replace(temporary, self.failure)
+        """Keep the first failure; later ones, mostly its consequences, change nothing."""
+        with contextlib.suppress(FileExistsError), open(self.failure, "xb") as file:
+            file.write(text.encode(errors="backslashreplace"))
 
     def await_failure(self, timeout_s: float) -> None:
         """Return when a failure is on record, or after `timeout_s`: the rank that knew of it may have died."""
@@ -330,19 +259,14 @@ class RunFolder:
     @property
     def ended(self) -> list[Path]:
         """The files that record how a run ended, besides its status."""
-        return [self.failure, self._summary, *self.pictures.glob("test_*")]
+        return [self.failure, self.summary, *self.pictures.glob("test_*")]
 
     def forget_end(self) -> None:
-        """Forget how the run ended: it goes on."""
-        for path in (self.stop_flag, *self.ended, *self.ranks.glob("*")):
+        """Clear STOP, failure.txt, summary.json and pictures of the test before a resume."""
+        for path in (self.stop_flag, *self.ended, *self.heartbeats().values()):
             path.unlink(missing_ok=True)
 
     # -- one trainer at a time ---------------------------------------------------------------------------------------
-
-    @property
-    def lock_file(self) -> Path:
-        """Held by the process that trains the run; there since the first training."""
-        return self.path / ".lock"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from lockstep.runs.files import NO_TEXTS
 from lockstep.runs.folder import CODE, SWEEP, RunFolder
 
+NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 SCRIPTLESS = "lockstep train"  # what trains in any folder
 TRUST = "run this in the project's folder, or add --trust (in Python trust=True)"
 TRUSTING = "run whatever code and commands the run folder names, not only those of this project and known libraries"

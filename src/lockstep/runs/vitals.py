@@ -1,8 +1,8 @@
-"""Signs of life of the ranks of a run, and what is left of one that died: a file for each, while it computes.
+"""Heartbeats of the ranks of a run, and how a process died.
 
-A rank that is killed, frozen or cut off cannot say so, and the others hear of it as of a broken connection. So every
-rank touches a file of its own once a second, by a thread, and Python writes into the log of the rank where it was when
-a signal such as SIGSEGV ends it. Whoever is left reads them: other ranks, the parent.
+A rank that is killed, frozen or cut off cannot report it, and the others see a broken connection or a timeout. So a
+thread of each rank touches a file once a second, and `faulthandler` writes a stack into the log of the rank when a
+signal such as SIGSEGV ends it. Other ranks and the parent read both.
 """
 
 import contextlib
@@ -22,29 +22,25 @@ from typing import NamedTuple
 from lockstep.runs.folder import RunFolder
 
 BEAT_S = 1.0
-LOOK_S = 5.0  # a rank that does not beat for so long is silent
-MOST_TOLD = 4  # silent ranks in a message
+LOOK_S = 5.0  # a rank without a heartbeat for so long is silent
 FRAME = re.compile(r'^ +File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 
 
 @contextlib.contextmanager
 def shown(folder: RunFolder, rank: int) -> Iterator[None]:
-    """Show that this rank lives, and where it dies; nothing is left of either when the block ends, however it does."""
-    beat = folder.rank_beat(rank)
-    _begin(beat)
+    """Keep the heartbeat of this rank, and `faulthandler` on its log, until the block ends."""
+    heartbeat = folder.heartbeat(rank)
+    heartbeat.write_text(f"{socket.gethostname()} {os.getpid()}\n")
     is_over = threading.Event()
-    thread = threading.Thread(target=_beat, args=(beat, is_over), daemon=True)
+    thread = threading.Thread(target=_beat, args=(heartbeat, is_over), daemon=True)
     thread.start()
-    was_enabled = faulthandler.is_enabled()
     try:
-        with open(folder.rank_log(rank), "ab") as file:
-            faulthandler.enable(file)
+        with open(folder.rank_log(rank), "ab") as log:
+            faulthandler.enable(log)
             try:
                 yield
             finally:
                 faulthandler.disable()
-                if was_enabled:
-                    faulthandler.enable(2)  # where Python and pytest have it
     finally:
         is_over.set()
         thread.join()
@@ -52,23 +48,11 @@ def shown(folder: RunFolder, rank: int) -> Iterator[None]:
 
 
 def forget(folder: RunFolder, rank: int) -> None:
-    """Remove what a rank that has ended showed of itself, and its log where that is empty."""
-    log = folder.rank_log(rank)
-    with contextlib.suppress(OSError):  # there is none, or the disk is gone, whose fault is told elsewhere
-        if log.stat().st_size == 0:
-            log.unlink()
-    with contextlib.suppress(OSError):
-        folder.rank_beat(rank).unlink()
-    with contextlib.suppress(OSError):  # others are still there
-        folder.ranks.rmdir()
-
-
-def _begin(beat: Path) -> None:
-    while True:
-        beat.parent.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another rank has just left, and the folder with it
-            beat.write_text(f"{socket.gethostname()} {os.getpid()}\n")
-            return
+    """Remove the heartbeat of a rank that has ended, and its log where that is empty."""
+    with contextlib.suppress(OSError):  # a disk that is gone must not hide how the rank ended
+        folder.heartbeat(rank).unlink(missing_ok=True)
+        if os.path.getsize(folder.rank_log(rank)) == 0:
+            folder.rank_log(rank).unlink()
 
 
 def _beat(path: Path, is_over: threading.Event) -> None:
@@ -81,62 +65,49 @@ def _beat(path: Path, is_over: threading.Event) -> None:
 
 
 class Beat(NamedTuple):
-    """What a rank shows: its process, and when that last gave a sign, by the clock of the disk."""
+    """The process of a rank, and the time of its last heartbeat by the clock of the disk."""
 
     host: str
     pid: int
     at_s: float
 
 
-def silent(folder: RunFolder) -> dict[int, Beat]:
-    """The ranks that give no sign for `LOOK_S`; none as soon as a failure is on record, which tells more.
+def silent(folder: RunFolder, world_size: int) -> str:
+    """A line for each rank that has no heartbeat for `LOOK_S`: where, since when, why; "" for none.
 
-    Those that left by themselves have no file any more, and are not silent.
+    Returns "" as soon as a failure is on record, which is more precise. A rank that has ended has no file any more.
     """
     before = _beats(folder)
     deadline = time.monotonic() + LOOK_S
     while time.monotonic() < deadline:
         if folder.failure.exists():
-            return {}
+            return ""
         time.sleep(0.05)
-    after = _beats(folder)
-    return {rank: beat for rank, beat in after.items() if before.get(rank) == beat}
-
-
-def told(folder: RunFolder, ranks: dict[int, Beat], world_size: int) -> str:
-    """Which ranks are silent, where, since when and why, as far as that can be seen from this machine."""
-    now = folder.now_s()
-    lines = [
+    after, now = _beats(folder), folder.now_s()
+    return "\n".join(
         f"rank {rank} of {world_size} on {beat.host} (pid {beat.pid}) has been silent since "
         f"{datetime.fromtimestamp(beat.at_s):%H:%M:%S}, for {now - beat.at_s:.0f} s: {_state(beat)}"
-        for rank, beat in sorted(ranks.items(), key=lambda item: item[1].at_s)[:MOST_TOLD]
-    ]
-    more = len(ranks) - len(lines)
-    return "\n".join([*lines, *([f"and {more} more"] if more else [])])
+        for rank, beat in sorted(after.items(), key=lambda item: item[1].at_s)
+        if before.get(rank) == beat
+    )
 
 
-def absent(folder: RunFolder, world_size: int) -> list[int]:
-    """Ranks that have shown nothing of their life: while ranks meet for the first time, those that never came."""
+def absent(folder: RunFolder, world_size: int) -> str:
+    """A line that names the ranks that have never had a heartbeat, which ranks that meet wait for; "" for none."""
     beats = _beats(folder)
-    return [rank for rank in range(world_size) if rank not in beats]
-
-
-def told_absent(ranks: list[int], world_size: int) -> str:
-    """Which ranks never came, in a line; empty where all did."""
+    ranks = ", ".join(str(rank) for rank in range(world_size) if rank not in beats)
     if not ranks:
         return ""
-    named, num_more = ", ".join(map(str, ranks[:MOST_TOLD])), len(ranks[MOST_TOLD:])
-    more = f" and {num_more} more" if num_more else ""
-    return f"rank {named}{more} of {world_size} never came: not started, stopped before its imports, or killed"
+    return f"rank {ranks} of {world_size} never came: not started, stopped before its imports, or killed"
 
 
 def _beats(folder: RunFolder) -> dict[int, Beat]:
     beats = {}
-    for path in folder.ranks.glob("*.beat"):
-        # opened, for a network disk may tell an old time of a file that is not
+    for rank, path in folder.heartbeats().items():
+        # opened, for a network disk may report an old time of a file that is not
         with contextlib.suppress(OSError, ValueError), open(path) as file:
             host, pid = file.read().split()
-            beats[int(path.stem)] = Beat(host, int(pid), os.fstat(file.fileno()).st_mtime)
+            beats[rank] = Beat(host, int(pid), os.fstat(file.fileno()).st_mtime)
     return beats
 
 
@@ -146,10 +117,9 @@ def _state(beat: Beat) -> str:
     try:
         state = Path(f"/proc/{beat.pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return "its process is gone"
-    if state == "T":
-        return f"its process is stopped, kill -CONT {beat.pid} would let it go on"
-    return "its process is gone" if state == "Z" else "its process hangs"
+        state = "Z"
+    states = {"T": f"its process is stopped, kill -CONT {beat.pid} would resume it", "Z": "its process is gone"}
+    return states.get(state, "its process hangs")
 
 
 # -- a rank that died --------------------------------------------------------------------------------------------------

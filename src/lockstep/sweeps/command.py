@@ -100,14 +100,13 @@ def run(
     for trial_config in configs.values():
         devices.need(trial_config, machine, at_once)
 
-    def known(running: dict[int, str] | None = None) -> Table:
-        return table(ledger, objectives, running or {}, monitored=monitored(config))
+    table_of = partial(table, ledger, objectives, monitored=monitored(config))
 
     def need_of(trial: Trial) -> devices.Need:
         trial_config = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
         return devices.need(trial_config, machine, at_once)
 
-    view = views.View(known, total, is_silent=config.silent)
+    view = views.View(table_of, total, is_silent=config.silent)
     pool = Pool(Devices(machine, at_once))
     course_of = partial(Course, ledger=ledger, pool=pool, need_of=need_of, at_once=at_once)
     task = "train" if config.sweep.test == "all" else "train-without-test"
@@ -118,10 +117,10 @@ def run(
     try:
         code = course_of(source=source, view=view, max_failed=config.sweep.max_failed, task=task).run()
     finally:
-        write(ledger, known())
+        write(ledger, table_of({}))
     if source.note and not config.silent:
         print(source.note, flush=True)
-    chosen, untested = _to_be_tested(known(), config)
+    chosen, untested = _to_be_tested(table_of({}), config)
     if chosen:
         for trial in chosen:  # what others have trained may be here: no trial of this command, and no modules of it
             trust.check(trial.folder, storage.load(trial.folder.config), configs.get(trial.number, config))
@@ -130,11 +129,11 @@ def run(
             is_best = config.sweep.test == "best"
             what = f"the best trial, {chosen[0].number}" if is_best else plural(len(chosen), "trial")
             print(f"Testing {what} ...", flush=True)
-        silent = views.View(known, total, is_silent=True)
+        silent = views.View(table_of, total, is_silent=True)
         code = course_of(source=Grid(chosen), view=silent, max_failed=None, task="test").run() or code
-        write(ledger, known())
+        write(ledger, table_of({}))
     if not config.silent:
-        views.show(known(), shown(ledger.path))
+        views.show(table_of({}), shown(ledger.path))
         if code:
             print("Not everything is done: the same command again goes on.", flush=True)
     if untested and not code:

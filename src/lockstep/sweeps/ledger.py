@@ -5,9 +5,11 @@ sweep.json lists the trials by what was typed, secrets too; what became of one s
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from lockstep.config.faults import ConfigError
 from lockstep.runs.discovery import look_at
@@ -30,11 +32,10 @@ class Trial:
 
     @property
     def state(self) -> str:
-        """What its run folder says: a state of a run, or `queued`, `interrupted`."""
-        state: str = look_at(self.folder)["state"]
-        return {"not started": "queued", "no signal": "interrupted"}.get(state) or state
+        """The state of its run, or `queued`, `interrupted`."""
+        return state_of(look_at(self.folder))
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, str]:
         """The overrides of the trial as they were typed, by key, without secrets."""
         pairs = (override.lstrip("+").partition("=") for override in redacted(self.overrides))
@@ -90,7 +91,15 @@ class Ledger:
 
     def write(self) -> None:
         """Replace sweep.json."""
-        entries = [{**vars(trial), "folder": str(trial.folder.path.relative_to(self.path))} for trial in self.trials]
+        entries = [
+            {
+                "number": trial.number,
+                "overrides": trial.overrides,
+                "folder": str(trial.folder.path.relative_to(self.path)),
+                "device": trial.device,
+            }
+            for trial in self.trials
+        ]
         kept = {"name": self.name, "command": self.command, "trials": entries, "updated": time.time()}
         write_json(self.path / SWEEP, kept)
 
@@ -98,6 +107,12 @@ class Ledger:
     def stop_flag(self) -> RunFolder:
         """The folder as one that can be asked to stop, like a run."""
         return RunFolder(self.path)
+
+
+def state_of(facts: Mapping[str, Any]) -> str:
+    """The state of a trial by the facts of its run."""
+    state: str = facts["state"]
+    return {"not started": "queued", "no signal": "interrupted"}.get(state, state)
 
 
 def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:

@@ -3,7 +3,6 @@
 views.py shows it.
 """
 
-import csv
 import math
 import operator
 import statistics
@@ -16,7 +15,7 @@ from lockstep.monitoring.cells import epochs
 from lockstep.runs.discovery import look_at, read_tests
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.folder import RunFolder
-from lockstep.sweeps.ledger import Ledger, Trial
+from lockstep.sweeps.ledger import Ledger, Trial, state_of
 from lockstep.system.terminal import duration, measure, printable
 
 STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
@@ -153,9 +152,23 @@ class Table:
         return notes + [f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}" for row in failed]
 
 
-def table(ledger: Ledger, objectives: Sequence[Objective], running: dict[int, str], *, monitored: Objective) -> Table:
-    """The table of a ledger. `running` has the state of the trials that run now, by number."""
-    rows = [_row(trial, objectives, monitored, running.get(trial.number)) for trial in ledger.trials]
+def table(
+    ledger: Ledger,
+    objectives: Sequence[Objective],
+    running: dict[int, str],
+    *,
+    monitored: Objective,
+    known: dict[int, Row] | None = None,
+) -> Table:
+    """The table of a ledger. `running` has the state of the trials that run now, by number.
+
+    `known` keeps the rows of the others from call to call, so that their folders are read once.
+    """
+    kept = {} if known is None else known
+    for trial in ledger.trials:
+        if trial.number in running or trial.number not in kept:
+            kept[trial.number] = _row(trial, objectives, monitored, running.get(trial.number))
+    rows = [kept[trial.number] for trial in ledger.trials]
     first = objectives[0]
 
     def rank(row: Row) -> tuple[bool, bool, float, int]:
@@ -184,7 +197,7 @@ def _row(trial: Trial, objectives: Sequence[Objective], monitored: Objective, li
     facts, summary = look_at(trial.folder), _or_empty(trial.folder.read_summary)
     values = tuple(objective.of(trial.folder, monitored) for objective in objectives)
     training_s = number(summary.get("training_s", facts.get("elapsed_s")))
-    return Row(trial, trial.settings, live or trial.state, values, read_tests(trial.folder), training_s, facts)
+    return Row(trial, trial.settings, live or state_of(facts), values, read_tests(trial.folder), training_s, facts)
 
 
 def write(ledger: Ledger, sweep_table: Table) -> None:
@@ -231,7 +244,7 @@ def time_of(seconds: float | None) -> str:
 def _or_empty(read: Any) -> Any:
     try:
         return read()
-    except (OSError, ValueError, csv.Error, RecursionError):  # whatever stands there
+    except (OSError, ValueError):
         return {}
 
 

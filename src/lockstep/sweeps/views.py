@@ -29,7 +29,7 @@ class View:
     A silent one prints why trials fail and nothing else.
     """
 
-    def __init__(self, table: Callable[[dict[int, str]], Table], total: int, *, is_silent: bool) -> None:
+    def __init__(self, table: Callable[..., Table], total: int, *, is_silent: bool) -> None:
         self._table = table
         self._total = total
         self._is_silent = is_silent
@@ -39,6 +39,7 @@ class View:
         self.live = self._screen if self._is_drawn else nullcontext()  # held while trials run
         self._started = time.monotonic()
         self._since: dict[int, float] = {}
+        self._rows: dict[int, Row] = {}  # of trials that do not run
 
     def started(self, trial: Trial) -> None:
         """Say on which devices a trial begins."""
@@ -50,7 +51,8 @@ class View:
     def ended(self, trial: Trial, state: str) -> None:
         """Say how a trial ended; of a failure, why."""
         if not self._is_silent:
-            sweep_table = self._table({})
+            self._rows.pop(trial.number, None)
+            sweep_table = self._table({}, known=self._rows)
             row = next(row for row in sweep_table.rows if row.trial is trial)
             value = f", {sweep_table.objectives[0].name} {text(row.values[0])}" if row.values[0] is not None else ""
             used = duration(time.monotonic() - self._since[trial.number])
@@ -72,7 +74,7 @@ class View:
         if not self._is_drawn:
             return
         states = {trial.number: trial.state for trial in running}
-        sweep_table = self._table(states)
+        sweep_table = self._table(states, known=self._rows)
         rows = tuple(row for row in sweep_table.rows if row.trial.number in states)
         lines = _trials(sweep_table, rows, self._out, is_live=True)
         counts = Counter("running" if row.trial.number in states else row.state for row in sweep_table.rows)
@@ -86,7 +88,7 @@ class View:
         self._screen.update(Group(title, lines), refresh=True)
 
     def _told(self, trial: Trial) -> str:
-        return told(trial, [row.trial for row in self._table({}).rows])
+        return told(trial, [row.trial for row in self._table({}, known=self._rows).rows])
 
     def _say(self, text: str, style: str | Style = "") -> None:
         if not self._is_silent:

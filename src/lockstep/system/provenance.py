@@ -18,7 +18,7 @@ PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "
 
 
 def describe(project: Path) -> dict[str, Any]:
-    """Versions, devices, host and commit of a project, as plain values for environment.json. Imports torch."""
+    """Versions, devices, host and commit of a project, as plain values for run.json. Imports torch."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -1,6 +1,5 @@
 """One training run, from its saved configuration to its summary. Every rank reads this straight down."""
 
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from lockstep.config import build, measured, project, rules, signatures, storage
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Open
-from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
@@ -51,7 +49,7 @@ def train(
         data, module, first = prepared(here, is_new=resumed_from.path is None)
         first_step = _next_step(resumed_from.path, is_own=config.has_own_module)
         if here.rank == 0:
-            write_atomically(folder.environment, json.dumps(provenance.describe(project.root()), indent=1) + "\n")
+            folder.note(environment=provenance.describe(project.root()))
             show_header(here, data, module, is_resumed=resumed_from.path is not None)
         callbacks = built_callbacks(config)
         checkpoint = _prepared_checkpoint(callbacks, folder)

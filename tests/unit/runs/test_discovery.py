@@ -48,7 +48,7 @@ def run(path: Path, *overrides: str, **status: Any) -> RunFolder:
     path.mkdir(parents=True)
     folder = RunFolder(path)
     folder.config.write_text("seed: 0\n")
-    folder.overrides.write_text("".join(f"{text}\n" for text in overrides))
+    (path / "run.json").write_text(json.dumps({"overrides": overrides}))
     if status:
         # not synced to the disk, which takes time
         (path / "status.json").write_text(json.dumps({**status, "updated": time.time()}))
@@ -165,16 +165,6 @@ def test_a_field_of_the_wrong_type_is_left_out_alone(tmp_path: Path, name: str) 
     assert facts == (expected | {"metrics": {}} if name == "metrics" else expected)
 
 
-def test_texts_and_metrics_are_cut(tmp_path: Path) -> None:
-    metrics = {f"{'m' * 100}{number}": 0.5 for number in range(3)} | {f"metric {number}": 1 for number in range(200)}
-    folder = run(tmp_path / "run", *(["x" * 5000] * 500), state="failed", reason="r" * 10_000, metrics=metrics)
-    facts = look(found(folder))
-    assert len(facts["reason"]) == 500
-    assert len(facts["metrics"]) <= 50
-    assert max(map(len, facts["metrics"])) == 80
-    assert (len(facts["overrides"]), len(facts["overrides"][0])) == (100, 300)
-
-
 def test_only_finite_numbers_are_metrics(tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
     metrics = {"good": 0.5, "nan": float("nan"), "inf": float("-inf"), "true": True, "text": "1", "huge": 10**400}
@@ -182,35 +172,12 @@ def test_only_finite_numbers_are_metrics(tmp_path: Path) -> None:
     assert look(found(folder))["metrics"] == {"good": 0.5}
 
 
-def _pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def _speaking_pipe(path: Path) -> None:
-    os.mkfifo(path)
-    os.write(os.open(path, os.O_RDWR), json.dumps(FULL).encode())  # stays open, so that the text stays there
-
-
-def _link(path: Path) -> None:
-    other = path.with_name("other.json")
-    other.write_text(json.dumps(FULL))
-    path.symlink_to(other)
-
-
-HOSTILE: dict[str, Callable[[Path], Any]] = {
-    "a pipe": _pipe,
-    "a pipe that speaks": _speaking_pipe,
-    "a link": _link,
-    "a link to itself": lambda path: path.symlink_to(path),
+DAMAGED: dict[str, Callable[[Path], Any]] = {
     "a folder": Path.mkdir,
-    "a device": lambda path: path.symlink_to("/dev/zero"),
-    "no JSON": lambda path: path.write_text("{"),
+    "half of it": lambda path: path.write_text('{"state": "fini'),
+    "empty": Path.touch,
     "another type": lambda path: path.write_text('["finished"]'),
     "no UTF-8": lambda path: path.write_bytes(b'{"state": "\xff"}'),
-    "deep": lambda path: path.write_text("[" * 200_000),
-    "deep objects": lambda path: path.write_text('{"metrics":' * 100_000),
-    "a number of 5,000 digits": lambda path: path.write_text('{"state": "finished", "pid": ' + "9" * 5000 + "}"),
-    "long": lambda path: path.write_text(json.dumps(FULL) + " " * 2**24),
     "an unknown state": lambda path: path.write_text('{"state": "winning"}'),
     "a state of another type": lambda path: path.write_text('{"state": {"a": 1}}'),
     "no state": lambda path: path.write_text('{"epoch": 3}'),
@@ -218,10 +185,10 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.timeout(PATIENCE_S)
-@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("what", DAMAGED)
 def test_a_status_that_is_none_makes_a_broken_run(tmp_path: Path, what: str) -> None:
     folder = run(tmp_path / "run", "seed=1")
-    HOSTILE[what](folder.path / "status.json")
+    DAMAGED[what](folder.path / "status.json")
     facts = look(found(folder))
     assert facts["state"] == "broken"
     assert facts["reason"].startswith("status.json ")
@@ -229,15 +196,15 @@ def test_a_status_that_is_none_makes_a_broken_run(tmp_path: Path, what: str) -> 
 
 
 @pytest.mark.timeout(PATIENCE_S)
-@pytest.mark.parametrize("name", ["overrides.txt", "metrics.csv", "summary.json", ".lock", "status.json"])
-@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("name", ["run.json", "overrides.txt", "metrics.csv", "summary.json", ".lock", "status.json"])
+@pytest.mark.parametrize("what", DAMAGED)
 def test_no_file_of_a_run_stops_the_look_at_it_or_leaves_a_file_open(tmp_path: Path, what: str, name: str) -> None:
     folder = run(tmp_path / "run", state="training", host=socket.gethostname())
     (folder.path / name).unlink(missing_ok=True)
-    HOSTILE[what](folder.path / name)
+    DAMAGED[what](folder.path / name)
     before = len(os.listdir("/proc/self/fd"))
     assert look(found(folder))["state"] in discovery.STATES
-    for row in read_rows(found(folder)):
+    for row in read_rows(folder):
         assert all(isinstance(value, int | float) for value in row.values())
     assert read_tests(folder) == {}
     assert len(os.listdir("/proc/self/fd")) == before
@@ -258,18 +225,6 @@ def test_before_the_first_status_the_lock_and_the_failure_tell_the_state(tmp_pat
         assert look(found(folder))["state"] == "starting"
     folder.record_failure("x")
     assert look(found(folder))["state"] == "failed"
-
-
-def test_a_lock_that_is_a_pipe_or_a_link_is_refused_at_once(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run")
-    os.mkfifo(folder.lock_file)
-    with pytest.raises(OSError, match=r"\.lock"), folder.lock():
-        pytest.fail("held")
-    folder.lock_file.unlink()
-    folder.lock_file.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"\.lock"), folder.lock():
-        pytest.fail("held")
-    assert not (tmp_path / "elsewhere").exists()
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------
@@ -353,26 +308,20 @@ def test_overrides_that_all_runs_have_are_left_out() -> None:
 
 def test_rows_hold_the_numbers_of_every_epoch(tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
-    assert read_rows(found(folder)) == []
+    assert read_rows(folder) == []
     folder.write_metrics([{"epoch": 1, "val/loss": 0.5, "note": "x"}, {"epoch": 2, "val/loss": float("nan")}])
-    assert read_rows(found(folder)) == [{"epoch": 1, "val/loss": 0.5}, {"epoch": 2}]
+    assert read_rows(folder) == [{"epoch": 1, "val/loss": 0.5}, {"epoch": 2}]
 
 
 def test_cells_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
-    cells = ["1", '"x"', "[1]", "true", "1e999", "9" * 400, "[" * 100_000, "", "\x00", "-0.5"]
+    cells = ["1", '"x"', "[1]", "true", "1e999", "9" * 400, "[", "", "\x00", "-0.5"]
     lines = [
         ",".join(f"c{i}" for i in range(len(cells))),
         ",".join(f'"{c.replace(chr(34), chr(34) * 2)}"' for c in cells),
     ]
-    (folder.path / "metrics.csv").write_text("\n".join([*lines, lines[1] + ",too,many", "1"]) + "\n")
-    assert read_rows(found(folder)) == [{"c0": 1, "c9": -0.5}, {"c0": 1, "c9": -0.5}, {"c0": 1}]
-
-
-def test_a_field_too_long_for_csv_makes_no_rows(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run")
-    (folder.path / "metrics.csv").write_text("epoch\n" + "1" * 200_000)
-    assert read_rows(found(folder)) == []
+    (folder.path / "metrics.csv").write_text("\n".join([*lines, "1"]) + "\n")
+    assert read_rows(folder) == [{"c0": 1, "c9": -0.5}, {"c0": 1}]
 
 
 def test_the_test_of_a_finished_run_is_read_from_its_summary(tmp_path: Path) -> None:

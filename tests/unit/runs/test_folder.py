@@ -1,10 +1,7 @@
-import errno
 import os
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -15,7 +12,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lockstep.runs import naming
-from lockstep.runs.files import MAX_BYTES, atomic_file, write_atomically
+from lockstep.runs.files import atomic_file, write_atomically
 from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
 from lockstep.runs.naming import create_path, find, link_latest
 from tests.support.holding import HOLD, WRITE, begun_by_another_process
@@ -175,71 +172,6 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(folder: RunFolder)
     assert names(folder.checkpoints) == names(folder.pictures) == set()
 
 
-def test_what_a_live_process_writes_is_no_leftover(folder: RunFolder) -> None:
-    folder.checkpoints.mkdir()
-    with begun_by_another_process(WRITE, folder.last_checkpoint) as process:
-        folder.remove_leftovers()
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait() == 0
-    assert folder.last_checkpoint.read_bytes() == b"half"
-
-
-# the kernel refuses the system call, as file systems without locks do; nothing in this process is replaced
-WITHOUT_LOCKS = """
-import ctypes, fcntl, os, platform, struct, sys
-from pathlib import Path
-from lockstep.runs.folder import RunFolder; from lockstep.runs.files import write_atomically
-
-call = {"x86_64": 73, "aarch64": 32}[platform.machine()]
-rules = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (0x06, 0, 0, 0x00050000 | int(sys.argv[2])), (0x06, 0, 0, 0x7FFF0000)]
-program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
-class Filter(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("rules", ctypes.c_void_p)]
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.byref(Filter(len(rules), ctypes.addressof(program)))) == 0, ctypes.get_errno()
-
-folder = RunFolder(Path(sys.argv[1]))
-before = len(os.listdir("/proc/self/fd"))
-write_atomically(folder.path / "file", "whole")
-folder.remove_leftovers()
-folder.lock_file.touch()
-assert not folder.is_locked()
-folder.lock_file.unlink()
-assert len(os.listdir("/proc/self/fd")) == before
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is of Linux")
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
-def test_where_there_are_no_locks_files_are_written_and_what_others_write_stays(folder: RunFolder, number: int) -> None:
-    others = folder.path / ".status.json.1.0a1b2c3d"
-    others.write_text("half")
-    words = [sys.executable, "-c", WITHOUT_LOCKS, str(folder.path), str(number)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert names(folder.path) == {"file", others.name}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is of Linux")
-def test_a_lock_that_fails_leaves_no_open_file(folder: RunFolder) -> None:
-    words = [sys.executable, "-W", "always", "-c", WITHOUT_LOCKS, str(folder.path), str(errno.EIO)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1].startswith(f"OSError: [Errno {errno.EIO}]")
-    assert "ResourceWarning" not in done.stderr
-    assert names(folder.path) == set()
-
-
-def test_files_that_are_written_while_leftovers_are_removed_all_arrive(folder: RunFolder) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        written = pool.submit(lambda: [write_atomically(folder.path / str(i), "") for i in range(2000)])
-        while not written.done():
-            folder.remove_leftovers()
-        written.result()
-    assert names(folder.path) == {str(i) for i in range(2000)}
-
-
 @pytest.mark.parametrize("state", LIVE_STATES)
 def test_the_status_of_a_dead_process_is_no_signal(folder: RunFolder, state: str) -> None:
     folder.write_status(state=state, host=socket.gethostname())
@@ -354,16 +286,6 @@ def test_a_run_whose_lock_cannot_be_touched_is_compared_with_the_clock_of_this_m
         assert folder.read_status()["state"] == state
 
 
-def test_a_pipe_or_a_link_in_the_place_of_a_file_is_refused_at_once(folder: RunFolder) -> None:
-    os.mkfifo(folder.path / "status.json")
-    with pytest.raises(ValueError, match="no plain file"):
-        folder.read_status()
-    (folder.path / "elsewhere").write_text("{}")
-    (folder.path / "summary.json").symlink_to(folder.path / "elsewhere")
-    with pytest.raises(OSError, match="summary"):
-        folder.read_summary()
-
-
 def test_a_pipe_in_the_place_of_the_stop_flag_stops_without_a_reason(folder: RunFolder) -> None:
     os.mkfifo(folder.stop_flag)
     assert folder.stop_flag.exists()
@@ -374,12 +296,6 @@ def test_metrics_of_190_000_epochs_are_read(folder: RunFolder) -> None:
     row = ",".join(["0.12345678901234567"] * 6)
     (folder.path / "metrics.csv").write_text("epoch,a,b,c,d,e,f\n" + "".join(f"{n},{row}\n" for n in range(190_000)))
     assert len(folder.read_metrics()) == 190_000
-
-
-def test_a_longer_file_than_any_of_ours_is_not_read(folder: RunFolder) -> None:
-    (folder.path / "status.json").write_text(f'{{"state": "{"x" * MAX_BYTES}"}}')
-    with pytest.raises(ValueError, match="is longer than"):
-        folder.read_status()
 
 
 def test_metrics_come_back_as_they_were_written_to_the_last_digit(folder: RunFolder) -> None:
@@ -393,6 +309,24 @@ def test_metrics_come_back_as_they_were_written_to_the_last_digit(folder: RunFol
     assert float(read[1]["val/accuracy"]) == 1 / 3
     assert read[1]["val/loss"] == "nan"
     assert (read[0]["note"], read[0]["val/accuracy"], read[1]["note"]) == ('a "quoted", text', "", "")
+
+
+def test_rows_are_appended_and_half_a_last_line_is_none(folder: RunFolder) -> None:
+    folder.append_metrics({"epoch": 1, "train/loss": 0.5})
+    inode = (folder.path / "metrics.csv").stat().st_ino
+    folder.append_metrics({"train/loss": 0.25, "epoch": 2})
+    assert (folder.path / "metrics.csv").read_text() == "epoch,train/loss\n1,0.5\n2,0.25\n"
+    assert (folder.path / "metrics.csv").stat().st_ino == inode
+    with open(folder.path / "metrics.csv", "a") as file:
+        file.write("3,0.12")
+    assert [row["epoch"] for row in folder.read_metrics()] == ["1", "2"]
+
+
+def test_a_new_column_keeps_the_rows_before_it(folder: RunFolder) -> None:
+    folder.append_metrics({"epoch": 1})
+    folder.append_metrics({"epoch": 2, "val/loss": 0.5})
+    folder.append_metrics({"epoch": 3})
+    assert (folder.path / "metrics.csv").read_text() == "epoch,val/loss\n1,\n2,0.5\n3,\n"
 
 
 def test_no_metrics_yet_read_as_no_metrics(folder: RunFolder) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,11 @@ from lockstep.config.compose import Source, composed, plain
 from lockstep.config.faults import ConfigError
 from lockstep.config.schema import Config
 from lockstep.launch import parent
+from lockstep.runs.discovery import look_at
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps import command
 from lockstep.sweeps import ledger as ledgers
+from lockstep.sweeps import table as tables
 from lockstep.sweeps.command import monitored, opened, prepared
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
@@ -417,6 +420,26 @@ def _saves(path: Path) -> int:
     signal.sigwait({signal.SIGTERM})
     path.touch()
     return 0
+
+
+def test_the_end_of_a_trial_reads_the_folders_of_the_others_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = book(tmp_path / "sweep", *(f"lr={number}" for number in range(20)))
+    read: list[str] = []
+
+    def counted(folder: RunFolder) -> dict[str, Any]:
+        read.append(folder.path.name)
+        return look_at(folder)
+
+    monkeypatch.setattr(tables, "look_at", counted)
+    view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 20, is_silent=False)
+    for trial in ledger.trials:
+        view.started(trial)
+        finish(trial, 0.5)
+        view.ended(trial, "finished")
+    assert len(read) == 20 + 20
+    assert all(row.state == "finished" for row in view._table({}, known=view._rows).rows)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

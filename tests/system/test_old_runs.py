@@ -1,0 +1,60 @@
+"""A run of an earlier version, whose facts stand in files of their own, is read and resumed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.runs.folder import RunFolder
+from tests.support import commands
+from tests.support.harness import SMALL, train_all, write_run
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run as Lockstep wrote it until 2026-11-25."""
+    folder = write_run(tmp_path_factory.mktemp("project") / "outputs" / "old", SMALL)
+    train_all([folder], 1)
+    environment = {"packages": {"lockstep": "0.0.1"}, "host": "node7", "commit": "1234567"}
+    folder.facts_file.unlink()
+    (folder.path / "overrides.txt").write_text("model.width=4\noptimizer.lr=0.1\n")
+    (folder.path / "project.json").write_text('{"modules": ["/gone"], "started_in": []}')
+    (folder.path / "environment.json").write_text(json.dumps(environment))
+    (folder.path / "wandb_id.txt").write_text("0a1b2c3d\n")
+    return folder
+
+
+def typed(folder: RunFolder, *words: str) -> "subprocess.CompletedProcess[str]":
+    done = commands.run([sys.executable, "-m", "lockstep", *words], folder.path.parents[1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_facts_of_an_old_run_are_read_where_it_has_them(old: RunFolder) -> None:
+    assert old.read_overrides() == ["model.width=4", "optimizer.lr=0.1"]
+    assert old.read_project()["modules"] == ["/gone"]
+    assert (old.read_version(), old.read_environment()["commit"]) == ("0.0.1", "1234567")
+
+
+@pytest.mark.parametrize("words", ["status outputs/old", "runs", "compare outputs/old outputs/old"])
+def test_an_old_run_is_shown(old: RunFolder, words: str) -> None:
+    shown = typed(old, *words.split()).stdout
+    assert "old" in shown
+    assert "finished" in shown
+
+
+@pytest.mark.parametrize("words", ["eval outputs/old", "predict outputs/old test --output out.csv"])
+def test_an_old_run_is_evaluated(old: RunFolder, words: str) -> None:
+    typed(old, *words.split())
+
+
+def test_an_old_run_is_resumed_and_keeps_what_was_typed(old: RunFolder) -> None:
+    done = typed(old, "train", "resume=outputs/old", "trainer.max_epochs=3")
+    assert "keeps the settings it has from Lockstep 0.0.1" in done.stdout
+    assert [row["epoch"] for row in old.read_metrics()] == ["1", "2", "3"]
+    assert old.read_overrides() == ["model.width=4", "optimizer.lr=0.1"]
+    assert old.read_version() != "0.0.1"
+    assert old.wandb_id() == "0a1b2c3d"
