@@ -1,6 +1,5 @@
 """The cache gives the pixels of the files as they are now, whoever builds it, however often, and however that ends."""
 
-import contextlib
 import errno
 import json
 import os
@@ -149,10 +148,10 @@ def ranks() -> Iterator[Ranks]:
         yield found
 
 
-def _build(root: str, cache: str, has_lock: bool) -> tuple[int, float]:
+def _build(root: str, cache: str) -> tuple[int, float]:
     """How often this process decoded, and the sum of the pixels it got."""
     num_decoded = 0
-    decode_all, locked = decoding.decode_all, decoding.locked
+    decode_all = decoding.decode_all
 
     def counted(*args: Any, **kwargs: Any) -> int:
         nonlocal num_decoded
@@ -160,30 +159,20 @@ def _build(root: str, cache: str, has_lock: bool) -> tuple[int, float]:
         return decode_all(*args, **kwargs)
 
     decoding.decode_all = counted
-    decoding.locked = locked if has_lock else lambda path, what: contextlib.nullcontext()
     try:
         dist.barrier()
         splits = read(Path(root), cache=cache)
     finally:
-        decoding.decode_all, decoding.locked = decode_all, locked
+        decoding.decode_all = decode_all
     return num_decoded, whole(splits.train.pixels).double().sum().item()
 
 
 @pytest.mark.processes
 def test_of_three_builders_at_once_one_builds_and_all_have_the_pixels(ranks: Ranks, tmp_path: Path, cache: str) -> None:
     root = write_folder(tmp_path / "many", count=150)
-    found = ranks.run(3, _build, str(root), cache, True)
+    found = ranks.run(3, _build, str(root), cache)
     assert sorted(count for count, _ in found) == [0, 0, 1]
     assert {total for _, total in found} == {whole(read(root).train.pixels).double().sum().item()}
-    assert leftovers(cache) == []
-
-
-@pytest.mark.processes
-def test_builders_without_a_lock_do_not_disturb_each_other(ranks: Ranks, tmp_path: Path, cache: str) -> None:
-    root = write_folder(tmp_path / "many", count=100)
-    found = ranks.run(2, _build, str(root), cache, False)
-    assert {total for _, total in found} == {whole(read(root).train.pixels).double().sum().item()}
-    assert len(entries(cache)) == 1
     assert leftovers(cache) == []
 
 
