@@ -255,7 +255,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path
     folder = latest(tmp_path)
     # 70 samples in batches of 16 are 5 steps an epoch: the 30th step is the last of epoch 6
     assert "The loss is not finite in optimizer step 30 (epoch 6, micro-batch 5)" in done.stderr
-    assert "Training samples of the share: [" in done.stderr
+    assert "Training samples of the shard: [" in done.stderr
     saved = torch.load(folder.last_checkpoint, weights_only=True)
     assert saved["global_step"] == 25
     assert all(value.isfinite().all() for value in saved["state_dict"].values())

@@ -24,7 +24,7 @@ from lockstep.models.counts import EpochCounts
 from lockstep.models.layout import Layout, compile_network
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, replay
-from lockstep.models.step import LossGuard, OptimizerStep, cures_of_bad_losses
+from lockstep.models.step import LossGuard, OptimizerStep
 from lockstep.tasks.scores import Scores
 from lockstep.tasks.task import Task, checked_losses
 
@@ -144,8 +144,7 @@ class Classifier(L.LightningModule):
     def on_train_start(self) -> None:
         self.counts.to(self.device)
         self._step = OptimizerStep(self, self._groups, clip_norm=self._gradient_clip_norm)
-        cures = cures_of_bad_losses(self._gradient_clip_norm, uses_bfloat16=self._uses_bfloat16)
-        self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank, cures=cures)
+        self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> None:

@@ -44,8 +44,7 @@ class ResNet18(nn.Module):
 
     `init`: "kaiming" draws convolutions by fan-out for ReLU, sets their bias to 0 and the last norm's weight of every
     block to 0, so that a block starts as its shortcut (Goyal et al. 2017, section 5.1); "normal" draws the weights of
-    convolutions and the linear layer from N(0, 0.01^2). What is not named keeps torch's own initial value. Raises
-    ValueError for another stem or init.
+    convolutions and the linear layer from N(0, 0.01^2). What is not named keeps torch's own initial value.
     """
 
     def __init__(
@@ -61,7 +60,8 @@ class ResNet18(nn.Module):
         init: Annotated[Literal["kaiming", "normal"], Doc("kaiming with zeroed last norms, or N(0, 0.01)")],
     ) -> None:
         super().__init__()
-        self.conv1 = _stem_convolution(stem, in_channels, width, bias)
+        kernel_size, stride, padding = {"small": (3, 1, 1), "imagenet": (7, 2, 3)}[stem]
+        self.conv1 = nn.Conv2d(in_channels, width, kernel_size, stride, padding, bias=bias)
         self.bn1 = nn.BatchNorm2d(width)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
 
@@ -77,7 +77,7 @@ class ResNet18(nn.Module):
         self.layer4 = stage(4 * width, 8 * width, 2)
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(8 * width, num_classes)
-        _initialise(self, init)
+        self.apply({"kaiming": _draw_kaiming, "normal": _draw_normal}[init])
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -87,29 +87,15 @@ class ResNet18(nn.Module):
         return self.fc(self.dropout(x.mean((2, 3))))
 
 
-def _stem_convolution(stem: str, in_channels: int, width: int, bias: bool) -> nn.Conv2d:
-    match stem:
-        case "small":
-            return nn.Conv2d(in_channels, width, 3, 1, 1, bias=bias)
-        case "imagenet":
-            return nn.Conv2d(in_channels, width, 7, 2, 3, bias=bias)
-        case _:
-            raise ValueError(f"model stem={stem} is unknown: use small or imagenet.")
+def _draw_kaiming(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Conv2d):
+        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    elif isinstance(layer, Block):
+        nn.init.zeros_(layer.bn2.weight)
 
 
-def _initialise(model: ResNet18, init: str) -> None:
-    match init:
-        case "kaiming":
-            for module in model.modules():
-                if isinstance(module, nn.Conv2d):
-                    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                    if module.bias is not None:
-                        nn.init.zeros_(module.bias)
-                elif isinstance(module, Block):
-                    nn.init.zeros_(module.bn2.weight)
-        case "normal":
-            for module in model.modules():
-                if isinstance(module, nn.Conv2d | nn.Linear):
-                    nn.init.normal_(module.weight, 0, 0.01)
-        case _:
-            raise ValueError(f"model init={init} is unknown: use kaiming or normal.")
+def _draw_normal(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        nn.init.normal_(layer.weight, 0, 0.01)

@@ -72,7 +72,7 @@ def replay(checkpoint: dict[str, Any], optimizer: Optimizer, schedule: LRSchedul
 
 
 def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
-    """Keep the learning rate of the optimizer at every one of `total_steps` steps. Raises ValueError for none."""
+    """Keep the learning rate of the optimizer at every one of `total_steps` steps."""
     return _warmed_up(optimizer, total_steps, 0.0, lambda u: 1.0)
 
 
@@ -85,8 +85,7 @@ def one_cycle_linear(
     """Linear warm-up to the optimizer's learning rate, then linear to nothing.
 
     With s = 0, 1, ... the optimizer steps done, T = `total_steps` and w = round(`warmup_fraction` * T), the rate is
-    multiplied by (s + 1) / w for s < w, then by 1 - u with u = (s - w) / (T - w): 1 / (T - w) at the last step. Raises
-    ValueError for a fraction outside of [0, 1].
+    multiplied by (s + 1) / w for s < w, then by 1 - u with u = (s - w) / (T - w): 1 / (T - w) at the last step.
     """
     return _warmed_up(optimizer, total_steps, warmup_fraction, lambda u: 1 - u)
 
@@ -101,10 +100,8 @@ def cosine(
     """Linear warm-up to the optimizer's learning rate, then half a cosine down to `final_fraction` of it.
 
     Warm-up and u are those of `one_cycle_linear`; from there on the rate is multiplied by f + (1 - f) (1 + cos(pi u)) /
-    2 with f = `final_fraction`. Raises ValueError for fractions outside of [0, 1].
+    2 with f = `final_fraction`.
     """
-    if not 0 <= final_fraction <= 1:
-        raise ValueError(f"scheduler.final_fraction={final_fraction} is no part of the peak: use a number from 0 to 1.")
     return _warmed_up(
         optimizer,
         total_steps,
@@ -116,14 +113,6 @@ def cosine(
 def _warmed_up(
     optimizer: Optimizer, total_steps: int, warmup_fraction: float, decay: Callable[[float], float]
 ) -> LambdaLR:
-    if total_steps < 1:
-        raise ValueError(
-            f"A schedule over {total_steps} steps: train at least one step (trainer.max_epochs, data size)."
-        )
-    if not 0 <= warmup_fraction <= 1:
-        raise ValueError(
-            f"scheduler.warmup_fraction={warmup_fraction} is no part of the run: use a number from 0 to 1."
-        )
     warmup_steps = round(warmup_fraction * total_steps)
 
     # A closure, because LambdaLR saves the attributes of callable objects but nothing of a function.

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -23,6 +23,10 @@ from lockstep.system import internals
 
 AROUND_THE_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 MOST_PENDING = 8  # steps that the host may be ahead of the device
+HINT = (
+    "In a new run a lower optimizer.lr, a smaller trainer.gradient_clip_norm or trainer.precision=float32 may help; "
+    "init_from=... starts it with the weights of the last checkpoint of this one."
+)
 
 
 class OptimizerStep:
@@ -146,24 +150,15 @@ class LossGuard:
     of a culprit, the fused optimizer skips the update by it (`found_inf`, made for torch's GradScaler), and the host
     reads the answer some steps later: all ranks after the same step, because a rank that left earlier would let the
     others wait for it in a collective. `is_deferred` chooses that way; None: on a GPU with an optimizer that can.
-
-    `cures` are settings that may help: in a new run, because a resume goes on with those of the run.
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        device: torch.device,
-        *,
-        rank: int,
-        cures: Sequence[str],
-        is_deferred: bool | None = None,
+        self, optimizer: Optimizer, device: torch.device, *, rank: int, is_deferred: bool | None = None
     ) -> None:
         can_skip = internals.can_skip_update(optimizer)
         self._is_deferred = can_skip and device.type == "cuda" if is_deferred is None else is_deferred
         self._optimizer: Any = optimizer
         self._rank = rank
-        self._cures = cures
         self._is_bad = torch.zeros((), device=device)
         self._samples: list[_Seen] = []  # not batches: their pixels would stay on the device until an answer is read
         self._pending: deque[_Answer] = deque()
@@ -210,24 +205,13 @@ class LossGuard:
     def _own_error(self, step: int, samples: list[_Seen]) -> NonFiniteLoss:
         """`samples` are those of this rank's micro-batches."""
         first, last = samples[0].share, samples[-1].share
-        numbers = (
-            f" {first.micro_step + 1}" if len(samples) == 1 else f"es {first.micro_step + 1} to {last.micro_step + 1}"
-        )
+        several = f"es {first.micro_step + 1} to" if len(samples) > 1 else ""
         indices = [index for seen in samples for index in seen.indices.tolist()]
         return NonFiniteLoss(
-            f"The loss is not finite in optimizer step {step} (epoch {first.epoch + 1}, micro-batch{numbers}) on rank "
-            f"{self._rank}. In a new run {' or '.join(self._cures)} may help; init_from=... lets it start with the "
-            "weights of this one's last checkpoint. Nothing of this step was applied. "
-            f"Training samples of the share: {indices}"
+            f"The loss is not finite in optimizer step {step} (epoch {first.epoch + 1}, micro-batch{several} "
+            f"{last.micro_step + 1}) on rank {self._rank}. {HINT} Nothing of this step was applied. "
+            f"Training samples of the shard: {indices}"
         )
-
-
-def cures_of_bad_losses(clip_norm: float | None, *, uses_bfloat16: bool) -> list[str]:
-    """Settings that may help where a loss was not finite, and that the run has not got."""
-    clipping = (
-        "trainer.gradient_clip_norm=1" if clip_norm is None else f"a trainer.gradient_clip_norm below {clip_norm:g}"
-    )
-    return ["a lower optimizer.lr", clipping, *(["trainer.precision=float32"] if uses_bfloat16 else [])]
 
 
 def _to_host(value: Tensor) -> tuple[Tensor, Any]:

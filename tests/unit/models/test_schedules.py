@@ -102,15 +102,6 @@ def test_a_schedule_goes_on_from_a_state_that_loads_under_weights_only(
         resumed.step()
 
 
-def test_illegal_numbers_are_named() -> None:
-    with pytest.raises(ValueError, match="0 steps"):
-        constant(an_optimizer(), 0)
-    with pytest.raises(ValueError, match=r"warmup_fraction=1\.5"):
-        one_cycle_linear(an_optimizer(), 10, warmup_fraction=1.5)
-    with pytest.raises(ValueError, match=r"final_fraction=-1"):
-        cosine(an_optimizer(), 10, warmup_fraction=0.1, final_fraction=-1)
-
-
 def test_weights_are_decayed_and_norms_and_biases_are_not() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 3))
     conv, norm, linear = net
