@@ -12,14 +12,7 @@ from torch import nn
 
 from lockstep.config import build, compose, storage, validation
 from lockstep.config.options import groups
-from lockstep.models.layout import (
-    AVX2_NUMBERS,
-    AVX512,
-    AVX512_NUMBERS,
-    chosen,
-    faulty_convolution,
-    num_channels_written,
-)
+from lockstep.models.layout import AVX2_NUMBERS, AVX512_NUMBERS, chosen, faulty_convolution
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.compiler import needs_compiler
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, state, train_all, write_run
@@ -94,33 +87,6 @@ def test_networks_keep_channels_last_that_have_all_channels_that_are_written(
     for width in range(1, num_written):
         narrow = network(option, f"model.width={width}", channels=channels)
         assert faulty_convolution(narrow, "float32", num_written) == "layer2.0.downsample.0"
-
-
-# -- which CPUs --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("missing", "variables", "is_avx512"),
-    [
-        (None, {}, True),
-        *((name, {}, False) for name in AVX512),
-        *((None, {f"{prefix}_MAX_CPU_ISA": "AVX2"}, False) for prefix in ("ONEDNN", "DNNL")),
-        *((None, {"ONEDNN_MAX_CPU_ISA": isa}, False) for isa in ("avx2", "AVX2_VNNI_2", "SSE41", "AVX")),
-        *((None, {"ONEDNN_MAX_CPU_ISA": isa}, True) for isa in ("AVX512_CORE", "avx512_core_amx", "DEFAULT")),
-        (None, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "DNNL_MAX_CPU_ISA": "AVX2"}, False),
-        (AVX512[0], {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, False),
-    ],
-)
-def test_registers_are_those_that_onednn_may_use(
-    missing: str | None, variables: dict[str, str], is_avx512: bool
-) -> None:
-    capabilities = {name: name != missing for name in AVX512}
-    assert num_channels_written(capabilities, variables) == (AVX512_NUMBERS if is_avx512 else AVX2_NUMBERS)
-
-
-def test_capabilities_are_those_that_torch_tells() -> None:
-    if torch.cpu.get_capabilities().get("architecture") == "x86_64":
-        assert set(AVX512) <= set(torch.cpu.get_capabilities())
 
 
 # -- what is chosen ----------------------------------------------------------------------------------------------------

@@ -5,17 +5,14 @@ fewer input channels than a vector register has float32 numbers: the process die
 is wrong without a word. docs/hardware.md has the reproduction and what was tried.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 # float32 numbers in a vector register: so many channels the faulty kernel writes, whatever there are
 AVX2_NUMBERS, AVX512_NUMBERS = 8, 16
-# what oneDNN's kernels for AVX512 need, in the words of torch.cpu.get_capabilities
-AVX512 = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq")
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # variables that oneDNN reads
 
 
 class Layout(NamedTuple):
@@ -42,8 +39,8 @@ def chosen(memory_format: str, faulty: str | None) -> Layout:
 def faulty_convolution(net: nn.Module, precision: str, num_written: int) -> str | None:
     """The name of the first convolution whose gradient oneDNN gets wrong in channels_last, None without one.
 
-    `num_written` is what `num_channels_written` says of this CPU. Only modules are seen, not calls of functions, and
-    only the `precision` of the training, not parts of a bfloat16 network that switch autocast off.
+    `num_written` are the channels that the kernel of this CPU writes. Only modules are seen, not calls of functions,
+    and only the `precision` of the training, not parts of a bfloat16 network that switch autocast off.
     """
     concerned = ("float32", "bfloat16") if num_written == AVX512_NUMBERS else ("float32",)
     layers = net.named_modules() if precision in concerned else ()
@@ -58,17 +55,6 @@ def _is_faulty(layer: nn.Module, num_written: int) -> bool:
     # one channel is safe in most networks, but not where a view gives it the strides of channels_last
     is_narrow_projection = layer.kernel_size == (1, 1) and max(layer.stride) > 1 and num_channels < num_written
     return is_narrow_projection and layer.groups == 1  # with groups oneDNN chooses another kernel
-
-
-def num_channels_written(capabilities: Mapping[str, Any], variables: Mapping[str, str]) -> int:
-    """How many channels the faulty kernel writes on a CPU with these `capabilities`, under these environment variables.
-
-    A CPU on which oneDNN may not use AVX512 counts as one with AVX2: for the rest nobody has looked.
-    """
-    limits = [variables[name].lower() for name in LIMITS if name in variables]
-    is_limited = any(limit != "default" and not limit.startswith("avx512") for limit in limits)
-    has_avx512 = not is_limited and all(capabilities.get(name) for name in AVX512)
-    return AVX512_NUMBERS if has_avx512 else AVX2_NUMBERS
 
 
 def compile_network(net: nn.Module, dropouts: Sequence[nn.Module], layout: Layout, mode: str) -> None:

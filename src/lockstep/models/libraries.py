@@ -1,6 +1,5 @@
 """Networks of torchvision and timm, fitted to the images and classes of a run, with or without their weights."""
 
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,13 @@ from lockstep.system.kinds import Fraction, PathText
 
 State = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its channels
+Name = Annotated[str, Doc("which network")]
+Pretrained = Annotated[
+    bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
+]
+HeadOnly = Annotated[bool, Doc("train the last layer alone")]
+Dropout = Annotated[Fraction | None, Doc("of the network; null = its own")]
+DropPath = Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")]
 AUXILIARY = ("googlenet", "inception_v3")  # several outputs in training, of which a classification has one
 
 
@@ -38,30 +44,25 @@ def torchvision(
     in_channels: int,
     num_classes: int,
     *,
-    name: Annotated[str, Doc("which network")],
-    pretrained: Annotated[
-        bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
-    ],
-    head_only: Annotated[bool, Doc("train the last layer alone")],
-    dropout: Annotated[Fraction | None, Doc("of the network; null = its own")],
-    drop_path: Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")],
+    name: Name,
+    pretrained: Pretrained,
+    head_only: HeadOnly,
+    dropout: Dropout,
+    drop_path: DropPath,
 ) -> nn.Module:
     """A classification network of torchvision.models by its name.
 
     `pretrained` is whether it starts with torchvision's weights, or a file of weights. `head_only` freezes all but the
-    last layer. `dropout` and `drop_path` (stochastic depth) are the network's own where they are None. Raises
-    ValueError for what it has not.
+    last layer. `dropout` and `drop_path` (stochastic depth) are the network's own where they are None. Raises the
+    TypeError of the library for one that the network does not take.
     """
     from torchvision import models
 
     if name in AUXILIARY:
         raise ValueError(f"model.name={name} has auxiliary outputs, which are not trained here: choose another network")
-    rates = {
-        "model.dropout": ("drop_rate" if name.startswith("densenet") else "dropout", dropout),
-        "model.drop_path": ("stochastic_depth_prob", drop_path),
-    }
-    make = functools.partial(models.get_model, name, weights=None, num_classes=num_classes)
-    net: nn.Module = _made(make, rates, f"{name} of torchvision")
+    dropout_name = "drop_rate" if name.startswith("densenet") else "dropout"
+    rates = _set(**{dropout_name: dropout}, stochastic_depth_prob=drop_path)
+    net: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **rates)
     first, head = _first_convolution(net), [_last_layer(net, num_classes)]
     _fit_input(net, first, in_channels)
     known: Any = models.get_model_weights(name)
@@ -83,13 +84,11 @@ def timm(
     in_channels: int,
     num_classes: int,
     *,
-    name: Annotated[str, Doc("which network")],
-    pretrained: Annotated[
-        bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
-    ],
-    head_only: Annotated[bool, Doc("train the last layer alone")],
-    dropout: Annotated[Fraction | None, Doc("of the network; null = its own")],
-    drop_path: Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")],
+    name: Name,
+    pretrained: Pretrained,
+    head_only: HeadOnly,
+    dropout: Dropout,
+    drop_path: DropPath,
 ) -> nn.Module:
     """A network of timm by its name, as `resnet18` or `resnet18.a1_in1k`; the rest is as in `torchvision`.
 
@@ -97,10 +96,9 @@ def timm(
     """
     import timm as library
 
-    rates = {"model.dropout": ("drop_rate", dropout), "model.drop_path": ("drop_path_rate", drop_path)}
-    make = functools.partial(library.create_model, name, in_chans=in_channels, num_classes=num_classes)
+    rates = _set(drop_rate=dropout, drop_path_rate=drop_path)
     try:
-        net: Any = _made(make, rates, f"{name} of timm")
+        net: Any = library.create_model(name, in_chans=in_channels, num_classes=num_classes, **rates)
     except RuntimeError as error:
         raise ValueError(f"model.name={name}: {error}") from error
     if not any(isinstance(layer, internals.BatchNorm) for layer in net.modules()):
@@ -118,20 +116,9 @@ def timm(
     return _with_origin(net, size, means, in_channels, state if pretrained else None, first, head, head_only)
 
 
-def _made(make: Callable[..., nn.Module], rates: Mapping[str, tuple[str, float | None]], network: str) -> nn.Module:
-    """The network that `make` gives, with the `rates` that are set: by setting, the name of the parameter and a value.
-
-    Raises ValueError for a setting that the network has no parameter for.
-    """
-    given = {parameter: rate for parameter, rate in rates.values() if rate is not None}
-    try:
-        return make(**given)
-    except TypeError as error:
-        for setting, (parameter, rate) in rates.items():
-            if f"'{parameter}'" in str(error):
-                cure = f"use {setting}=null"
-                raise ValueError(f"{setting}={rate} cannot be set in {network}: {cure}") from error
-        raise
+def _set(**rates: float | None) -> dict[str, Any]:
+    """The rates that are set."""
+    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 class _TakesEmpty(nn.Module):

@@ -1,6 +1,5 @@
 """Data, network and Lightning's Trainer of a run, built from its configuration."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -204,13 +203,10 @@ def load_weights(module: Classifier, checkpoint: Path, init_from: str) -> None:
     """
     whole = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     saved, module_state = whole["state_dict"], module.state_dict()
-    wrong = [name for name in {**module_state, **saved} if name not in module_state or name not in saved]
-    wrong += [name for name in module_state if name in saved and module_state[name].shape != saved[name].shape]
-    if wrong:
-        shapes = [
-            f"{list(state[wrong[0]].shape)}" if wrong[0] in state else "nothing" for state in (saved, module_state)
-        ]
-        fault = f"init_from={init_from} holds another network: {wrong[0]} is {shapes[0]} there, {shapes[1]} here"
+    shapes = [{name: list(value.shape) for name, value in state.items()} for state in (saved, module_state)]
+    if wrong := next((name for name in {**shapes[1], **shapes[0]} if shapes[0].get(name) != shapes[1].get(name)), None):
+        there, here = (shape.get(wrong, "nothing") for shape in shapes)
+        fault = f"init_from={init_from} holds another network: {wrong} is {there} there, {here} here"
         raise faults.ConfigError([f"{fault}: choose model=... and data=... as there, or leave it out"])
     names = zip(whole["image_format"]["class_names"], module.image_format.class_names, strict=True)
     if other := next(((there, here) for there, here in names if there != here), None):
@@ -219,30 +215,11 @@ def load_weights(module: Classifier, checkpoint: Path, init_from: str) -> None:
     module.load_state_dict(saved)
 
 
-def refuse_single_values(config: Config, data: ImageData, module: Classifier) -> None:
-    """Raise ConfigError where batches of one image leave a batch norm nothing to normalize by.
-
-    The sampler makes them only where all are, or where there is no other image.
-    """
-    batches = data.batches("train")
-    norm = networks.norm_of_single_values(module) if batches.has_single_samples else None
-    if norm is None:
-        return
-    size, parts = config.global_batch_size, config.trainer.accumulate_grad_batches
-    if batches.num_samples == 1:
-        what = "there is one training image: use more"
-    elif size == 1:
-        what = f"global_batch_size={size} gives each batch one image: use a larger one"
-    else:
-        key = f"trainer.accumulate_grad_batches={parts}"
-        what = f"{key} cuts global_batch_size={size} into parts of one image: use fewer parts"
-    raise faults.ConfigError([f"{what}, because the batch norm {norm!r} cannot normalize a single value"])
-
-
 def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
     """The layout of the network, the same on every rank: DDP adds up gradients as they lie in memory."""
     uses_onednn = session.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    num_written = layout.num_channels_written(torch.cpu.get_capabilities(), os.environ)
+    has_avx512 = torch.cpu.get_capabilities().get("avx512_f")
+    num_written = layout.AVX512_NUMBERS if has_avx512 else layout.AVX2_NUMBERS
     faulty_here = layout.faulty_convolution(net, session.precision, num_written) if uses_onednn else None
     convolutions = gather_objects(faulty_here)
     faulty = next((name for name in convolutions if name is not None), None)

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from lockstep.config.faults import several
 from lockstep.data.images.splits import Splits
 from lockstep.runs.files import atomic_file
@@ -22,7 +20,6 @@ from lockstep.training.staging import together
 Record = dict[str, Any]  # class_names, and of each split its names and targets
 Rows = dict[tuple[str, int], tuple[str, Any]]  # split and target by name, and how often the name has come before
 SPLITS = ("train", "val", "test")
-NO_RECORD = "an earlier version of Lockstep trained it, which kept no record of its images and cut folders otherwise"
 
 
 def keep(here: Session, images: Splits, run: RunFolder) -> None:
@@ -40,12 +37,11 @@ def compare(here: Session, images: Splits, run: RunFolder) -> None:
         if here.rank != 0:
             return
         before, now = _read(run), record_of(images)
-        learned = before["class_names"] if before is not None else _class_names(run)
-        changes = [NO_RECORD, *_renamed(learned, now["class_names"])] if before is None else differences(before, now)
+        changes = ["there is no record of its images"] if before is None else differences(before, now)
         if not changes:
             return
         text = f"the data of {shown(run.path)} changed: {'; '.join(changes)}"
-        if learned and len(learned) != len(now["class_names"]):
+        if before is not None and len(before["class_names"]) != len(now["class_names"]):
             raise ValueError(f"{text}. Its network has another number of outputs: restore the data, or train a new run")
         if here.config.changed_data == "refuse":
             raise ValueError(f"{text}. Restore the data, or add changed_data=accept to use them as they are now")
@@ -84,19 +80,11 @@ def differences(before: Record, now: Record) -> list[str]:
 
 def _renamed(before: Sequence[str], now: Sequence[str]) -> list[str]:
     """How the classes changed, which the outputs of a network go by in their order; empty where they did not."""
-    if not before or list(before) == list(now):
+    if list(before) == list(now):
         return []
     pairs = [f"{old} is now {new}" for old, new in zip(before, now, strict=False) if old != new]
     counts = f"{plural(len(before), 'class', 'classes')}, now {len(now)}"
     return [f"classes in their order: {several(pairs) or counts}"]
-
-
-def _class_names(run: RunFolder) -> Sequence[str]:
-    """The classes in the last checkpoint of a run; none where there is none, or that of a module of the user's own."""
-    if not run.last_checkpoint.exists():
-        return ()
-    saved = torch.load(run.last_checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    return saved.get("image_format", {}).get("class_names", ())
 
 
 def _rows(record: Record) -> Rows:
@@ -120,7 +108,7 @@ def _write(run: RunFolder, record: Record) -> None:
 
 
 def _read(run: RunFolder) -> Record | None:
-    """The record of a run; None where an earlier version trained it. Raises ValueError where it is damaged."""
+    """The record of a run; None without one. Raises ValueError where it is damaged."""
     try:
         record = json.loads(gzip.decompress(run.images.read_bytes()))
         _rows(record)

@@ -6,16 +6,15 @@ import sys
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lockstep.config import build
 from lockstep.config.faults import ConfigError, one_line, shown
 from lockstep.config.schema import Config
 from lockstep.distributed.partition import Share
 from lockstep.distributed.rng import drawing_layer, replace_dropout
-from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.classifier import ImageFormat
 from lockstep.models.libraries import Origin
-from lockstep.system import internals
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 
@@ -90,25 +89,3 @@ def tell_of_size(session: Session, net: nn.Module, image_shape: tuple[int, int, 
             file=sys.stderr,
             flush=True,
         )
-
-
-def norm_of_single_values(module: Classifier) -> str | None:
-    """The name of a batch norm for which an image by itself is one value per channel; None where there is none."""
-    modes = {layer: layer.training for layer in module.net.modules()}
-    single: list[nn.Module] = []
-
-    def look_at(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if inputs[0].numel() == inputs[0].shape[1]:
-            single.append(layer)
-
-    norms: dict[nn.Module, str] = {}
-    norms |= {layer: name for name, layer in module.net.named_modules() if isinstance(layer, internals.BatchNorm)}
-    hooks = [layer.register_forward_pre_hook(look_at) for layer in norms if modes[layer]]
-    module.net.eval()
-    with torch.no_grad(), module.eagerly():
-        module(torch.zeros(1, *module.image_format.image_shape, dtype=torch.uint8, device=module.device))
-    for layer, is_training in modes.items():
-        layer.training = is_training
-    for hook in hooks:
-        hook.remove()
-    return norms[single[0]] if single else None

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -11,19 +12,6 @@ from lockstep.config.schema import Config
 AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
 # bfloat16 is the classifier's own autocast, around the network alone
 LIGHTNING_PRECISION = {"bfloat16": "32-true", "tf32": "32-true", "float32": "32-true", "float64": "64-true"}
-
-# where torch keeps how float32 is multiplied, below torch.backends; a part comes after what it is part of
-FLOAT32 = (
-    "",
-    "cudnn",
-    "cudnn.conv",
-    "cudnn.rnn",
-    "cuda.matmul",
-    "mkldnn",
-    "mkldnn.conv",
-    "mkldnn.matmul",
-    "mkldnn.rnn",
-)
 
 
 def lightning_precision(precision: str, *, is_own: bool) -> str:
@@ -80,13 +68,11 @@ def float32_kept() -> Iterator[None]:
     torch has older and newer switches for that. It raises where an older one is read after the newer were set to what
     it cannot say; then nobody reads it, and the newer ones are all there is to put back.
     """
-    cudnn, places = torch.backends.cudnn, [torch.backends]
-    for name in filter(None, FLOAT32):
-        place = torch.backends
-        for part in name.split("."):
-            place = getattr(place, part)
-        places.append(place)
-    before = [place.fp32_precision for place in places]  # pyright: ignore[reportAttributeAccessIssue]
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    # a part comes after what it is part of
+    places: list[Any] = [torch.backends, cudnn, cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]  # pyright: ignore[reportAttributeAccessIssue]
+    places += [mkldnn, mkldnn.conv, mkldnn.matmul, mkldnn.rnn]  # pyright: ignore[reportAttributeAccessIssue]
+    before = [place.fp32_precision for place in places]
     convolutions: bool | None = None
     products: str | None = None
     with contextlib.suppress(RuntimeError):
@@ -101,4 +87,4 @@ def float32_kept() -> Iterator[None]:
         if convolutions is not None:
             cudnn.allow_tf32 = convolutions  # pyright: ignore[reportAttributeAccessIssue]
         for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision  # pyright: ignore[reportAttributeAccessIssue]
+            place.fp32_precision = precision

@@ -21,7 +21,6 @@ def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, L.LightningModu
         module, companion = own_module.made(here, assembly.image_format(data), total_steps=total_steps)
         return data, module, [companion]
     module = assembly.classifier(here, assembly.image_format(data), total_steps=total_steps, is_trained=True)
-    assembly.refuse_single_values(config, data, module)
     trial.joined(data, module.task)
     trial.try_out(here, data, module)
     if is_new and config.init_from is not None:

@@ -12,12 +12,10 @@ from lockstep.callbacks.stop import Stopped
 from lockstep.config import faults, measured
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
-from lockstep.runs import verified
 from lockstep.runs.naming import quoted, shown
 from lockstep.system.hardware import num_cores
 from lockstep.system.terminal import duration, measure, show_table
 from lockstep.system.wording import plural
-from lockstep.training import own_module
 from lockstep.training.session import Session
 
 FEW_CORES = 8
@@ -25,9 +23,8 @@ REHEARSAL = "to check and rehearse; one process with all threads is faster on fe
 
 
 def facts(here: Session, data: ImageData) -> dict[str, Any]:
-    """What status.json says of a run from its start to its end."""
+    """Facts of a run from its start to its end."""
     return {
-        "name": here.config.run_name,
         "workers": here.world_size,
         "device": device_name(here),
         "precision": here.precision,
@@ -60,12 +57,8 @@ def summarize(
         "epoch_s_median": round(times[len(times) // 2], 4) if times else None,
         "images_per_s": round(record.images_per_s, 1) if record.images_per_s else None,
         "parameters": _num_parameters(module),
-        "workers": here.world_size,
-        "device": device_name(here),
-        "precision": here.precision,
-        "train_images": data.batches("train").num_epoch_samples,
+        **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
-        **({"exact": _verified_or_not(here, module)} if here.config.has_own_module else {}),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
 
@@ -123,7 +116,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
             ("batch", batch),
             ("precision", f"{here.precision} ({here.precision_reason})"),
             *([("layout", f"{module.layout.name} ({module.layout.reason})")] if _is_ours(module) else []),
-            *([("exact", _verified_or_not(here, module))] if not _is_ours(module) else []),
+            *([("exact", "not checked: lockstep verify does")] if not _is_ours(module) else []),
             ("run folder", shown(here.folder.path)),
         ],
     )
@@ -131,12 +124,6 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
 
 def _shares_few_cores(here: Session) -> bool:
     return here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES
-
-
-def _verified_or_not(here: Session, module: L.LightningModule) -> str:
-    """Whether a module of the user's own is known to compute the same on any number of workers."""
-    known = verified.recalled(own_module.digest(here.config, module))
-    return known or "not checked: lockstep verify with these settings does"
 
 
 def _is_ours(module: L.LightningModule) -> TypeGuard[Classifier]:

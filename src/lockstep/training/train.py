@@ -56,7 +56,7 @@ def train(
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(
             folder,
-            facts=facts(here, data),
+            facts={"name": config.run_name, **facts(here, data)},
             monitor=checkpoint.monitor if checkpoint else None,
             first_step="compiling the network" if config.compile else "",
             note=resumed_from.note,

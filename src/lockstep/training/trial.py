@@ -36,7 +36,7 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
     Every rank computes the same. Raises ConfigError with one line that names the part that does not fit.
     """
     config = here.config
-    size = min(NUM_SAMPLES, len(data.splits.train))
+    size = 1 if data.batches("train").has_single_samples else NUM_SAMPLES
     module.to(here.device)
     with _without_trace(module):
         batch = data.example(size)
@@ -109,8 +109,7 @@ def _refuse(config: Config, task: Task, outputs: Tensor, split: str, targets: Te
 
 
 def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch) -> None:
-    module.train()
-    with _telling(f"model._target_={config.model.target} cannot take inputs of shape {tuple(batch.inputs.shape[1:])}"):
+    with _telling(f"model._target_={config.model.target} cannot take inputs of shape {tuple(batch.inputs.shape)}"):
         for dropout in module.dropouts:
             dropout.share = batch.share
         outputs = module(batch.inputs)

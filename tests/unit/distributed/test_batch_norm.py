@@ -4,6 +4,7 @@ float64 to 1e-12. float32 against float64 to 2e-5. bfloat16 against float32 with
 bits (2^-8 of it), against torch's own bfloat16 within two.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -360,24 +361,21 @@ def test_one_value_per_channel_over_all_ranks_is_refused_by_all_as_torch_refuses
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize(
-    ("overrides", "fault"),
+    "overrides",
     [
-        (["global_batch_size=1"], "global_batch_size=1 gives each batch one image: use a larger one"),
-        (
-            ["global_batch_size=2", "trainer.accumulate_grad_batches=2"],
-            "trainer.accumulate_grad_batches=2 cuts global_batch_size=2 into parts of one image: use fewer parts",
-        ),
-        (["trainer.overfit_batches=1", "global_batch_size=1"], "there is one training image: use more"),
+        ["global_batch_size=1"],
+        ["global_batch_size=2", "trainer.accumulate_grad_batches=2"],
+        ["trainer.overfit_batches=1", "global_batch_size=1"],
     ],
 )
 def test_a_training_by_single_values_is_refused_before_its_first_step(
-    tmp_path: Path, num_workers: int, overrides: list[str], fault: str
+    tmp_path: Path, num_workers: int, overrides: list[str]
 ) -> None:
     words = command(*own_network("NormalizesSingleValues"), *overrides, f"trainer.devices={num_workers}")
     variables = {**environ(), "PYTHONPATH": str(ROOT)}
     done = commands.run(words, tmp_path, variables)
     assert done.returncode == EXIT_CONFIG, done.stderr
-    assert f"config error: {fault}, because the batch norm 'norm' cannot normalize a single value" in done.stderr
+    assert re.search(r"config error: .* of shape \(1, .*Expected more than 1 value per channel", done.stderr)
     assert "Traceback" not in done.stderr
 
 
