@@ -15,13 +15,6 @@ from lockstep.system.kinds import Fraction, PathText
 
 State = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its channels
-Name = Annotated[str, Doc("which network")]
-Pretrained = Annotated[
-    bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
-]
-HeadOnly = Annotated[bool, Doc("train the last layer alone")]
-Dropout = Annotated[Fraction | None, Doc("of the network; null = its own")]
-DropPath = Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")]
 AUXILIARY = ("googlenet", "inception_v3")  # several outputs in training, of which a classification has one
 
 
@@ -44,11 +37,13 @@ def torchvision(
     in_channels: int,
     num_classes: int,
     *,
-    name: Name,
-    pretrained: Pretrained,
-    head_only: HeadOnly,
-    dropout: Dropout,
-    drop_path: DropPath,
+    name: Annotated[str, Doc("which network")],
+    pretrained: Annotated[
+        bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
+    ],
+    head_only: Annotated[bool, Doc("train the last layer alone")],
+    dropout: Annotated[Fraction | None, Doc("of the network; null = its own")],
+    drop_path: Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")],
 ) -> nn.Module:
     """A classification network of torchvision.models by its name.
 
@@ -84,11 +79,13 @@ def timm(
     in_channels: int,
     num_classes: int,
     *,
-    name: Name,
-    pretrained: Pretrained,
-    head_only: HeadOnly,
-    dropout: Dropout,
-    drop_path: DropPath,
+    name: Annotated[str, Doc("which network")],
+    pretrained: Annotated[
+        bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
+    ],
+    head_only: Annotated[bool, Doc("train the last layer alone")],
+    dropout: Annotated[Fraction | None, Doc("of the network; null = its own")],
+    drop_path: Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")],
 ) -> nn.Module:
     """A network of timm by its name, as `resnet18` or `resnet18.a1_in1k`; the rest is as in `torchvision`.
 
