@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn.utils import clip_grad_norm_, get_total_norm
@@ -21,7 +20,6 @@ from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import FailedElsewhere
 from lockstep.system import internals
 
-AROUND_THE_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 MOST_PENDING = 8  # steps that the host may be ahead of the device
 HINT = (
     "In a new run a lower optimizer.lr, a smaller trainer.gradient_clip_norm or trainer.precision=float32 may help; "
@@ -32,8 +30,8 @@ HINT = (
 class OptimizerStep:
     """Backward passes of micro-batches and the step after the last of them, on behalf of a module in a fit.
 
-    Callbacks that have hooks around the step are called; asking all others, as Lightning does, costs more than the
-    step of a small network, and so does Lightning's wrapper of the optimizer.
+    Callbacks are called without the records of a profiler, which with Lightning's wrapper of the optimizer cost more
+    than the step of a small network.
     """
 
     def __init__(self, module: L.LightningModule, groups: ParameterGroups, *, clip_norm: float | None) -> None:
@@ -48,14 +46,7 @@ class OptimizerStep:
         self._interval = trainer.lr_scheduler_configs[0].interval
         self._strategy: Any = trainer.strategy
         self._progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-        self._listeners = {
-            hook: [
-                callback
-                for callback in trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-                if is_overridden(hook, callback, parent=L.Callback)
-            ]
-            for hook in AROUND_THE_STEP
-        }
+        self._callbacks: list[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
 
     def backward(self, loss: Tensor, *, is_first: bool, is_last: bool) -> None:
         """Add the gradient of `loss`; ranks exchange their sums in the backward pass of the last micro-batch.
@@ -120,7 +111,7 @@ class OptimizerStep:
             group["lr"] = rate
 
     def _tell(self, hook: str, *values: Any) -> None:
-        for callback in self._listeners[hook]:
+        for callback in self._callbacks:
             getattr(callback, hook)(self._module.trainer, self._module, *values)
 
 

@@ -21,24 +21,15 @@ def lightning_precision(precision: str, *, is_own: bool) -> str:
 
 def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
     """The precision to compute in, and why. Raises ConfigError for one that the device does not have."""
-    precision, name = config.trainer.precision, ""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        capability = torch.cuda.get_device_capability(device)
-        if precision == "tf32" and capability < AMPERE:
-            version, first = (".".join(map(str, numbers)) for numbers in (capability, AMPERE))
-            what = f"{name} has no TF32 (compute capability {version}, it begins with {first})"
-            raise faults.ConfigError([f"trainer.precision=tf32, but {what}: use float32"])
+    precision, unit = config.trainer.precision, bfloat16_unit(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    if precision == "tf32" and unit is None:  # GPUs got both at once
+        raise faults.ConfigError([f"trainer.precision=tf32, but {name} has no TF32: use float32"])
     if precision == "tf32":
         return precision, f"as asked: float32, of which {name} multiplies 11 of 24 bits"
-    if precision == "float32" and name:
-        return precision, "as asked, without TF32"
     if precision != "auto":
         return precision, "as asked"
-    unit = bfloat16_unit(device)
-    if name:
-        return ("bfloat16", f"{name} computes it natively") if unit else ("float32", f"{name} lacks bfloat16")
-    return ("bfloat16", f"this CPU has {unit}") if unit else ("float32", "this CPU has no bfloat16 arithmetic")
+    return ("bfloat16", f"{name} has {unit}") if unit else ("float32", f"{name} has no bfloat16 arithmetic")
 
 
 def bfloat16_unit(device: torch.device) -> str | None:

@@ -1,5 +1,7 @@
 """Data and network of a training, tried out on each other, with the weights that it begins with."""
 
+import dataclasses
+
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
@@ -21,7 +23,7 @@ def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, L.LightningModu
         module, companion = own_module.made(here, assembly.image_format(data), total_steps=total_steps)
         return data, module, [companion]
     module = assembly.classifier(here, assembly.image_format(data), total_steps=total_steps, is_trained=True)
-    trial.joined(data, module.task)
+    data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
     trial.try_out(here, data, module)
     if is_new and config.init_from is not None:
         assembly.load_weights(module, here.folder.initial_weights, config.init_from)

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.callbacks.console import Console
@@ -31,6 +31,8 @@ from lockstep.training.preparation import prepared
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
+
+PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
 def train(
@@ -62,7 +64,8 @@ def train(
             note=resumed_from.note,
         )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
-        console = [] if config.silent else [_console(config, record, is_cell=is_cell)]
+        names = () if config.has_own_module else measured.names(config)
+        console = [] if config.silent else [Console(record, names, measured.default(config)[0], is_cell=is_cell)]
         trainer = _trainer(here, module, [*first, record, Relocation(), *console, *callbacks, stop], first_step)
         started = time.monotonic()
         try:
@@ -119,7 +122,7 @@ def _trainer(here: Session, module: L.LightningModule, callbacks: list[Callback]
         module,
         callbacks=callbacks,
         logger=_loggers(here, first_step),
-        profiler=_profiler(here),
+        profiler=settings.profiler and PROFILERS[settings.profiler](dirpath=here.folder.path, filename="profile"),
         max_epochs=settings.max_epochs,
         log_every_n_steps=settings.log_every_n_steps,
         check_val_every_n_epoch=settings.check_val_every_n_epoch,
@@ -141,11 +144,6 @@ def built_callbacks(config: Config) -> list[Callback]:
         if (kind := next(lightnings, "")) in rules.INSTEAD:
             raise ConfigError([rules.unfit_callback(f"callbacks.{name}", section.target, kind)])
     return built
-
-
-def _console(config: Config, record: Record, *, is_cell: bool) -> Console:
-    names = () if config.has_own_module else measured.names(config)
-    return Console(record, names, measured.default(config)[0], is_cell=is_cell)
 
 
 def _best(here: Session, checkpoint: ModelCheckpoint | None) -> Path | None:
@@ -170,7 +168,7 @@ def _loggers(here: Session, purge_step: int) -> list[Logger]:
     again. Every rank must call it. Raises ConfigError on all ranks where one cannot begin.
     """
     sections = [section for section in here.config.logger.values() if section is not None]
-    loggers: list[Logger] = together(lambda: [_logger(here, section, purge_step) for section in sections])
+    loggers = together(lambda: [_logger(here, section, purge_step) for section in sections])
     for logger in loggers:
         if isinstance(logger, ResumableWandbLogger) and here.rank == 0:
             here.held.push(partial(_end, logger))
@@ -199,13 +197,3 @@ def _next_step(checkpoint: Path | None, *, is_own: bool) -> int:
     # of a module of the user's own Lightning's points stand at the number of batches, whatever its optimizers
     batches = saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
     return (batches if is_own else saved["global_step"]) + 1
-
-
-def _profiler(here: Session) -> Profiler | None:
-    kinds: dict[str, partial[Profiler]] = {
-        "simple": partial(SimpleProfiler),
-        "advanced": partial(AdvancedProfiler),
-        "pytorch": partial(PyTorchProfiler),
-    }
-    name = here.config.trainer.profiler
-    return kinds[name](dirpath=here.folder.path, filename="profile") if name else None

@@ -1,7 +1,6 @@
 """Two samples through network, loss and metrics before the first step: what does not fit is told in a line."""
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -187,8 +186,3 @@ def _without_trace(module: Classifier) -> Iterator[None]:
             for part, is_training in modes:
                 part.training = is_training
             module.zero_grad()
-
-
-def joined(data: ImageData, task: Task) -> None:
-    """Have the augmentation move the targets of `data` with the images, as the task says."""
-    data.augment = dataclasses.replace(data.augment, moved_targets=task.moved_targets)
