@@ -119,7 +119,6 @@ def quiet() -> None:
         r".*sync_dist=True.*",  # our values are global already; the mean over ranks would be wrong
         r".*The ``compute`` method of metric .* was called before the ``update``.*",  # an empty share counts nothing
         r".*does not have many workers.*",  # a batch is one gather: workers would only copy it
-        r".*The `srun` command is available on your system but is not used.*",  # on a login node it need not be
         r".*passed in a `val_dataloader` but have no `validation_step`.*",  # a module of the user's own may have none
         r".*smaller than the logging interval.*",  # the epoch's means are logged anyway
         r".*WeightAveraging callback, but loading.*",  # evaluation takes the averaged weights, which is what we want

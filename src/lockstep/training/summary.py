@@ -1,6 +1,6 @@
 """What a training came to, and what a person sees of it: lines before the first step and after the last."""
 
-from typing import Any, TypeGuard
+from typing import Any
 
 import lightning as L
 import torch
@@ -65,8 +65,9 @@ def summarize(
 
 def tested(module: L.LightningModule, data: ImageData, metrics: dict[str, float]) -> dict[str, float | None]:
     """What the test measured, the first metric of the task first, and on how many images; None without a test."""
-    names = [(split, name) for split in module.test_splits for name in module.measured] if _is_ours(module) else []
-    expected = dict.fromkeys(f"{split}/{name}" for split, name in names)
+    is_ours = isinstance(module, Classifier)
+    names = [f"{split}/{name}" for split in module.test_splits for name in module.measured] if is_ours else []
+    expected: dict[str, float | None] = dict.fromkeys(names)
     values = {name: value for name, value in metrics.items() if name.startswith("test")}
     num_images = data.batches("test").num_epoch_samples if values else None
     return {name.replace("/", "_"): value for name, value in {**expected, **values, "test_images": num_images}.items()}
@@ -81,58 +82,44 @@ def device_name(here: Session) -> str:
 
 def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool) -> None:
     """Print what is trained, on what, in which parts, and where it is kept, unless the run is to be silent."""
-    config = here.config
+    config, count, device = here.config, here.world_size, device_name(here)
     if config.silent:
         return
-    channels, height, width = data.image_shape
-    count = here.world_size
-    micro = data.batches("train").micro_batch_size
-    total = sum(here.loads)
-    shares = sorted({-(-micro * load // total) for load in here.loads}, reverse=True)
-    local = " or ".join(str(share) for share in shares)
-    batch = f"{plural(config.global_batch_size, 'image')} a step"
-    if config.trainer.accumulate_grad_batches > 1:
-        batch += f" = {config.trainer.accumulate_grad_batches} micro-batches of {micro}"
-    if count > 1:
-        batch += f", up to {local} on each worker"
+    shape = "x".join(map(str, data.image_shape))
+    used = ", ".join(_used(data, split) for split in data.splits.parts)
+    rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
+    absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
+    rows += [(f"no {split}", f"image of {faults.several(names)}") for split, names in absent.items() if names]
+    rows += [
+        ("network", plural(_num_parameters(module), "parameter")),
+        ("workers", f"{count} x {device}" if count > 1 else device),
+    ]
+    if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
+        rows.append(("", REHEARSAL))
+    rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
+    if isinstance(module, Classifier):
+        rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
+    else:
+        rows.append(("exact", "not checked: lockstep verify does"))
     name = config.module.target if config.has_own_module else config.model.target
-    show_table(
-        f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
-        + (", going on" if is_resumed else ""),
-        [
-            (
-                "data",
-                f"{', '.join(_used(data, split) for split in data.splits.parts)} images of "
-                f"{channels}x{height}x{width}, {_named(module, data)}, {data.placement}",
-            ),
-            *[
-                (f"no {split}", f"image of {faults.several(names)}")
-                for split in ("val", "test")
-                if (names := data.splits.absent_classes(split))
-            ],
-            ("network", plural(_num_parameters(module), "parameter")),
-            ("workers", f"{count} x {device_name(here)}" if count > 1 else device_name(here)),
-            *([("", REHEARSAL)] if _shares_few_cores(here) else []),
-            ("batch", batch),
-            ("precision", f"{here.precision} ({here.precision_reason})"),
-            *([("layout", f"{module.layout.name} ({module.layout.reason})")] if _is_ours(module) else []),
-            *([("exact", "not checked: lockstep verify does")] if not _is_ours(module) else []),
-            ("run folder", shown(here.folder.path)),
-        ],
-    )
+    title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
+    show_table(title + (", going on" if is_resumed else ""), [*rows, ("run folder", shown(here.folder.path))])
 
 
-def _shares_few_cores(here: Session) -> bool:
-    return here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES
-
-
-def _is_ours(module: L.LightningModule) -> TypeGuard[Classifier]:
-    """Whether Lockstep's own module is trained."""
-    return isinstance(module, Classifier)
+def _batch(here: Session, data: ImageData) -> str:
+    """The images of a step, of its micro-batches and of the shard of a worker."""
+    parts, micro = here.config.trainer.accumulate_grad_batches, data.batches("train").micro_batch_size
+    text = f"{plural(here.config.global_batch_size, 'image')} a step"
+    if parts > 1:
+        text += f" = {parts} micro-batches of {micro}"
+    if here.world_size == 1:
+        return text
+    shards = sorted({-(-micro * load // sum(here.loads)) for load in here.loads}, reverse=True)
+    return f"{text}, up to {' or '.join(map(str, shards))} on each worker"
 
 
 def _num_parameters(module: L.LightningModule) -> int:
-    return sum(p.numel() for p in (module.net if _is_ours(module) else module).parameters())
+    return sum(p.numel() for p in (module.net if isinstance(module, Classifier) else module).parameters())
 
 
 def _used(data: ImageData, split: str) -> str:
@@ -142,8 +129,8 @@ def _used(data: ImageData, split: str) -> str:
     return f"{used:,} {split}" if used == there else f"{used:,} of {there:,} {split}"
 
 
-def _named(module: L.LightningModule, data: ImageData) -> str:
-    many = module.task.named if _is_ours(module) else "classes"
+def _classes(module: L.LightningModule, data: ImageData) -> str:
+    many = module.task.named if isinstance(module, Classifier) else "classes"
     return plural(len(data.class_names), "class" if many == "classes" else many.removesuffix("s"), many)
 
 
@@ -151,26 +138,23 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     """Print the results of a finished run, and the commands that use it, unless it is to be silent."""
     if here.config.silent:
         return
-    folder = here.folder
-    run = quoted(folder.path)
-    rows: list[tuple[str, str]] = []
+    folder, run, rows = here.folder, quoted(here.folder.path), list[tuple[str, str]]()
     tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
     images = plural(summary["test_images"] or 0, "image")
-    for number, (key, value) in enumerate((key, value) for key, value in tests.items() if value is not None):
-        is_flipped = key.startswith("test_flip_")
-        name = key.removeprefix("test_flip_").removeprefix("test_").replace("_", " ")
-        size = f" on {images}" if not number else " with mirror images" if is_flipped else ""
-        rows.append((f"test {name}", f"{measure(value)}{size}"))
+    for key, value in tests.items():
+        if value is not None:
+            is_flipped = key.startswith("test_flip_")
+            name = key.removeprefix("test_flip_").removeprefix("test_").replace("_", " ")
+            size = f" on {images}" if not rows else " with mirror images" if is_flipped else ""
+            rows.append((f"test {name}", f"{measure(value)}{size}"))
     if summary["best_checkpoint"]:
         rows.append(("best", f"{summary['monitor']} {measure(summary['best'])}, {shown(folder.best_checkpoint)}"))
-    speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
-    epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
     if folder.pictures.exists():
         rows.append(("pictures", shown(folder.pictures)))
-    rows += [
-        ("training", f"{duration(summary['training_s'])}{epoch}{speed}"),
-        ("watch", f"lockstep board --logdir {run}"),
-    ]
+    speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
+    epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
+    rows.append(("training", f"{duration(summary['training_s'])}{epoch}{speed}"))
+    rows.append(("watch", f"lockstep board --logdir {run}"))
     if tests or not here.config.has_own_module:
         rows.append(("evaluate", f"lockstep eval {run}"))
     if not here.config.has_own_module:
