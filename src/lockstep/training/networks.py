@@ -46,18 +46,16 @@ def load_weights(session: Session, net: nn.Module) -> None:
 
 
 def _loaded(config: Config, load: Callable[[], None]) -> None:
-    """Raise ValueError for whatever goes wrong, which is not ours to know."""
+    """Raise ValueError for any Exception of a custom `load`."""
     try:
         with torch.random.fork_rng(devices=[]):
             load()
-    except BaseException as error:
-        text = one_line(error) if isinstance(error, Exception) else str(error)
-        where = f"model._target_={config.model.target}"
+    except Exception as error:
         pretrained = config.model.arguments().get("pretrained")
-        if pretrained is not None:
-            where = f"model.pretrained={shown(pretrained)}"
-        cure = "give a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
-        raise ValueError(f"{where}: the weights cannot be had ({type(error).__name__}: {text}): {cure}") from error
+        where = f"_target_={config.model.target}" if pretrained is None else f"pretrained={shown(pretrained)}"
+        text = f"{type(error).__name__}: {one_line(error)}"
+        hint = "give a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
+        raise ValueError(f"model.{where}: the weights cannot be had ({text}): {hint}") from error
 
 
 def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:

@@ -56,7 +56,10 @@ def predict(
             raise RuntimeError(f"{len(images)} images, but {len(gathered)} predictions: some are lost or double.")
         if here.rank == 0:
             columns = module.task.columns(image_format.class_names)
-            _write(Path(output), ["file", *columns], [[images.names[index], *cells] for index, cells in gathered])
+            table = [["file", *columns], *([images.names[index], *cells] for index, cells in gathered)]
+            Path(output).parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(Path(output)) as file:
+                file.write(csv_text(table).encode(errors="surrogateescape"))  # a file name need not be UTF-8
             print(f"{plural(len(gathered), 'prediction')} in {output}", flush=True)
             if broken:  # what a failed job has on record is printed
                 count = f"{len(broken)} of {plural(len(images) + len(broken), 'image')} cannot be read and are left out"
@@ -128,9 +131,3 @@ def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[
             raise faults.ConfigError([f"{fault}, and lockstep predict writes rows of numbers: {cure}"])
         rows += zip(indices.tolist(), module.task.cells(predicted, class_names), strict=True)
     return rows
-
-
-def _write(path: Path, head: list[str], rows: list[list[str]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        file.write(csv_text([head, *rows]).encode(errors="surrogateescape"))  # a file name need not be UTF-8

@@ -1,7 +1,6 @@
 """One training run, from its saved configuration to its summary. Every rank reads this straight down."""
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +170,7 @@ def _loggers(here: Session, purge_step: int) -> list[Logger]:
     loggers = together(lambda: [_logger(here, section, purge_step) for section in sections])
     for logger in loggers:
         if isinstance(logger, ResumableWandbLogger) and here.rank == 0:
-            here.held.push(partial(_end, logger))
+            here.held.push(lambda kind, *_, logger=logger: logger.end(is_well=kind is None))
     return loggers
 
 
@@ -183,10 +182,6 @@ def _logger(here: Session, section: Open, purge_step: int) -> Logger:
     elif section.target.endswith(".ResumableWandbLogger"):
         supplied["rank"] = here.rank
     return build.build(section, **supplied)
-
-
-def _end(logger: ResumableWandbLogger, kind: type[BaseException] | None, error: object, trace: object) -> None:
-    logger.end(is_well=kind is None)
 
 
 def _next_step(checkpoint: Path | None, *, is_own: bool) -> int:

@@ -146,10 +146,10 @@ def _try_nothing(config: Config, module: Classifier, batch: Batch) -> None:
     """What an empty share does. Batch norms are evaluated: those that can train on nothing are not there yet."""
     module.eval()
     module.task.train()
-    what = f"model._target_={config.model.target} cannot take an empty batch, which the share of a worker can be"
-    with _telling(f"{what} (x.flatten(1), not x.view(len(x), -1))"):
+    what = "cannot take an empty batch, which the shard of a worker can be"
+    with _telling(f"model._target_={config.model.target} {what} (x.flatten(1), not x.view(len(x), -1))"):
         outputs = module(batch.inputs)
-    with _telling(f"task._target_={config.task.target} cannot take an empty batch, which the share of a worker can be"):
+    with _telling(f"task._target_={config.task.target} {what}"):
         values, _ = checked_losses(module.task, outputs, batch)
         values.sum().backward()
 
