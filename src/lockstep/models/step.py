@@ -23,7 +23,7 @@ from lockstep.system import internals
 MOST_PENDING = 8  # steps that the host may be ahead of the device
 HINT = (
     "In a new run a lower optimizer.lr, a smaller trainer.gradient_clip_norm or trainer.precision=float32 may help; "
-    "init_from=... starts it with the weights of the last checkpoint of this one."
+    "init_from=... lets it start with the weights of this one's last checkpoint."
 )
 
 
