@@ -590,7 +590,7 @@ def test_the_plugin_brings_nothing_that_tensorboard_does_not_bring() -> None:
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ())
-    assert done.stdout == "['lockstep']\n"
+    assert done.stdout == "['lazy_loader', 'lockstep']\n"
 
 
 def test_the_search_for_a_browser_says_why_there_is_none(tmp_path: Path) -> None:

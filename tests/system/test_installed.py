@@ -183,8 +183,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     change("src/lockstep/__init__.py", f'"{lockstep.__version__}"', '"99.0.0"')
     change("conf/optimizer/sgd.yaml", "momentum: 0.9", "momentum: 0.8")
-    change("src/lockstep/tasks/__init__.py", '"Accuracy"', '"Accuracies"')
-    change("src/lockstep/tasks/__init__.py", "import Accuracy", "import Accuracy as Accuracies")
+    change("src/lockstep/tasks/__init__.pyi", "import Accuracy as Accuracy", "import Accuracies as Accuracies")
     change("src/lockstep/tasks/scores.py", "class Accuracy(", "Accuracies = None\n\n\nclass Accuracy(")
     return environment(folder / "environment", newer)
 

@@ -179,7 +179,7 @@ def fault(overrides):
     except lockstep.ConfigError as error:
         return str(error)
 print(json.dumps([fault(overrides) for overrides in (
-    ["optimizer.lrr=1", "model.width=a"],
+    ["optimizer.lrr=1", "trainer.max_epochs=a"],
     ["optimizer.lr=0.1,0.2"],
     ["-m", "seed=1"],
     ["cluster=local"],
@@ -194,7 +194,7 @@ print(json.dumps([fault(overrides) for overrides in (
     many, several, sweep, cluster, hydra, one, number, later, devices, nowhere = said(tmp_path, text)
     assert many.splitlines() == [
         "unknown key optimizer.lrr: did you mean optimizer.lr?",
-        "model.width=a must be int >= 1",
+        "trainer.max_epochs=a must be int >= 1",
     ]
     assert several.startswith("optimizer.lr=0.1,0.2 lists several values")
     assert sweep == "-m: sweeps are started by python train.py -m"

@@ -331,7 +331,7 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
     listed = subprocess.run(
         [sys.executable, "-m", "lockstep.cli.main", "runs"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert sorted(row.partition("\t")[0] for row in listed.stdout.splitlines()[1:]) == ["pruned", "stopped"]
+    assert sorted(row.split()[0] for row in listed.stdout.splitlines()[1:]) == ["pruned", "stopped"]
     assert (first.stop_flag.exists(), first.is_locked()) == (False, False)
     assert processes_of(first) == []
     assert len(first.read_metrics()) < 8

@@ -91,8 +91,9 @@ def _opened(section: Data, seed: int) -> "Decoding | Splits":
     if section.target in OF_FILES:
         return files_of(section)
     from lockstep.data.sources.datasets import seeded
+    from lockstep.training.assembly import source
 
-    return seeded(build.build(section), seed)
+    return seeded(source(section), seed)
 
 
 def _inspected(source: "Decoding | Splits", progress: Progress) -> "Inspection":
