@@ -1,19 +1,27 @@
 """A LightningModule of the user's own, made from the configuration, with the callback that belongs to it."""
 
+import hashlib
+import inspect
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from torchmetrics.metric import Metric
 
+from lockstep import __version__
 from lockstep.callbacks.own_module import Companion
-from lockstep.config import build, signatures
+from lockstep.config import build, signatures, storage
+from lockstep.config.schema import Config
 from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.rng import replace_dropout, seed_of
 from lockstep.models.classifier import ImageFormat
 from lockstep.tasks import reduction
 from lockstep.training.session import Session
+
+LIBRARIES = ("builtins", "lightning", "lockstep", "timm", "torch", "torchmetrics", "torchvision")
 
 
 def made(session: Session, images: ImageFormat, *, total_steps: int) -> tuple[L.LightningModule, Companion]:
@@ -50,3 +58,17 @@ def made(session: Session, images: ImageFormat, *, total_steps: int) -> tuple[L.
     }
     module = module.double() if session.precision == "float64" else module
     return module, Companion(name, dropouts, watched)
+
+
+def digest(config: Config, module: L.LightningModule) -> str:
+    """A code of what a module computes with: its settings and its network's, and the files that its classes are in.
+
+    Files of libraries are left out, and what those files import: Lockstep is named by its version.
+    """
+    tree = storage.to_tree(config)
+    found = hashlib.sha256(json.dumps([__version__, tree["module"], tree["model"]], sort_keys=True).encode())
+    classes = {each for part in module.modules() for each in type(part).__mro__}
+    own = {each for each in classes if each.__module__.partition(".")[0] not in LIBRARIES}
+    for path in sorted({inspect.getsourcefile(each) or "" for each in own}):
+        found.update(Path(path).read_bytes() if path else b"")
+    return found.hexdigest()

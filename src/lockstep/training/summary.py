@@ -12,10 +12,12 @@ from lockstep.callbacks.stop import Stopped
 from lockstep.config import faults, measured
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
+from lockstep.runs import verified
 from lockstep.runs.naming import quoted, shown
 from lockstep.system.hardware import num_cores
 from lockstep.system.terminal import duration, measure, show_table
 from lockstep.system.wording import plural
+from lockstep.training import own_module
 from lockstep.training.session import Session
 
 FEW_CORES = 8
@@ -59,6 +61,7 @@ def summarize(
         "parameters": _num_parameters(module),
         **facts(here, data),
         "val_images": data.batches("val").num_epoch_samples,
+        **({"exact": _verified(here, module)} if here.config.has_own_module else {}),
         "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
     }
 
@@ -100,10 +103,16 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
     else:
-        rows.append(("exact", "not checked: lockstep verify does"))
+        rows.append(("exact", _verified(here, module)))
     name = config.module.target if config.has_own_module else config.model.target
     title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
     show_table(title + (", going on" if is_resumed else ""), [*rows, ("run folder", shown(here.folder.path))])
+
+
+def _verified(here: Session, module: L.LightningModule) -> str:
+    """What is known of a custom module: when `lockstep verify` has found it exact, if it has."""
+    known = verified.recalled(own_module.digest(here.config, module))
+    return known or "not checked: lockstep verify with these settings does"
 
 
 def _batch(here: Session, data: ImageData) -> str:

@@ -17,12 +17,13 @@ from lockstep.config import build, storage
 from lockstep.config.key_scopes import CHECKPOINT, FREE_CALLBACKS
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
+from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.tasks.task import Task
-from lockstep.training import assembly, session
+from lockstep.training import assembly, own_module, session
 from lockstep.training.preparation import prepared
 
 INPUTS, LOSSES, GRADIENT = "inputs", "losses", "gradient of "
@@ -33,6 +34,7 @@ def trace_file(rank: int, part: int) -> str:
     return f"trace-{part}-{rank}.pt"
 
 
+DIGEST_FILE = "digest"  # of a module of the user's own, by rank 0
 STATE_FILE = "state.pt"  # weights, statistics and metrics at the end, of rank 0
 
 
@@ -68,6 +70,8 @@ def verify(folder: RunFolder, world: World | None, flag: SignalFlag, *, cut_afte
                 trainer.test(module, data, verbose=False)
             if here.rank == 0:
                 _write_state(folder, module, trained | metrics_of(trainer, module))
+                if config.has_own_module:
+                    write_atomically(folder.path / DIGEST_FILE, own_module.digest(config, module))
         torch.save(trace.steps, folder.path / trace_file(here.rank, part))
     return 0
 

@@ -17,6 +17,7 @@ from lockstep.config import compose, faults, overrides, presence, storage, valid
 from lockstep.config.schema import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
+from lockstep.runs import verified
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware
 from lockstep.system.signals import SignalList
@@ -145,6 +146,7 @@ class Verification:
 
     def _report(self, failures: dict[Variant, str]) -> int:
         """Print the table, and what was the first to differ. Returns the exit code."""
+        from lockstep.training.verification import DIGEST_FILE
         from lockstep.verify.comparison import LIMIT, compare
 
         alone = self._folder(ALONE).path
@@ -160,6 +162,9 @@ class Verification:
         if texts:
             return EXIT_FAILED
         largest = max(kind.size for result in compared.values() for kind in result[:3])
+        digest = alone / DIGEST_FILE
+        if digest.exists():
+            verified.remember(digest.read_text(), largest)
         say(self._out, f"Exact: nothing differs by more than {_shown(largest)}, and rounding may by {LIMIT:g}.")
         return 0
 
