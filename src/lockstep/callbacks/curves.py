@@ -11,7 +11,7 @@ import lightning as L
 import torch
 import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.tensorboard.summary import hparams
 from typing_extensions import override
 
@@ -93,19 +93,13 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
     return redacted(yaml.safe_load(folder.config.read_text()))
 
 
-class _Forward(nn.Module):
-    """The network alone, as it is used after training: a copy, which tracing cannot change."""
-
-    def __init__(self, module: Classifier) -> None:
-        super().__init__()
-        self.net = copy.deepcopy(module.net).cpu().eval()
-        for part in self.net.modules():
-            if isinstance(part, ExactDropout):  # next to a compiled network its forward is that of the original
-                part.__dict__.pop("forward", None)
-
-    @override
-    def forward(self, images: Tensor) -> Tensor:
-        return self.net(images)
+def _copied(net: nn.Module) -> nn.Module:
+    """The network as it is used after training, on the CPU: a copy, which tracing cannot change."""
+    copied = copy.deepcopy(net).cpu().eval()
+    for part in copied.modules():
+        if isinstance(part, ExactDropout):  # next to a compiled network its forward is that of the original
+            part.__dict__.pop("forward", None)
+    return copied
 
 
 def _add_graph(writer: Any, module: Classifier) -> None:
@@ -117,7 +111,7 @@ def _add_graph(writer: Any, module: Classifier) -> None:
         try:
             example = torch.zeros(1, *module.image_format.image_shape, dtype=next(module.net.parameters()).dtype)
             # the writer would trace it twice to compare, which brings sympy and torch.distributed.tensor, too
-            traced = torch.jit.trace(_Forward(module), example, check_trace=False)
+            traced = torch.jit.trace(_copied(module.net), example, check_trace=False)
             writer.add_graph(traced, example)
         except Exception as error:
             problem = type(error).__name__

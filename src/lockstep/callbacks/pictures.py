@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import lightning as L
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.tensorboard import SummaryWriter
-from typing_extensions import override
+from typing_extensions import Doc, override
 
 from lockstep.callbacks.events import SplitTensorBoardLogger
 from lockstep.data.images.pixels import Pixels
@@ -20,6 +20,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.models.outcomes import Findings, Outcomes
 from lockstep.runs.files import atomic_file, write_json
 from lockstep.runs.folder import RunFolder
+from lockstep.system.kinds import Positive
 from lockstep.tasks.builtin import Classification
 
 if TYPE_CHECKING:
@@ -34,14 +35,14 @@ class Pictures(L.Callback):
     Of a classification of whole images: other tasks have no pictures. Confusion matrix, the first `num_images` images
     of the split with what they were taken for, and as many of its most confident mistakes, all from the samples of
     every rank. PNG files in pictures/ of the run folder have the newest state of each split, TensorBoard has them all.
-    Raises ValueError for a number below 1.
     """
 
-    def __init__(self, *, every_n_epochs: int | None, num_images: int) -> None:
-        if every_n_epochs is not None and every_n_epochs < 1:
-            raise ValueError(f"callbacks.pictures.every_n_epochs={every_n_epochs} must be at least 1, or null")
-        if num_images < 1:
-            raise ValueError(f"callbacks.pictures.num_images={num_images} must be at least 1")
+    def __init__(
+        self,
+        *,
+        every_n_epochs: Annotated[Positive | None, Doc("draws the validation so often; null = never")],
+        num_images: Annotated[Positive, Doc("images of the predictions, and of the worst mistakes")],
+    ) -> None:
         self._every_n_epochs = every_n_epochs
         self._num_images = num_images
         self._outcomes: Outcomes | None = None
