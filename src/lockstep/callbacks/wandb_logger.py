@@ -39,8 +39,6 @@ class ResumableWandbLogger(WandbLogger):
         log_model: bool | Literal["all"] = False,
         rank: int = 0,
     ) -> None:
-        import wandb
-
         folder = RunFolder(Path(save_dir))
         is_trial = (folder.path.parent / SWEEP).is_file()
         super().__init__(
@@ -57,7 +55,7 @@ class ResumableWandbLogger(WandbLogger):
             tags=tags,
             notes=notes,
             config=redacted(yaml.safe_load(folder.config.read_text())),
-            settings=wandb.Settings(console="off", silent=True),  # the terminal is ours, and no file there has its text
+            settings={"console": "off", "silent": True},  # the terminal is ours, and no file there has its text
         )
         self._is_lost = False
         if rank == 0:
