@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.util import tensor_util
 from torch import Tensor, nn
@@ -73,17 +71,9 @@ def tensors(found: EventAccumulator, tag: str) -> Any:
     return tensor_util.make_ndarray(found.Tensors(tag)[-1].tensor_proto)
 
 
-def test_every_number_has_its_curve_and_the_charts_name_no_other(runs: dict[int, RunFolder]) -> None:
+def test_every_number_has_its_curve(runs: dict[int, RunFolder]) -> None:
     for split, tags in EVERY_TAG.items():
         assert set(events(runs[3], split).Tags()["scalars"]) == tags
-    layout = Layout.FromString(tensors(events(runs[3]), "custom_scalars__config__").item())
-    charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
-    shown = {
-        title: [tag for tag in EVERY_TAG["train"] if any(re.match(pattern, tag) for pattern in patterns)]
-        for title, patterns in charts.items()
-    }
-    assert (shown["Loss"], shown["Accuracy"]) == (["loss"], ["accuracy"])
-    assert {len(tags) for tags in shown.values()} == {1}
 
 
 @pytest.mark.parametrize(

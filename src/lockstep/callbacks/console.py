@@ -1,4 +1,4 @@
-"""What a person sees of a run: a header, one line per epoch, how far it is in the meantime, and a summary."""
+"""The lines of a run on a terminal, in a notebook or in a log: one per epoch, and its progress in the meantime."""
 
 import threading
 import time
@@ -29,9 +29,9 @@ LEAST_WIDTH = 10  # of a metric's column
 
 
 def columns_for(width: int, metrics: Sequence[str], first: str) -> tuple[tuple[str, str, int], ...]:
-    """The columns beside the epoch that fit into so many letters: name, head, width; that of `first` in any case.
+    """Columns next to the epoch that fit into `width` letters: name, head, width; that of `first` in any case.
 
-    `metrics` are the names of what is measured, e.g. val/loss. A narrow terminal does without the last ones.
+    `metrics` are names such as val/loss. A narrow terminal does without the last ones.
     """
     heads = [(name, name.replace("/", " ").replace("accuracy", "acc").replace("_", " ")) for name in metrics]
     shown = [*((name, head, max(LEAST_WIDTH, len(head) + 2)) for name, head in heads), *FACTS]
@@ -56,16 +56,16 @@ def live_line(width: int, epoch: str, part: float | None, words: Sequence[str]) 
 
 
 class Console(L.Callback):
-    """Rank 0 alone speaks. Reads no tensor between epochs, so that it never makes a GPU wait.
+    """Only rank 0 prints. Reads no tensor between epochs, so that it never makes a GPU wait.
 
-    What goes on between the lines of two epochs is told by a thread that looks at the record: a step that compiles, or
-    waits for its data, is told too, and the steps themselves do nothing for it.
+    A thread that looks at the record reports the progress between two epochs: also of a step that compiles, or waits
+    for its data, and the steps themselves do nothing for it.
     """
 
     def __init__(self, record: Record, metrics: Sequence[str], first: str, *, is_cell: bool = False) -> None:
-        """`metrics` are the names of what is measured, none where the first epoch tells; `first` is what decides.
+        """`metrics` are the names of the columns, none where the first epoch shows them; `first` always has a column.
 
-        `is_cell` says that what is printed here is shown in the cell of a notebook.
+        `is_cell` is true where a notebook shows the output.
         """
         self._record = record
         self._out = terminal()
@@ -74,15 +74,15 @@ class Console(L.Callback):
         self._columns: tuple[tuple[str, str, int], ...] = ()
         self._live: Live | None = None
         self._is_cell = is_cell
-        self._num_letters = 0  # of the line that is written anew in a cell
+        self._num_letters = 0  # of the line that is rewritten in a cell
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
-        self._said = time.monotonic()
-        self._has_said = False
+        self._printed = time.monotonic()  # when the last line of a log was
+        self._pause_s = FIRST_S
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Print the heads of the columns; begin to tell how far the run is."""
+        """Print the heads of the columns, and start to show the progress."""
         if not trainer.is_global_zero:
             return
         if self._metrics:
@@ -106,7 +106,7 @@ class Console(L.Callback):
         cells |= {"time": duration(self._record.epoch_times_s[-1])}
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
         self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}{line}", soft_wrap=True)
-        self._said = time.monotonic()
+        self._printed = time.monotonic()
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -114,13 +114,11 @@ class Console(L.Callback):
 
     @override
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to show how far the test is."""
         if trainer.is_global_zero:
             self._begin(trainer)
 
     @override
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop showing how far the test is."""
         self._end()
 
     @override
@@ -134,7 +132,7 @@ class Console(L.Callback):
         self._out.print(Text(f"{'epoch':>{EPOCH_WIDTH}}{heads}", style="bold"))
 
     def _begin(self, trainer: L.Trainer) -> None:
-        self._said = time.monotonic()
+        self._printed = time.monotonic()
         if self._out.is_terminal:
             self._live = Live(console=self._out, auto_refresh=False, transient=True)
             self._live.start()
@@ -145,7 +143,7 @@ class Console(L.Callback):
 
     def _watch(self, trainer: L.Trainer, every_s: float) -> None:
         while not self._is_over.wait(every_s):
-            self._tell(trainer)
+            self._show(trainer)
 
     def _end(self) -> None:
         if self._thread is not None:
@@ -158,13 +156,13 @@ class Console(L.Callback):
         self._rewrite("")
 
     def _rewrite(self, text: str) -> None:
-        """Put a text into the place of the last one, in a cell."""
+        """Replace the last text by this one, in a cell."""
         if self._is_cell and (text or self._num_letters):
             end = "" if text else "\r"
             print(f"\r{text:<{self._num_letters}}", end=end, file=self._out.file, flush=True)
             self._num_letters = len(text)
 
-    def _tell(self, trainer: L.Trainer) -> None:
+    def _show(self, trainer: L.Trainer) -> None:
         """Refresh the live line; in a log, print a line where it is time."""
         now = time.monotonic()
         part, words = self._progress(trainer, now)
@@ -173,14 +171,9 @@ class Console(L.Callback):
             self._live.update(live_line(width, _epoch(trainer), part, words), refresh=True)
         elif self._is_cell:
             self._rewrite(plain(live_line(self._out.width, _epoch(trainer), part, words)).plain)
-        elif self._is_due(now):
+        elif now - self._printed >= self._pause_s:
             self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}  {', '.join(words)}", soft_wrap=True)
-            self._said, self._has_said = now, True
-
-    def _is_due(self, now: float) -> bool:
-        left = self._record.pace.epoch_left_s(now)
-        is_first = not self._has_said and (left is None or left > EVERY_S)
-        return now - self._said >= (FIRST_S if is_first else EVERY_S)
+            self._printed, self._pause_s = now, EVERY_S
 
     def _progress(self, trainer: L.Trainer, now: float) -> tuple[float | None, list[str]]:
         """The part of the epoch, or of its evaluation, that is done, and words, the most important first."""

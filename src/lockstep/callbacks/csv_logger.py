@@ -1,4 +1,4 @@
-"""Curves as a CSV file that goes on where a run goes on."""
+"""Curves as a CSV file that a resumed run continues."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lockstep.runs import files
@@ -26,21 +25,15 @@ class ResumableCSVLogger(CSVLogger):
     ) -> None:
         super().__init__(save_dir, "", "csv", prefix, flush_logs_every_n_steps)
         self._purge_step = purge_step
-        self._writer: _Writer | None = None
 
     @property
     @override
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """What writes the file. Rank 0 only: others get an object that does nothing."""
-        if self._writer is None:
-            self._writer = _Writer(self.log_dir, self._purge_step)
-        return self._writer
-
-    @override
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        self.save()
+        """The writer of the file. Rank 0 only: others get an object that does nothing."""
+        if self._experiment is None:
+            self._experiment = _Writer(self.log_dir, self._purge_step)
+        return self._experiment
 
 
 class _Writer(ExperimentWriter):
@@ -58,7 +51,6 @@ class _Writer(ExperimentWriter):
 
     @override
     def save(self) -> None:
-        """Write the rows since the last call."""
         if self.metrics:
             rows = [{STEP: row[STEP], **row} for row in self.metrics]
             files.append_rows(Path(self.metrics_file_path), rows)

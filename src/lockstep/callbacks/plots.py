@@ -1,4 +1,4 @@
-"""Pictures without a display: our fonts and colours, and what a network got right and wrong."""
+"""Figures without a display: our fonts and colours, a confusion matrix and a grid of images."""
 
 import textwrap
 import warnings
@@ -8,7 +8,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -43,17 +42,7 @@ def style() -> Iterator[None]:
 
 def new_figure(height: float, *, width: float = WIDTH) -> Figure:
     """An empty figure of so many inches, bound to no display."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def rendered(figure: Figure, dpi: int) -> NDArray[np.uint8]:
-    """The pixels (H, W, 3) of a new figure, drawn once: `savefig` draws it twice, first for its layout."""
-    figure.set_dpi(dpi)
-    assert isinstance(figure.canvas, FigureCanvasAgg)
-    figure.canvas.draw()
-    return np.ascontiguousarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
@@ -78,15 +67,21 @@ def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str
     ax.spines[:].set_visible(False)
     ax.set_xlabel("predicted")
     ax.set_ylabel("true")
-    ax.set_title(_title(title, len(shown), len(names)))
+    of_all = "" if len(shown) == len(names) else f": the {len(shown)} least accurate of {len(names):,} classes"
+    ax.set_title(title + of_all)
     bar = fig.colorbar(picture, ax=ax, shrink=0.6, label="fraction of the true class")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return fig
 
 
 def shown_classes(counts: NDArray[np.int64]) -> list[int]:
-    """Numbers of the classes a confusion matrix shows: all, or of too many the least accurate."""
-    return _worst_classes(counts) if len(counts) > MOST_CLASSES else list(range(len(counts)))
+    """Numbers of the classes a confusion matrix shows: all, or MOST_CLASSES of more, the least accurate first."""
+    if len(counts) <= MOST_CLASSES:
+        return list(range(len(counts)))
+    totals = counts.sum(1)
+    accuracy = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), 2.0)  # without samples: last
+    worst: list[int] = np.argsort(accuracy, kind="stable").tolist()
+    return worst[:MOST_CLASSES]
 
 
 def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Sequence[bool], title: str) -> Figure:
@@ -112,18 +107,6 @@ def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Seq
         colour = DARK if right else RED
         ax.text(x, y + PICTURE + 0.04, caption, ha="center", va="top", fontsize=7.5, color=colour)
     return fig
-
-
-def _worst_classes(counts: NDArray[np.int64]) -> list[int]:
-    """Numbers of MOST_CLASSES classes, the least accurate first, those without samples last."""
-    totals = counts.sum(1)
-    accuracy = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), 2.0)
-    worst: list[int] = np.argsort(accuracy, kind="stable").tolist()
-    return worst[:MOST_CLASSES]
-
-
-def _title(title: str, num_shown: int, num_all: int) -> str:
-    return title if num_shown == num_all else f"{title}: the {num_shown} least accurate of {num_all:,} classes"
 
 
 def short(name: str) -> str:

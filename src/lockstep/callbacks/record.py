@@ -24,7 +24,7 @@ EVERY_S = 1.0
 
 @dataclass
 class Phase:
-    """What a run is doing, since when (monotonic), and how many of how many batches of an evaluation are through."""
+    """The activity of a run, since when (monotonic), and how many batches of an evaluation are done."""
 
     name: str
     since: float
@@ -35,9 +35,8 @@ class Phase:
 class Record(L.Callback):
     """Rank 0 keeps status.json at most once a second, and writes a row of metrics.csv per epoch.
 
-    `first_step` says what the first step takes long for, in words for people; "" where it is like the others.
-    `note` is the reason that the status gives while there is no other. `pace` and `phase` are there for whoever shows
-    the run in the meantime, in this process.
+    `first_step` is why the first step takes long, for people; "" where it is like the others. `note` is the reason in
+    the status while there is no other. The console reads `pace` and `phase`.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class Record(L.Callback):
     on_test_batch_end = on_validation_batch_end
 
     def stopping(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
-        """Say that all ranks have agreed to stop, and save."""
+        """Write that all ranks have agreed to stop, and save."""
         self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
 
     def end(
@@ -187,7 +186,7 @@ class Record(L.Callback):
         self._state = state
         max_epochs = trainer.max_epochs or 0
         batches = trainer.num_training_batches
-        is_known = state not in ("starting",) and batches not in (0, float("inf"))
+        is_known = state != "starting" and batches not in (0, float("inf"))
         steps_per_epoch = -(-int(batches) // micro_batches(pl_module)) if is_known else None
         total_steps = steps_per_epoch * max_epochs if steps_per_epoch else None
         epoch_s = self.epoch_times_s[-1] if self.epoch_times_s else None

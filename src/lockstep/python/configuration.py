@@ -92,20 +92,12 @@ def saved(folder: RunFolder, *, is_trusted: bool) -> Config:
     faults = []
     for key, target in called(storage.to_tree(config)):
         package = target.partition(".")[0]
-        here, there = _origin(sys.modules.get(package)), importlib.machinery.PathFinder.find_spec(package)
-        if here is not None and there is not None and there.origin is not None and not _is_same(here, there.origin):
-            fault = f"{key}={target}: the run has {package} from {there.origin}, and this process has imported {here}"
+        specs = (importlib.machinery.PathFinder.find_spec(package), getattr(sys.modules.get(package), "__spec__", None))
+        origins = [os.path.realpath(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
+        if len(set(origins)) > 1:
+            there, here = origins
+            fault = f"{key}={target}: the run has {package} from {there}, and this process has imported {here}"
             faults.append(f"{fault}: use another process, or restart this one")
     if faults:
         raise ConfigError(faults)
     return config
-
-
-def _origin(module: object) -> str | None:
-    """The file of a module that is imported; None for others."""
-    spec = getattr(module, "__spec__", None)
-    return getattr(spec, "origin", None)
-
-
-def _is_same(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)

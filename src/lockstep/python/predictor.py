@@ -84,10 +84,7 @@ def _asked(device: str | torch.device | None) -> tuple[int | list[int], str | No
     """The settings devices and strategy that put a network on `device`, in one process. Raises ValueError."""
     if device is None:
         return 1, None
-    try:
-        known = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f'device={device!r} is no device: give "cpu", "cuda" or "cuda:1", or none.') from error
+    known = torch.device(device)
     if known.type == "cpu":
         return 1, "cpu"
     number, num_gpus = known.index or 0, hardware.num_visible_gpus()

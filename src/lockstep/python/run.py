@@ -1,4 +1,4 @@
-"""`lockstep.Run` and `lockstep.runs`: what is known of trainings, as plain values and rows of a table."""
+"""`lockstep.Run` and `lockstep.runs`: the facts of trainings as plain values and rows of a table."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,6 @@ from typing_extensions import override
 from lockstep.monitoring.selection import DEFAULT_ROOT, selection
 from lockstep.runs import discovery, naming
 from lockstep.runs.discovery import Watched
-from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
 
 FACTS = ("epoch", "step", "monitor", "best", "workers", "device", "precision", "images_per_s", "elapsed_s")
@@ -110,8 +109,4 @@ def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
     """
     chosen = selection(os.fspath(folder), "", "")
     listed = chosen.listed(Watched(chosen.root, scan_every_s=0.0))
-    return [_run(run.discovered.folder) for run in listed]
-
-
-def _run(folder: RunFolder) -> Run:
-    return Run(folder.path.resolve())
+    return [Run(run.discovered.folder.path.resolve()) for run in listed]

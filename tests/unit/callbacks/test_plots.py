@@ -25,14 +25,6 @@ def drawn(figure: Figure) -> NDArray[np.uint8]:
         return np.asarray(Image.open(file).convert("RGB"))
 
 
-def test_a_figure_is_drawn_as_matplotlib_saves_it() -> None:
-    counts = np.array([[9, 1, 0], [0, 2, 0], [5, 0, 5]])
-    figures = [plots.confusion_matrix(counts, ["cat", "a dog of two words", "owl"], "title") for _ in range(2)]
-    saved, pixels = drawn(figures[0]), plots.rendered(figures[1], 60)
-    assert pixels.shape == saved.shape
-    assert np.abs(pixels.astype(int) - saved).mean() < 1, "but for a layout that moves by less than a pixel"
-
-
 def words(figure: Figure) -> list[str]:
     """All texts inside the axes of a figure."""
     return [text.get_text() for ax in figure.axes for text in ax.texts]

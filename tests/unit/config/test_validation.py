@@ -324,7 +324,8 @@ FAULTS = {
     "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping": ["callbacks.stop.monitor is missing"],
     "+callbacks.timer.duration={_target_: datetime.nope}": ["callbacks.timer.duration._target_=datetime.nope"],
     "callbacks.pictures.num_images=abc": ["callbacks.pictures.num_images=abc must be int", "Pictures"],
-    "callbacks.pictures.every_n_epochs=0.5": ["callbacks.pictures.every_n_epochs=0.5 must be int or null"],
+    "callbacks.pictures.every_n_epochs=0.5": ["callbacks.pictures.every_n_epochs=0.5 must be int >= 1 or null"],
+    "callbacks.pictures.num_images=0": ["callbacks.pictures.num_images=0 must be int >= 1"],
     "callbacks.last.filename=3": ["callbacks.last.filename=3 must be"],
     "+optimizer.maximize=2": ["optimizer.maximize=2 must be true|false", "SGD"],
     # one setting against another
