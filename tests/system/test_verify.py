@@ -49,7 +49,7 @@ def verified(*overrides: str) -> tuple[int, str]:
         ),
         pytest.param(
             [*SMALL, *NET, f"model._target_={PLANTED}.ViewsByLength"],
-            r"2 workers: config error: model\._target_=\S+ViewsByLength cannot take an empty batch, which the share of",
+            r"2 workers: config error: model\._target_=\S+ViewsByLength cannot take an empty batch, which the shard of",
             id="a view of an empty share",
         ),
         pytest.param(
