@@ -88,6 +88,9 @@ def _take_back(
     if isinstance(error, ConfigError):
         folder.remove(kept=kept)
         naming.link_again(outputs, folder.path, latest)
+        if folder.path.is_relative_to(outputs):
+            with contextlib.suppress(OSError):  # another run of the day is there
+                folder.path.parent.rmdir()
 
 
 def _put_back(folder: RunFolder, contents: dict[Path, bytes], kind: object, error: object, trace: object) -> None:

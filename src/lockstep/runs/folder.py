@@ -103,7 +103,7 @@ class RunFolder:
         """Where rank 0 of one start of a job says where it can be reached; there until all ranks have met."""
         return self.path / f"rendezvous-{step}"
 
-    # -- facts of the start; runs made before 2026-11-26 have them in files of their own ------------------------------
+    # -- facts of the start; runs made before 2026-11-25 have them in files of their own ------------------------------
 
     def note(self, **facts: Any) -> None:
         """Add facts to run.json, or replace them. One process at a time: before a training the parent, then rank 0."""
