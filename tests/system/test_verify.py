@@ -57,6 +57,11 @@ def verified(*overrides: str) -> tuple[int, str]:
             r"2 workers: the first to differ is inputs of sample \d+, in step 1, by \S+: what a sample is depends on",
             id="random numbers of its own",
         ),
+        pytest.param(
+            [*SMALL, "model.width=2", "data.train_size=10"],
+            r"2 workers, cut after step 2, 3 go on: config error: lockstep verify cuts a training after step 2, and",
+            id="too few steps to cut",
+        ),
     ],
 )
 def test_a_planted_mistake_is_found_and_its_first_cause_named(overrides: list[str], said: str) -> None:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lockstep.callbacks.own_module import metrics_of, steps_done
+from lockstep.callbacks.own_module import metrics_of, micro_batches, steps_done
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import build, storage
+from lockstep.config.faults import ConfigError
 from lockstep.config.key_scopes import CHECKPOINT, FREE_CALLBACKS
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
@@ -108,6 +109,10 @@ class Trace(L.Callback):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         internals.silence_broadcast(trainer)
+        num_steps = -(-int(trainer.num_training_batches) // micro_batches(pl_module)) * (trainer.max_epochs or 1)
+        if self._cut_after is not None and num_steps <= self._cut_after:
+            fault = f"lockstep verify cuts a training after step {self._cut_after}, and this one has {num_steps}"
+            raise ConfigError([f"{fault}: use more images, or a smaller global_batch_size"])
         for name, layer in _leaves(pl_module.net if isinstance(pl_module, Classifier) else pl_module):
             self._hooks.append(layer.register_forward_hook(self._noting(name)))
         if isinstance(pl_module, Classifier):
