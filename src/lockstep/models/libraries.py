@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Doc, override
 
 from lockstep.system import internals
-from lockstep.system.kinds import Fraction, PathText
+from lockstep.system.kinds import Dropout, DropPath, HeadOnly, Pretrained
 
 State = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its channels
@@ -38,12 +38,10 @@ def torchvision(
     num_classes: int,
     *,
     name: Annotated[str, Doc("which network")],
-    pretrained: Annotated[
-        bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
-    ],
-    head_only: Annotated[bool, Doc("train the last layer alone")],
-    dropout: Annotated[Fraction | None, Doc("of the network; null = its own")],
-    drop_path: Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")],
+    pretrained: Pretrained,
+    head_only: HeadOnly,
+    dropout: Dropout,
+    drop_path: DropPath,
 ) -> nn.Module:
     """A classification network of torchvision.models by its name.
 
@@ -80,12 +78,10 @@ def timm(
     num_classes: int,
     *,
     name: Annotated[str, Doc("which network")],
-    pretrained: Annotated[
-        bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
-    ],
-    head_only: Annotated[bool, Doc("train the last layer alone")],
-    dropout: Annotated[Fraction | None, Doc("of the network; null = its own")],
-    drop_path: Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")],
+    pretrained: Pretrained,
+    head_only: HeadOnly,
+    dropout: Dropout,
+    drop_path: DropPath,
 ) -> nn.Module:
     """A network of timm by its name, as `resnet18` or `resnet18.a1_in1k`; the rest is as in `torchvision`.
 

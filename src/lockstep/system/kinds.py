@@ -28,4 +28,12 @@ ImageSize = Annotated[
 ]
 Background = Annotated[Literal["white", "black", "grey"], Doc("what transparent pixels are laid on")]
 Cache = Annotated[PathText | None, Doc("folder that keeps the decoded images; null = decode in every run")]
+FilesRoot = Annotated[PathText, Doc("folder of the files, or a URL as s3://bucket/files or zip://::https://...")]
 SplitSeed = Annotated[Seed, Doc("which images are kept for validation and test")]
+# shared by the libraries of networks
+Pretrained = Annotated[
+    bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
+]
+HeadOnly = Annotated[bool, Doc("train the last layer alone")]
+Dropout = Annotated[Fraction | None, Doc("of the network; null = its own")]
+DropPath = Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")]

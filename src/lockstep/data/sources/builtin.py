@@ -20,7 +20,7 @@ from lockstep.data.images.decode import resize
 from lockstep.data.images.listing import FOLDERS
 from lockstep.data.images.splits import Images, Splits, cut
 from lockstep.distributed.rng import generator
-from lockstep.system.kinds import Channels, PathText, Positive, PositiveFraction, Seed, SplitSeed
+from lockstep.system.kinds import Channels, FilesRoot, Positive, PositiveFraction, Seed, SplitSeed
 
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10, FashionMNIST
@@ -54,7 +54,7 @@ def digits(
 
 def fashion_mnist(
     *,
-    root: Annotated[PathText, Doc("folder of the files, or a URL as s3://bucket/files or zip://::https://...")],
+    root: FilesRoot,
     download: Annotated[bool, Doc("fetch missing files")],
     val_fraction: Annotated[PositiveFraction, Doc("part of the training images kept for validation")],
     split_seed: SplitSeed,
@@ -79,7 +79,7 @@ def fashion_mnist(
 
 def cifar10(
     *,
-    root: Annotated[PathText, Doc("folder of the files, or a URL as s3://bucket/files or zip://::https://...")],
+    root: FilesRoot,
     download: Annotated[bool, Doc("fetch missing files")],
     val_fraction: Annotated[PositiveFraction, Doc("part of the training images kept for validation")],
     split_seed: SplitSeed,
