@@ -58,24 +58,24 @@ def _first_step(num_workers: int) -> float:
 
 
 def start_up(num_rounds: int = 7) -> list[Row]:
-    """Help, a fault, and the first step of one worker and of three, beside importing torch alone."""
+    """Help, an error, and the first step of one worker and of three, beside importing torch alone."""
     _first_step(1)  # Python compiles what it imports, where it has not yet
     times = alternate(
         num_rounds,
         torch=import_torch,
         help=lambda: _seconds(*TRAIN, "--help"),
-        fault=lambda: _seconds(*TRAIN, "optimizer.lrr=1"),
+        error=lambda: _seconds(*TRAIN, "optimizer.lrr=1"),
         one=lambda: _first_step(1),
         three=lambda: _first_step(3),
     )
     return [
         row("import torch", times["torch"], "{:.2f} s"),
         row("train.py --help", times["help"], "{:.2f} s"),
-        row("train.py with a fault", times["fault"], "{:.2f} s"),
+        row("train.py with an error", times["fault"], "{:.2f} s"),
         row("first step of train.py debug=fast", times["one"], "{:.2f} s"),
         row("first step with trainer.devices=3", times["three"], "{:.2f} s"),
         row("--help : import torch", ratios(times["help"], times["torch"]), "{:.2f}"),
-        row("a fault : import torch", ratios(times["fault"], times["torch"]), "{:.2f}"),
+        row("an error : import torch", ratios(times["fault"], times["torch"]), "{:.2f}"),
         row("first step : import torch", ratios(times["one"], times["torch"]), "{:.2f}"),
         row("first step of 3 workers : of 1", ratios(times["three"], times["one"]), "{:.2f}"),
     ]
@@ -140,7 +140,7 @@ def small_workers(num_rounds: int = 7) -> list[Row]:
 
 
 def small_apart(num_rounds: int = 7) -> list[Row]:
-    """What small workers could do at best: as many trainings at once, each with a worker's share, that do not talk."""
+    """What small workers could do at best: as many trainings at once, each with a worker's shard, that do not talk."""
 
     def together(count: int) -> float:
         return _images_per_s(1, [*SMALL, f"global_batch_size={64 // count}", "trainer.max_epochs=16"], count)

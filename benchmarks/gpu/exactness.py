@@ -64,8 +64,8 @@ def _several_gpus(bench: Bench, most: int) -> None:
 
 
 def _norms(bench: Bench, backend: str) -> None:
-    for shares, worst in two_processes(bench, "compare", backend).items():
-        bench.figure(f"batch norm of 2 processes by {backend}, shares {shares}", [worst], "{:.1e}", EXACT)
+    for shards, worst in two_processes(bench, "compare", backend).items():
+        bench.figure(f"batch norm of 2 processes by {backend}, shares {shards}", [worst], "{:.1e}", EXACT)
 
 
 def two_processes(bench: Bench, what: str, backend: str) -> dict[str, Any]:

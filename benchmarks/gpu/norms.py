@@ -22,7 +22,7 @@ WARM_UP, NUM_ROUNDS = 5, 20
 def compare(rank: int, device: torch.device) -> dict[str, float]:
     """Largest difference to nn.BatchNorm2d on the whole batch, on the CPU, float64: of any value, for every split."""
     largest = {}
-    for shares in SHARES:
+    for shards in SHARES:
         draws = torch.Generator().manual_seed(0)
         images, gradient = torch.randn(2, 8, 4, 6, 5, dtype=torch.float64, generator=draws)
         images = 2 * images + 3
@@ -30,9 +30,9 @@ def compare(rank: int, device: torch.device) -> dict[str, float]:
         nn.init.uniform_(whole.weight, 0.5, 2.0, generator=draws)
         ours.load_state_dict(whole.state_dict())
         ours.to(device)
-        share = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
+        shard = slice(sum(shards[:rank]), sum(shards[: rank + 1]))
         values = []
-        for layer, x, dy in ((whole, images, gradient), (ours, images[share].to(device), gradient[share].to(device))):
+        for layer, x, dy in ((whole, images, gradient), (ours, images[shard].to(device), gradient[shard].to(device))):
             x = x.requires_grad_()
             y = layer(x)
             y.backward(dy)
@@ -40,11 +40,11 @@ def compare(rank: int, device: torch.device) -> dict[str, float]:
         (y, dx, *expected), (own_y, own_dx, *own) = values
         for gradient_sum in own[:2]:
             dist.all_reduce(gradient_sum)
-        pairs = [(own_y, y[share]), (own_dx, dx[share]), *zip(own, expected, strict=True)]
+        pairs = [(own_y, y[shard]), (own_dx, dx[shard]), *zip(own, expected, strict=True)]
         differences = [(a.detach().cpu() - b.detach()).abs().max() for a, b in pairs if a.numel()]
         worst = torch.stack(differences).max().to(device)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
-        largest[" + ".join(map(str, shares))] = worst.item()
+        largest[" + ".join(map(str, shards))] = worst.item()
     return largest
 
 

@@ -46,8 +46,8 @@ def _fashion_mnist(bench: Bench, name: str, overrides: Sequence[str], aims: Mapp
     bench.figure(f"{name}: images/s", speed[1:], "{:,.0f}")
     bench.figure(f"{name}: training", [summary["training_s"]], "{:.1f} s")
     bench.figure(f"{name}: test accuracy", [summary["test_accuracy"]], "{:.4f}", aims.get("accuracy"))
-    share = 100 * flops(*bench.size) / peak_flops_per_s(bench)
-    bench.figure(f"{name}: MFU", [share * images_per_s for images_per_s in speed[1:]], "{:.1f} %", aims.get("MFU"))
+    shard = 100 * flops(*bench.size) / peak_flops_per_s(bench)
+    bench.figure(f"{name}: MFU", [shard * images_per_s for images_per_s in speed[1:]], "{:.1f} %", aims.get("MFU"))
 
 
 def _unzipped(bench: Bench) -> Path:

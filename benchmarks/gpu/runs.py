@@ -127,7 +127,7 @@ def _out_of_memory(bench: Bench) -> None:
     folder, done = bench.train("memory", *settings, *TINY, code=EXIT_FAILED)
     reason = folder.read_status()["reason"]
     is_named = "memory" in reason and "accumulate_grad_batches" in done.output
-    bench.check("out of memory: ends, and names the cure", is_named, f"after {done.seconds:.0f} s: {reason[:120]}")
+    bench.check("out of memory: ends, and names the hint", is_named, f"after {done.seconds:.0f} s: {reason[:120]}")
 
 
 def tests(bench: Bench) -> None:

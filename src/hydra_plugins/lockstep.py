@@ -54,7 +54,7 @@ class Workstation(Launcher):
     @override
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs. Leaves with the exit code of the sweep where that is not 0."""
-        from lockstep.config.faults import ConfigError, exit_with
+        from lockstep.config.errors import ConfigError, exit_with
         from lockstep.sweeps import array, command
         from lockstep.sweeps.course import Grid
         from lockstep.sweeps.ledger import DONE
@@ -107,7 +107,7 @@ class Study(Sweeper):
     @override
     def sweep(self, arguments: list[str]) -> None:
         """Run the study. Leaves with the exit code of the sweep where that is not 0."""
-        from lockstep.config.faults import ConfigError, exit_with
+        from lockstep.config.errors import ConfigError, exit_with
         from lockstep.config.sweep_space import Interval, searched
         from lockstep.sweeps import command, search
         from lockstep.sweeps.ledger import DONE

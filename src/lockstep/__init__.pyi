@@ -1,4 +1,4 @@
-from .config.faults import ConfigError as ConfigError
+from .config.errors import ConfigError as ConfigError
 from .distributed.batch import Batch as Batch
 from .distributed.global_sum import sum_over_global as sum_over_global
 from .python.prediction import Prediction as Prediction

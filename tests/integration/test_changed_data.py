@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.config import overrides, storage, validation
 from lockstep.config.compose import composed
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.data.images.splits import Splits
 from lockstep.data.sources.builtin import synthetic
 from lockstep.launch import worker

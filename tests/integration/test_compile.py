@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import ExactDropout
 from tests.support.compiler import needs_compiler
 from tests.support.harness import difference, own_network, train_all, write_run
@@ -16,7 +16,7 @@ from tests.support.networks import Plain
 
 OWN = [
     *own_network("Plain"),
-    "data.train_size=66",  # a last batch of two samples: an empty share, and a ragged one
+    "data.train_size=66",  # a last batch of two samples: an empty shard, and a ragged one
 ]
 
 
@@ -49,7 +49,7 @@ def test_a_dropout_is_not_compiled_anew_for_every_share() -> None:
     for micro_step in range(3):
         for dropout in module.modules():
             if isinstance(dropout, ExactDropout):
-                dropout.share = Share(epoch=0, step=micro_step, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
+                dropout.shard = Shard(epoch=0, step=micro_step, micro_step=micro_step, size=4, lo=0, hi=4, group_size=4)
         module(torch.ones(4, 1, 3, 3, dtype=torch.uint8))
         num_graphs.append(counters["stats"]["unique_graphs"])
     assert num_graphs == [2, 2, 2], "one before the dropout and one behind it"

@@ -85,7 +85,7 @@ def _labelled(kind: str, *overrides: str) -> tuple[str, ...]:
 
 
 ROWS = {
-    # a last batch of two: empty shares
+    # a last batch of two: empty shards
     "remainder": Row((*SMALL, "data.train_size=66"), ALL),
     # a last batch that takes in a last sample, which batch norm could not normalize alone
     "one more, averaged weights": Row(

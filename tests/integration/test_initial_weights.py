@@ -8,7 +8,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.training import checkpoints
@@ -105,8 +105,8 @@ def test_weights_for_other_classes_are_refused(source: RunFolder, tmp_path: Path
     torch.save(saved, tmp_path / "cats.ckpt")
     folder = begun(tmp_path / "run", str(tmp_path / "cats.ckpt"))
     assert runner.do(folder.path, "train") == EXIT_CONFIG
-    fault = f"cats.ckpt was trained for other classes: 'cat' there is {names[-1]!r} here"
-    assert fault in folder.failure.read_text()
+    error = f"cats.ckpt was trained for other classes: 'cat' there is {names[-1]!r} here"
+    assert error in folder.failure.read_text()
 
 
 def test_what_holds_no_weights_is_refused_before_there_is_a_folder(source: RunFolder, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_holds_no_weights_is_refused_before_there_is_a_folder(source: RunFo
 
 
 @pytest.mark.parametrize(
-    ("more", "fault"),
+    ("more", "error"),
     [
         (("model.width=4", "init_from={source}"), "init_from={source} holds another network: "),
         (
@@ -141,19 +141,19 @@ def test_what_holds_no_weights_is_refused_before_there_is_a_folder(source: RunFo
     ],
 )
 def test_what_does_not_fit_leaves_no_run_and_the_latest_one_as_it_was(
-    source: RunFolder, tmp_path: Path, more: tuple[str, ...], fault: str
+    source: RunFolder, tmp_path: Path, more: tuple[str, ...], error: str
 ) -> None:
     before = tmp_path / "outputs/2026-11-20/before"
     for folder in (before, tmp_path / "mine"):
         folder.mkdir(parents=True)
         (folder / "notes.txt").touch()
     (tmp_path / "outputs/latest").symlink_to("2026-11-20/before")
-    texts = [text.format(source=source.path) for text in (*more, fault)]
+    texts = [text.format(source=source.path) for text in (*more, error)]
     done = commands.run(command(*INITIAL, *texts[:-1]), tmp_path)
     assert done.returncode == EXIT_CONFIG
     line, end = done.stderr.splitlines()
     assert line.startswith(f"config error: {texts[-1]}")
-    assert end == "1 fault; nothing was started. See --help."
+    assert end == "1 error; nothing was started. See --help."
     files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if not path.is_dir()]
     assert sorted(files) == ["mine/notes.txt", "outputs/2026-11-20/before/notes.txt"]
     assert (tmp_path / "outputs/latest").resolve() == before

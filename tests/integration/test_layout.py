@@ -123,7 +123,7 @@ def test_the_header_tells_the_layout_and_a_dangerous_one_is_refused_but_for_a_fo
     assert evaluated.returncode == 0, evaluated.stderr
 
 
-# -- the fault itself, and the compiler --------------------------------------------------------------------------------
+# -- the error itself, and the compiler --------------------------------------------------------------------------------
 
 
 @pytest.mark.xfail(strict=False, reason="oneDNN 3.13, in torch 2.15: docs/hardware.md. Once it passes, drop the rule.")

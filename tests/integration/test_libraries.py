@@ -189,7 +189,7 @@ def test_an_empty_batch_goes_through_a_transformer_of_timm_with_gradients_of_zer
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "fault"),
+    ("make", "settings", "error"),
     [
         (of_torchvision, {"name": "resnet18", "dropout": 0.1}, "unexpected keyword argument 'dropout'"),
         (of_torchvision, {"name": "swin_t", "drop_path": 0.1}, "values for keyword argument 'stochastic_depth_prob'"),
@@ -197,8 +197,8 @@ def test_an_empty_batch_goes_through_a_transformer_of_timm_with_gradients_of_zer
         (of_timm, {"name": "resnet18.nope"}, "model.name=resnet18.nope: Invalid pretrained tag"),
     ],
 )
-def test_what_a_network_has_not_is_refused_by_its_setting(make: Any, settings: dict[str, Any], fault: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=re.escape(fault)):
+def test_what_a_network_has_not_is_refused_by_its_setting(make: Any, settings: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(error)):
         make(1, 4, **{**PLAIN, **settings})
 
 

@@ -40,7 +40,7 @@ EVERY_TAG = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
-    """The same training by one process, and by three with uneven shares."""
+    """The same training by one process, and by three with uneven shards."""
     root: Path = tmp_path_factory.mktemp("monitoring")
     recipe = [
         *SMALL,

@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from lockstep.cli import main
 from lockstep.config import compose, overrides, storage, validation, workers
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.distributed import collectives
@@ -45,10 +45,10 @@ def config_of(*texts: str) -> Config:
     return validation.checked(compose.composed(texts))
 
 
-def faults(*texts: str) -> list[str]:
+def errors(*texts: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         overrides.check(texts, is_multirun=False)
-    return caught.value.faults
+    return caught.value.errors
 
 
 # -- where they meet ---------------------------------------------------------------------------------------------------
@@ -186,27 +186,27 @@ def test_an_evaluation_elsewhere_needs_no_network_of_the_training(
 def test_the_networks_there_are_stand_in_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     monkeypatch.setattr("socket.gethostname", lambda: "n1")
-    fault = "strategy.interface=eth is not on n1, which has lo, eth0: use one of these, or null"
-    assert workers.interface_faults(config_of("strategy.interface=eth")) == [fault]
-    assert workers.interface_faults(config_of("strategy.interface=eth0")) == []
-    assert workers.interface_faults(config_of()) == []
+    error = "strategy.interface=eth is not on n1, which has lo, eth0: use one of these, or null"
+    assert workers.interface_errors(config_of("strategy.interface=eth")) == [error]
+    assert workers.interface_errors(config_of("strategy.interface=eth0")) == []
+    assert workers.interface_errors(config_of()) == []
     # a job is submitted from a machine that may have other networks
-    assert resolve_workers(config_of("strategy.interface=eth")).faults == ()
+    assert resolve_workers(config_of("strategy.interface=eth")).errors == ()
 
 
 def test_variables_have_names_in_capitals_and_plain_values() -> None:
     taken = config_of("+strategy.variables={NCCL_DEBUG:INFO,NCCL_P2P_DISABLE:1}").strategy.variables
     assert taken == {"NCCL_DEBUG": "INFO", "NCCL_P2P_DISABLE": 1}
     for wrong in ("{nccl_debug:INFO}", "{A:[1]}", "{A:true}", "{A:0.5}", "{2A:b}"):
-        (fault,) = faults(f"+strategy.variables={wrong}")
-        assert fault.endswith(" must be {NAME:value,...}, names in capitals")
+        (error,) = errors(f"+strategy.variables={wrong}")
+        assert error.endswith(" must be {NAME:value,...}, names in capitals")
 
 
 def test_a_variable_without_its_plus_is_told_with_it() -> None:
     typed = "strategy.variables={NCCL_DEBUG:INFO}"
-    assert faults(typed) == [f"{typed}: Key 'NCCL_DEBUG' is not in struct, write +{typed} to add it"]
-    (fault,) = faults("strategy.variables.NCCL_DEBUG=INFO")
-    assert fault.endswith("add it with +strategy.variables.NCCL_DEBUG=...")
+    assert errors(typed) == [f"{typed}: Key 'NCCL_DEBUG' is not in struct, write +{typed} to add it"]
+    (error,) = errors("strategy.variables.NCCL_DEBUG=INFO")
+    assert error.endswith("add it with +strategy.variables.NCCL_DEBUG=...")
 
 
 def test_machines_may_reach_each_other_by_other_networks_and_a_resume_too() -> None:

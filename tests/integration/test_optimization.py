@@ -63,7 +63,7 @@ def test_frozen_weights_are_the_first_ones_also_in_the_average(runs: dict[str, R
 
 
 @pytest.mark.parametrize(
-    ("overrides", "fault"),
+    ("overrides", "error"),
     [
         (
             ("+parameters.head={pattern:fcc}",),
@@ -88,12 +88,12 @@ def test_frozen_weights_are_the_first_ones_also_in_the_average(runs: dict[str, R
     ],
 )
 def test_what_cannot_be_trained_is_one_line_with_its_setting(
-    tmp_path: Path, overrides: tuple[str, ...], fault: str
+    tmp_path: Path, overrides: tuple[str, ...], error: str
 ) -> None:
     folder = write_run(tmp_path / "run", [*SHORT, *overrides])
     assert train(folder) == EXIT_CONFIG
     (line,) = folder.failure.read_text().splitlines()
-    assert line.startswith(f"config error: {fault}")
+    assert line.startswith(f"config error: {error}")
 
 
 def test_a_network_that_cannot_be_built_is_one_line_with_its_target(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def test_what_it_logs_is_recorded_shown_and_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "fault"),
+    ("overrides", "error"),
     [
-        ([f"module._target_={MODULES}.LogsItsShare", "trainer.devices=2"], "logs another value on each worker"),
+        ([f"module._target_={MODULES}.LogsItsShard", "trainer.devices=2"], "logs another value on each worker"),
         (
             [*PLAIN, "callbacks.checkpoint.monitor=val/f1", "callbacks.checkpoint.mode=max"],
             "is not logged by module._t",
@@ -73,10 +73,10 @@ def test_what_it_logs_is_recorded_shown_and_decides(tmp_path: Path) -> None:
         ([*PLAIN, "+module.net=3"], "module.net is set by the training itself: remove it"),
     ],
 )
-def test_what_cannot_be_right_is_a_fault_of_one_line(tmp_path: Path, overrides: list[str], fault: str) -> None:
+def test_what_cannot_be_right_is_a_fault_of_one_line(tmp_path: Path, overrides: list[str], error: str) -> None:
     done = run(command(*OF_MODULE, *overrides, f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
     assert done.returncode == 2, done.stderr
-    assert any("config error: " in line and fault in line for line in done.stderr.splitlines()), done.stderr
+    assert any("config error: " in line and error in line for line in done.stderr.splitlines()), done.stderr
     assert "Traceback" not in done.stderr
 
 

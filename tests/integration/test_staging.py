@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torchvision.datasets import CIFAR10, FashionMNIST
 
 from lockstep.config import compose, overrides, storage, validation
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data
 from lockstep.data.images.listing import list_classes
 from lockstep.data.sources import builtin
@@ -84,7 +84,7 @@ def test_a_training_from_a_copy_ends_with_the_bits_of_one_without(tmp_path: Path
 
 
 def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
-    """The names of the files this rank copied and what is in the copy; the faults where there are some."""
+    """The names of the files this rank copied and what is in the copy; the errors where there are some."""
     rank = dist.get_rank()
     node, local_rank = divmod(rank, ranks_per_node)
     here = Path(home) / f"node{node}"
@@ -104,7 +104,7 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
             found = staging.once_a_node(asked, load, rank=rank, local_rank=local_rank, is_silent=True, held=held)
             return copied, found
     except ConfigError as error:
-        return error.faults
+        return error.errors
     finally:
         shutil.copyfile = copy_file
         os.chdir(before)
@@ -135,11 +135,11 @@ def test_when_one_node_cannot_copy_all_ranks_end_with_its_fault(
     root = write_folder(tmp_path / "images", count=3)
     (tmp_path / "node1").mkdir()
     (tmp_path / "node1" / "scratch").write_text("no folder")
-    faults = ranks.run(3, _stage, str(root), "scratch", ranks_per_node, str(tmp_path))
-    assert faults[0] == faults[1] == faults[2]
-    assert len(faults[0]) == 1
-    assert f"data.copy_to=scratch: {root} cannot be copied" in faults[0][0]
-    assert "set data.copy_to to a folder of your own on a disk of the node" in faults[0][0]
+    errors = ranks.run(3, _stage, str(root), "scratch", ranks_per_node, str(tmp_path))
+    assert errors[0] == errors[1] == errors[2]
+    assert len(errors[0]) == 1
+    assert f"data.copy_to=scratch: {root} cannot be copied" in errors[0][0]
+    assert "set data.copy_to to a folder of your own on a disk of the node" in errors[0][0]
     missing = ranks.run(2, _stage, str(tmp_path / "nowhere"), "another", 2, str(tmp_path))
     assert missing[0] == missing[1]
     assert len(missing[0]) == 1
@@ -191,8 +191,8 @@ def _stage_changing(root: str, home: str) -> Any:
 @pytest.mark.processes
 def test_nodes_that_copied_different_states_of_the_source_do_not_train(ranks: Ranks, tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images", count=3)
-    faults = ranks.run(2, _stage_changing, str(root), str(tmp_path))
-    assert faults[0] == faults[1] == [f"{root} changed while the nodes copied it, one after the other: start again"]
+    errors = ranks.run(2, _stage_changing, str(root), str(tmp_path))
+    assert errors[0] == errors[1] == [f"{root} changed while the nodes copied it, one after the other: start again"]
 
 
 def _download(root: str, scratch: str | None, ranks_per_node: int) -> Any:
@@ -289,6 +289,6 @@ def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(tmp_pa
     folder = write_run(tmp_path / "run", recipe(images, tmp_path / "scratch"))
     job = worker.Job("train", str(folder.path), {"command": "none", "has_test": True})
     assert worker.run_here(job, None) == worker.EXIT_CONFIG
-    (fault,) = worker.refused(job)
-    assert fault.startswith(f"data.copy_to={tmp_path / 'scratch'}: {images} cannot be copied")
+    (error,) = worker.refused(job)
+    assert error.startswith(f"data.copy_to={tmp_path / 'scratch'}: {images} cannot be copied")
     assert len(list_classes(str(images)).names) == 12

@@ -29,11 +29,11 @@ def chromium() -> Iterator[Any]:
 def page(chromium: Any) -> Iterator[Any]:
     """An empty page. The test fails where a script of ours does."""
     context = chromium.new_context(viewport={"width": 1440, "height": 900})
-    faults: list[str] = []
+    errors: list[str] = []
     found = context.new_page()
     found.set_default_timeout(PATIENCE_MS)
     sync_api.expect.set_options(timeout=PATIENCE_MS)
-    found.on("pageerror", lambda error: faults.append(str(error)))
+    found.on("pageerror", lambda error: errors.append(str(error)))
     yield found
     context.close()
-    assert faults == []
+    assert errors == []

@@ -1,6 +1,6 @@
 """How much of what only a GPU runs the tests run: `python -m tests.support.gpu_coverage`.
 
-Prints the share of lines, and every line that is left out.
+Prints the shard of lines, and every line that is left out.
 """
 
 import ast
@@ -103,9 +103,9 @@ def main() -> int:
     for path, line in left_out:
         print(f"{path.relative_to(ROOT)}:{line}: {path.read_text().splitlines()[line - 1].strip()}")
     count = sum(map(len, wanted.values()))
-    share = 1 - len(left_out) / count
-    print(f"{count - len(left_out)} of {count} lines that only a GPU runs were run: {share:.1%}")
-    return 0 if share >= 0.9 else 1
+    shard = 1 - len(left_out) / count
+    print(f"{count - len(left_out)} of {count} lines that only a GPU runs were run: {shard:.1%}")
+    return 0 if shard >= 0.9 else 1
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ class Plain(L.LightningModule):
         return F.cross_entropy(self.net(batch.inputs.to(dtype) / 255), batch.targets, reduction="none")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = lockstep.sum_over_global(self(batch), batch) / batch.share.size
-        self.log("train/loss", loss.detach(), on_step=False, on_epoch=True, batch_size=batch.share.size)
+        loss = lockstep.sum_over_global(self(batch), batch) / batch.shard.size
+        self.log("train/loss", loss.detach(), on_step=False, on_epoch=True, batch_size=batch.shard.size)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -49,14 +49,14 @@ class Plain(L.LightningModule):
 
 
 class Careless(Plain):
-    """Takes the mean of its share, and logs it."""
+    """Takes the mean of its shard, and logs it."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self(batch).mean()
 
 
-class LogsItsShare(Plain):
-    """What it logs is that of its share."""
+class LogsItsShard(Plain):
+    """What it logs is that of its shard."""
 
     def _measure(self, split: str, batch: Batch) -> None:
         self.log(f"{split}/loss", self(batch).mean() if len(batch.indices) else torch.zeros(()))
@@ -88,12 +88,12 @@ class Gan(L.LightningModule):
 
     def _step(self, optimizer: Any, losses: Callable[[], Tensor], batch: Batch) -> None:
         self.toggle_optimizer(optimizer)
-        loss = lockstep.sum_over_global(losses()[:, 0], batch) / batch.share.size
+        loss = lockstep.sum_over_global(losses()[:, 0], batch) / batch.shard.size
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()
         self.untoggle_optimizer(optimizer)
-        self.log("train/loss", loss.detach(), on_step=False, on_epoch=True, batch_size=batch.share.size)
+        self.log("train/loss", loss.detach(), on_step=False, on_epoch=True, batch_size=batch.shard.size)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.realness.update(torch.sigmoid(self.critic(batch.inputs.flatten(1).to(self.dtype) / 255)))  # pyright: ignore[reportArgumentType]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lockstep.data.loader import ShareLoader, TensorImages
+from lockstep.data.loader import ShardLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
 
 
@@ -33,8 +33,8 @@ class Plan:
         batches.set_epoch(epoch)
         return batches
 
-    def loader(self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0) -> ShareLoader:
-        return ShareLoader(numbered_images(self.num_samples), self.of(rank, loads, epoch=epoch))
+    def loader(self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0) -> ShardLoader:
+        return ShardLoader(numbered_images(self.num_samples), self.of(rank, loads, epoch=epoch))
 
 
 def numbered_images(num_samples: int) -> TensorImages:

@@ -26,19 +26,19 @@ class ViewsByLength(nn.Module):
         return self.fc(self.conv(x).view(len(x), -1))
 
 
-class NormalizesShares(nn.Module):
+class NormalizesShards(nn.Module):
     """Normalizes by mean and deviation of the samples that it sees together, and remembers nothing."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - x.mean()) / (x.std() + 1) if len(x) > 1 else x
 
 
-class WithShareNorm(Plain):
+class WithShardNorm(Plain):
     """Has a norm of its own making in the middle."""
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         super().__init__(in_channels, num_classes, hidden)
-        self.norm = NormalizesShares()  # pyright: ignore[reportAttributeAccessIssue]
+        self.norm = NormalizesShards()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Untracked(Plain):
@@ -50,7 +50,7 @@ class Untracked(Plain):
 
 
 class MeanLoss(Classification):
-    """Divides the losses by the number of samples of its share: their sum is its mean."""
+    """Divides the losses by the number of samples of its shard: their sum is its mean."""
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         values = F.cross_entropy(outputs, batch.targets, reduction="none")

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 import lockstep
 from lockstep.cli import declarations
 from lockstep.config.compose import CONF, composed
-from lockstep.config.faults import shown
+from lockstep.config.errors import shown
 from lockstep.config.key_scopes import scope
 from lockstep.config.options import groups
 from lockstep.config.schema import CALLED, kind_of

@@ -21,7 +21,7 @@ from lockstep.benchmark import command, report, results
 from lockstep.benchmark.environments import Environment, environments
 from lockstep.callbacks.plots import new_figure, style
 from lockstep.config import compose, overrides, validation
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import BenchmarkConfig
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
@@ -144,12 +144,12 @@ def test_what_a_killed_environment_was_writing_is_removed(tmp_path: Path, monkey
     assert folder.status_file.exists()
 
 
-def faults(*texts: str, is_benchmark: bool = True) -> list[str]:
+def errors(*texts: str, is_benchmark: bool = True) -> list[str]:
     try:
         chosen = overrides.benchmarked(texts) if is_benchmark else texts
         overrides.check(chosen, is_multirun=False, is_benchmark=is_benchmark)
     except ConfigError as error:
-        return error.faults
+        return error.errors
     return []
 
 
@@ -208,23 +208,23 @@ def test_an_environment_is_added_and_taken_away_by_its_name() -> None:
 
 
 def test_every_fault_is_told_in_one_message() -> None:
-    told = faults(
+    told = errors(
         "benchmark.budget_s=-1", "benchmark.environments.cpu.devices=0", "model.widht=4", "benchmark.budget=3"
     )
     assert "benchmark.budget_s=-1 must be float > 0" in told
     assert "benchmark.environments.cpu.devices=0 must be all or int >= 1" in told
-    assert any(fault.startswith("unknown key model.widht: did you mean model.width?") for fault in told)
-    assert any(fault.startswith("unknown key benchmark.budget: did you mean benchmark.budget_s") for fault in told)
+    assert any(error.startswith("unknown key model.widht: did you mean model.width?") for error in told)
+    assert any(error.startswith("unknown key benchmark.budget: did you mean benchmark.budget_s") for error in told)
     assert len(told) == 4
 
 
 def test_what_environments_say_is_not_typed_and_training_knows_no_benchmark() -> None:
-    assert "every environment of a benchmark says it itself" in faults("trainer.devices=2")[0]
+    assert "every environment of a benchmark says it itself" in errors("trainer.devices=2")[0]
     for key in ("resume", "init_from"):
-        assert faults(f"{key}=x") == [f"{key}=x: a benchmark starts anew: leave it out"]
-    assert "only `lockstep benchmark` reads" in faults("benchmark.budget_s=3", is_benchmark=False)[0]
-    assert "only `lockstep benchmark` reads" in faults("+benchmark=default", is_benchmark=False)[0]
-    assert not faults("experiment=fashion_mnist", "model.width=16", "benchmark.budget_s=60")
+        assert errors(f"{key}=x") == [f"{key}=x: a benchmark starts anew: leave it out"]
+    assert "only `lockstep benchmark` reads" in errors("benchmark.budget_s=3", is_benchmark=False)[0]
+    assert "only `lockstep benchmark` reads" in errors("+benchmark=default", is_benchmark=False)[0]
+    assert not errors("experiment=fashion_mnist", "model.width=16", "benchmark.budget_s=60")
 
 
 def test_what_hydra_alone_refuses_is_a_fault_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,7 @@ def test_signs_of_life_that_cannot_be_removed_hide_no_failure(tmp_path: Path) ->
     vitals.forget(folder, 0)
 
 
-STACK = """Fatal Python error: Segmentation fault
+STACK = """Fatal Python error: Segmentation error
 
 Thread 0x00007f01 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait

@@ -79,7 +79,7 @@ def test_a_full_disk_is_told_with_the_file_and_what_is_free(tmp_path: Path, numb
 )
 def test_an_error_that_is_of_no_disk_is_left_as_it_is(tmp_path: Path, error: Exception) -> None:
     assert refusals.explained(error, tmp_path, "rank 0 of 1") is None
-    follows = ValueError("a fault of the user's own code, while it handles the other")
+    follows = ValueError("an error of the user's own code, while it handles the other")
     follows.__context__ = error
     assert refusals.explained(follows, tmp_path, "rank 0 of 1") is None
 
@@ -206,7 +206,7 @@ def test_where_no_run_folder_can_be_made_a_command_says_so_and_leaves_with_code_
     line, end = done.stderr.splitlines()
     assert line.startswith("config error: ")
     assert ("/proc" if len(more) == 1 else "outputs is no folder") in line
-    assert end.startswith("1 fault; nothing was started")
+    assert end.startswith("1 error; nothing was started")
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 
@@ -228,7 +228,7 @@ def test_a_chosen_folder_is_looked_at_as_hydra_will_read_it(tmp_path: Path, more
     assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
     line, end = done.stderr.splitlines()
     assert line.startswith(f"config error: {told}")
-    assert end.startswith("1 fault; nothing was started")
+    assert end.startswith("1 error; nothing was started")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

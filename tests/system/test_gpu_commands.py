@@ -1,4 +1,4 @@
-"""The commands of a user on pretended GPUs: stopped, resumed, evaluated, swept, compared, and ended by a fault."""
+"""The commands of a user on pretended GPUs: stopped, resumed, evaluated, swept, compared, and ended by an error."""
 
 import json
 import os

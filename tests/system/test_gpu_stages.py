@@ -288,7 +288,7 @@ def test_what_a_command_prints_is_in_the_log_before_it_ends(bench: Bench, capfd:
 
 
 def test_a_failed_command_is_told_by_its_first_error() -> None:
-    output = "epoch 1\nTraceback (most recent call last):\n  File x\nconfig error: no such key\n1 fault; see --help\n"
+    output = "epoch 1\nTraceback (most recent call last):\n  File x\nconfig error: no such key\n1 error; see --help\n"
     with pytest.raises(RuntimeError, match="it ended with code 2, not 0: config error: no such key"):
         Done("it", 2, output, 1.0).expect(0)
     output = "W1 torchrun\n[rank1]: torch.OutOfMemoryError: CUDA out of memory\n====\n"

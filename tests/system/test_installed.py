@@ -75,9 +75,9 @@ def test_help_and_faults_are_those_of_the_source(installed: Path, tmp_path: Path
     command = installed / "lockstep"
     said = run(tmp_path, command, "train", "--help")
     assert "  experiment   cifar10, d2l_fashion_mnist, fashion_mnist\n" in said
-    fault = run(tmp_path, command, "train", "optimizer.lrr=1", "data=digit", code=EXIT_CONFIG)
-    assert "unknown key optimizer.lrr: did you mean optimizer.lr?" in fault
-    assert "data=digit is no option, did you mean digits?" in fault
+    error = run(tmp_path, command, "train", "optimizer.lrr=1", "data=digit", code=EXIT_CONFIG)
+    assert "unknown key optimizer.lrr: did you mean optimizer.lr?" in error
+    assert "data=digit is no option, did you mean digits?" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -195,14 +195,14 @@ def test_a_newer_version_says_what_it_does_not_know_any_more_and_a_run_keeps_its
     project = tmp_path / "tulips"
     run(project, installed / "lockstep", "train", *BRIEF, AT_ONCE, code=EXIT_STOPPED)
     with_old_name = latest(project)
-    fault = run(project, newer / "lockstep", "train", *BRIEF, code=EXIT_CONFIG)
+    error = run(project, newer / "lockstep", "train", *BRIEF, code=EXIT_CONFIG)
     name = "task.metrics.accuracy._target_=lockstep.tasks.Accuracy: 'lockstep.tasks' has no 'Accuracy'"
-    assert f"{name}: did you mean lockstep.tasks.Accuracies?" in fault
+    assert f"{name}: did you mean lockstep.tasks.Accuracies?" in error
 
     change_metrics(project)
-    fault = run(project, newer / "lockstep", "train", f"resume={with_old_name.path}", code=EXIT_CONFIG)
-    assert name in fault, "of the run, no more of the project"
-    assert f"was trained by Lockstep {lockstep.__version__} (this is 99.0.0): go on with that one" in fault
+    error = run(project, newer / "lockstep", "train", f"resume={with_old_name.path}", code=EXIT_CONFIG)
+    assert name in error, "of the run, no more of the project"
+    assert f"was trained by Lockstep {lockstep.__version__} (this is 99.0.0): go on with that one" in error
     run(project, installed / "lockstep", "train", *BRIEF, AT_ONCE, code=EXIT_STOPPED)
     said = run(project, newer / "lockstep", "train", "resume=outputs/latest", ENDLESS)
     assert f"keeps the settings it has from Lockstep {lockstep.__version__} (this is 99.0.0)" in said

@@ -20,7 +20,7 @@ from lockstep.cluster import code, commands, job, jobs, record, scheduler, slurm
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.config import compose, storage, validation
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.slurm_rules import KEYS
 from lockstep.config.workers import resolve_workers
@@ -61,17 +61,17 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def faults(*overrides: str) -> list[str]:
+def errors(*overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         validation.checked(compose.composed(overrides))
-    return caught.value.faults
+    return caught.value.errors
 
 
 # -- what is wrong with a submission -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("overrides", "fault"),
+    ("overrides", "error"),
     [
         ((*SLURM, "cluster.time_min=null"), "cluster.time_min has no value"),
         ((*SLURM, "cluster.warn_s=3600"), "cluster.warn_s=3600 is not below the time limit"),
@@ -105,25 +105,25 @@ def faults(*overrides: str) -> list[str]:
         (("dry_run=true",), "dry_run=true shows what would be submitted, and cluster=none submits nothing"),
     ],
 )
-def test_every_fault_of_a_submission_is_told_with_its_cure(tools: Path, overrides: tuple[str, ...], fault: str) -> None:
-    (found,) = faults(*overrides)
-    assert fault in found
+def test_every_fault_of_a_submission_is_told_with_its_cure(tools: Path, overrides: tuple[str, ...], error: str) -> None:
+    (found,) = errors(*overrides)
+    assert error in found
 
 
 def test_faults_of_a_cluster_come_with_all_others(tools: Path) -> None:
-    found = faults("cluster=slurm", "cluster.time_min=0", "cluster.sbatch=[x]", "global_batch_size=0")
+    found = errors("cluster=slurm", "cluster.time_min=0", "cluster.sbatch=[x]", "global_batch_size=0")
     assert len(found) == 4, found
 
 
 def test_a_machine_without_slurm_cannot_submit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "this machine has no sbatch: submit from a login node" in faults(*SLURM)[0]
+    assert "this machine has no sbatch: submit from a login node" in errors(*SLURM)[0]
 
 
 def test_ranks_of_a_launcher_do_not_submit_each(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    (found,) = faults(*SLURM)
+    (found,) = errors(*SLURM)
     assert "torchrun started 2: start one" in found
 
 
@@ -142,7 +142,7 @@ def test_gpus_of_a_job_are_not_looked_for_here(tools: Path) -> None:
         assert (found.num_local, len(found.gpus)) == (num_workers, num_gpus), overrides
         there = submission.for_job(config)
         assert (there.cluster.name, there.trainer.devices) == ("none", num_workers)
-        validation.check_tree(storage.to_tree(there))  # what the job reads has no fault, as here so there
+        validation.check_tree(storage.to_tree(there))  # what the job reads has no error, as here so there
 
 
 def test_no_option_that_lockstep_sets_can_be_set_twice(tools: Path, tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_packages_that_git_ignores_are_named_for_every_trial_of_an_array(
     assert Path("own.py") in code.needed([plain], tmp_path)
     with pytest.raises(ConfigError) as caught:
         code.needed([plain, *others, *others], tmp_path)
-    assert [fault.partition(":")[0] for fault in caught.value.faults] == [
+    assert [error.partition(":")[0] for error in caught.value.errors] == [
         "data._target_=first_own.load",
         "data._check_=second_own.load",
     ]

@@ -18,7 +18,7 @@ import yaml
 
 from lockstep.config import overrides, storage, validation
 from lockstep.config.compose import composed
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.launch import notification, parent, runner, worker
 from lockstep.runs import naming
@@ -263,7 +263,7 @@ def test_sigterm_waits_and_a_second_ctrl_c_ends_it(folder: RunFolder, capfd: pyt
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "error"),
     [
         ("notify.url=ftp://x/y", "notify.url=*** must be an http(s) URL, no user in it or null"),
         ("notify.url=example.org", "must be an http(s) URL"),
@@ -278,11 +278,11 @@ def test_sigterm_waits_and_a_second_ctrl_c_ends_it(folder: RunFolder, capfd: pyt
         ("notify.email=x", "unknown key notify.email: notify has command, url, timeout_s"),
     ],
 )
-def test_a_wrong_setting_is_told_before_anything_starts(text: str, fault: str) -> None:
+def test_a_wrong_setting_is_told_before_anything_starts(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         overrides.check([text], is_multirun=False)
-    (found,) = caught.value.faults
-    assert fault in found
+    (found,) = caught.value.errors
+    assert error in found
 
 
 @pytest.mark.parametrize(

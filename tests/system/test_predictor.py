@@ -299,9 +299,9 @@ except lockstep.ConfigError as error:
 """
     done = run([sys.executable, "-c", text], tmp_path)
     assert done.returncode == 0, done.stderr
-    name, fault, is_as_before = json.loads(done.stdout.splitlines()[-1])
+    name, error, is_as_before = json.loads(done.stdout.splitlines()[-1])
     assert name.startswith("class")
-    assert fault.startswith("model._target_=mine.Net: the run has mine from ")
-    assert os.path.join("project 2", "mine.py") in fault.partition("and this process")[0]
-    assert os.path.join("project 1", "mine.py") in fault.partition("and this process")[2]
+    assert error.startswith("model._target_=mine.Net: the run has mine from ")
+    assert os.path.join("project 2", "mine.py") in error.partition("and this process")[0]
+    assert os.path.join("project 1", "mine.py") in error.partition("and this process")[2]
     assert is_as_before

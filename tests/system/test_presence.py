@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lockstep.config import compose, presence, signatures, storage, validation
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 from tests.support.image_files import write_folder
@@ -21,10 +21,10 @@ def data(*overrides: str) -> Any:
     return validation.checked(compose.composed(overrides)).data
 
 
-def fault(*overrides: str) -> str:
+def error(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         presence.check(data(*overrides))
-    (found,) = caught.value.faults
+    (found,) = caught.value.errors
     return found
 
 
@@ -50,25 +50,25 @@ def test_data_that_is_there_is_no_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize("choice", ["image_folder", "cifar10", "fashion_mnist"])
 def test_a_missing_folder_is_named_with_its_setting(tmp_path: Path, choice: str) -> None:
     more = [] if choice == "image_folder" else ["data.download=false"]
-    assert f"data.root={tmp_path / 'no'} does not exist" in fault(
+    assert f"data.root={tmp_path / 'no'} does not exist" in error(
         f"data={choice}", f"data.root={tmp_path / 'no'}", *more
     )
 
 
 def test_a_folder_that_holds_something_else_says_what_was_looked_for(tmp_path: Path) -> None:
     root = empty(tmp_path / "empty")
-    assert "no class folders" in fault("data=image_folder", f"data.root={root}")
-    assert "cifar-10-batches-py" in fault("data=cifar10", "data.download=false", f"data.root={root}")
+    assert "no class folders" in error("data=image_folder", f"data.root={root}")
+    assert "cifar-10-batches-py" in error("data=cifar10", "data.download=false", f"data.root={root}")
     (root / "file").touch()
-    assert "is a file" in fault("data=cifar10", f"data.root={root / 'file'}")
-    assert "cannot be read" in fault("data=image_folder", f"data.root={root / 'file'}")
+    assert "is a file" in error("data=cifar10", f"data.root={root / 'file'}")
+    assert "cannot be read" in error("data=image_folder", f"data.root={root / 'file'}")
 
 
 @pytest.mark.parametrize(
     "url", ["file:///nonexistent", "zip://::file:///nonexistent.zip", "http://127.0.0.1:9/images/"]
 )
 def test_a_url_where_nothing_answers_is_named(url: str) -> None:
-    found = fault("data=image_folder", f"data.root='{url}'")
+    found = error("data=image_folder", f"data.root='{url}'")
     assert found.startswith(f"data.root={url} cannot be listed")
     assert "correct the URL" in found
 
@@ -102,7 +102,7 @@ def check(*, place): ...
 
 
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, **more: str) -> list[str]:
-    """The faults of a data source of one's own with this `_check_`."""
+    """The errors of a data source of one's own with this `_check_`."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "our_source.py").write_text(
         "def load(*, place): ...\ndef check(*, place): ...\ndef other(*, far): ...\nNO = 1\n"
@@ -113,16 +113,16 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, **more: str
     tree |= {"data": section}
     try:
         checked = validation.check_tree(tree)
-        if found := signatures.faults([tree]):
+        if found := signatures.errors([tree]):
             return found
         presence.check(checked.data)
     except ConfigError as error:
-        return error.faults
+        return error.errors
     return []
 
 
 @pytest.mark.parametrize(
-    ("check", "faults"),
+    ("check", "errors"),
     [
         ("our_source.check", []),
         (
@@ -146,17 +146,17 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, **more: str
     ],
 )
 def test_a_check_that_cannot_be_called_is_a_fault_of_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, faults: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, errors: list[str]
 ) -> None:
     found = own(tmp_path, monkeypatch, check)
-    assert len(found) == len(faults), found
-    assert all(fault.startswith(start) for fault, start in zip(found, faults, strict=True)), found
+    assert len(found) == len(errors), found
+    assert all(error.startswith(start) for error, start in zip(found, errors, strict=True)), found
 
 
 def test_a_class_folder_whose_name_is_no_utf_8_is_refused(tmp_path: Path) -> None:
     images = write_folder(tmp_path / "images", count=4)
     os.rename(next(images.iterdir()), os.fsencode(images) + b"/caf\xe9")
-    found = fault("data=image_folder", f"data.root={images}")
+    found = error("data=image_folder", f"data.root={images}")
     assert "b'caf\\xe9'" in found
     assert "Rename" in found
 

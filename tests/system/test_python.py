@@ -173,12 +173,12 @@ print(json.dumps(found))
 
 def test_all_faults_of_the_configuration_are_in_one_exception_and_nothing_is_made(tmp_path: Path) -> None:
     text = """
-def fault(overrides):
+def error(overrides):
     try:
         lockstep.train(overrides)
     except lockstep.ConfigError as error:
         return str(error)
-print(json.dumps([fault(overrides) for overrides in (
+print(json.dumps([error(overrides) for overrides in (
     ["optimizer.lrr=1", "trainer.max_epochs=a"],
     ["optimizer.lr=0.1,0.2"],
     ["-m", "seed=1"],
@@ -242,9 +242,9 @@ try:
 except lockstep.ConfigError as error:
     print(json.dumps(error.faults))
 """
-    faults = said(tmp_path, text)
-    assert faults
-    assert all(not fault.startswith("config error") for fault in faults)
+    errors = said(tmp_path, text)
+    assert errors
+    assert all(not error.startswith("config error") for error in errors)
 
 
 # -- stopping ----------------------------------------------------------------------------------------------------------

@@ -181,10 +181,10 @@ def test_a_run_without_a_whole_checkpoint_is_left_as_it_is(folder: RunFolder) ->
     done = resumed(folder, "trainer.max_epochs=3")
     assert done.returncode == EXIT_CONFIG
     assert "Traceback" not in done.stderr
-    fault, end = done.stderr.splitlines()
-    assert fault.startswith(f"config error: {folder.last_checkpoint} is damaged")
-    assert str(folder.best_checkpoint) in fault
-    assert end.startswith("1 fault; nothing was started")
+    error, end = done.stderr.splitlines()
+    assert error.startswith(f"config error: {folder.last_checkpoint} is damaged")
+    assert str(folder.best_checkpoint) in error
+    assert end.startswith("1 error; nothing was started")
     assert content() == before
 
 
@@ -204,8 +204,8 @@ def test_a_run_with_a_damaged_file_does_not_go_on_and_names_it(folder: RunFolder
     (folder.path / name).write_bytes(content)
     done = resumed(folder, "trainer.max_epochs=3")
     assert done.returncode == EXIT_CONFIG
-    fault, _ = done.stderr.splitlines()
-    assert name in fault
+    error, _ = done.stderr.splitlines()
+    assert name in error
     assert (folder.path / name).read_bytes() == content
     assert runner.do(folder.path, "train") == EXIT_CONFIG
     assert name in folder.failure.read_text()

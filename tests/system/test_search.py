@@ -16,7 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from lockstep.config import build, compose, validation
 from lockstep.config.compose import CONF
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.options import groups
 from lockstep.config.sweep_space import Interval, searched
 from lockstep.config.target_sections import Search

@@ -12,7 +12,7 @@ import pytest
 from lockstep.benchmark import command as benchmark
 from lockstep.benchmark import report
 from lockstep.config import compose, overrides, storage, validation
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import BenchmarkConfig
 from lockstep.monitoring.comparison import differences
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder

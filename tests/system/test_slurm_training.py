@@ -96,8 +96,8 @@ def test_a_network_that_is_not_there_is_told_with_those_that_are(slurm: Slurm, t
     task = command(*BRIEF, "trainer.num_nodes=2", "strategy.interface=ib0")
     done = slurm.run("srun", "--nodes=2", *task, cwd=tmp_path, code=2)
     for node in ("n1", "n2"):
-        fault = f"config error: strategy.interface=ib0 is not on {node}, which has lo, eth0: use one of these, or null"
-        assert fault in done.stderr
+        error = f"config error: strategy.interface=ib0 is not on {node}, which has lo, eth0: use one of these, or null"
+        assert error in done.stderr
     assert not (tmp_path / "outputs").exists()
 
 

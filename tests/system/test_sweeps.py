@@ -1,4 +1,4 @@
-"""Sweeps with real processes: side by side on devices of their own, with a table; faults are told before they start."""
+"""Sweeps with real processes: side by side on devices of their own, with a table; errors are told before they start."""
 
 import itertools
 import os

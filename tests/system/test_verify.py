@@ -28,9 +28,9 @@ def verified(*overrides: str) -> tuple[int, str]:
     ("overrides", "said"),
     [
         pytest.param(
-            [*SMALL, *NET, f"model._target_={PLANTED}.WithShareNorm"],
+            [*SMALL, *NET, f"model._target_={PLANTED}.WithShardNorm"],
             r"2 workers: the first to differ is norm of sample \d+, in step 1, by \S+: this layer gives a sample",
-            id="a norm of the share",
+            id="a norm of the shard",
         ),
         pytest.param(
             [
@@ -40,17 +40,17 @@ def verified(*overrides: str) -> tuple[int, str]:
                 *("task.loss=null", "task.label_smoothing=0.1", "task.class_weights=null"),
             ],
             r"2 workers: the first to differ is losses of sample \d+, in step 1, by \S+: the loss of a sample depends",
-            id="a mean over the share",
+            id="a mean over the shard",
         ),
         pytest.param(
             [*SMALL, "model.width=2", f"+task.metrics.odd={{_target_:{PLANTED}.AveragesBatches,how:sum}}"],
-            r"3 workers, shares 3:1:2: (val|test)/odd differs by \S+: no step of the training differs",
+            r"3 workers, shards 3:1:2: (val|test)/odd differs by \S+: no step of the training differs",
             id="a mean of means",
         ),
         pytest.param(
             [*SMALL, *NET, f"model._target_={PLANTED}.ViewsByLength"],
             r"2 workers: config error: model\._target_=\S+ViewsByLength cannot take an empty batch, which the shard of",
-            id="a view of an empty share",
+            id="a view of an empty shard",
         ),
         pytest.param(
             [*SAMPLES],
@@ -72,7 +72,7 @@ def test_a_planted_mistake_is_found_and_its_first_cause_named(overrides: list[st
 
 
 @pytest.mark.parametrize(
-    ("overrides", "fault"),
+    ("overrides", "error"),
     [
         ([*SMALL, *NET, f"model._target_={PLANTED}.Untracked"], "has track_running_stats=False"),
         (
@@ -83,8 +83,8 @@ def test_a_planted_mistake_is_found_and_its_first_cause_named(overrides: list[st
         (["resume=outputs/x"], "resume=outputs/x"),
     ],
 )
-def test_what_can_never_be_exact_is_a_fault_of_one_line(overrides: list[str], fault: str) -> None:
+def test_what_can_never_be_exact_is_a_fault_of_one_line(overrides: list[str], error: str) -> None:
     code, text = verified(*overrides)
     assert code == 2, text
-    assert any(line.startswith("config error: ") and fault in line for line in text.splitlines()), text
+    assert any(line.startswith("config error: ") and error in line for line in text.splitlines()), text
     assert "Traceback" not in text

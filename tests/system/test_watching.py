@@ -285,17 +285,17 @@ def test_an_empty_folder_says_what_to_do_and_a_missing_one_is_a_fault(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "fault"),
+    ("words", "error"),
     [
         (("--sort", "speed"), "--sort speed: there is no such column, choose from state, run, best, overrides, epoch,"),
         (("--watch",), "--watch needs a terminal: leave it out to print the runs once."),
         (("--yes",), "--yes is for --prune"),
     ],
 )
-def test_what_cannot_be_is_one_clear_line(three: Path, lockstep: Any, words: tuple[str, ...], fault: str) -> None:
+def test_what_cannot_be_is_one_clear_line(three: Path, lockstep: Any, words: tuple[str, ...], error: str) -> None:
     said = lockstep("runs", *words)
     assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
-    assert fault in said.err
+    assert error in said.err
 
 
 def test_names_cannot_move_the_cursor_and_lines_stay_lines(tmp_path: Path, lockstep: Any) -> None:

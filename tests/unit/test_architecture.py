@@ -36,7 +36,7 @@ PUBLIC = {
         *("ResumableCSVLogger", "ResumableWandbLogger", "SplitTensorBoardLogger"),
     ],
     "data": [
-        *("ImageFault", "Images", "Splits", "Statistics"),
+        *("ImageError", "Images", "Splits", "Statistics"),
         *("cifar10", "dataset", "digits", "fashion_mnist", "image_folder", "image_list", "synthetic"),
     ],
     "models": ["Classifier", "Origin", "ResNet18", "constant", "cosine", "one_cycle_linear", "timm", "torchvision"],

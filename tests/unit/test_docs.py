@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import architecture, shares
+from tests.support import architecture, shards
 from tests.support.guides import guides, long_blocks
 from tests.support.harness import ROOT
 
@@ -75,7 +75,7 @@ def test_the_table_of_the_architecture_says_where_to_begin_and_where_to_look() -
         assert len(names) == len(links) > 0, f"{what}: a file without a link"
 
 
-@pytest.mark.parametrize("module", [architecture, shares], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [architecture, shards], ids=lambda module: module.__name__)
 def test_a_drawing_is_current(module: Any) -> None:
     name = module.__name__.rpartition(".")[2]
     picture = ROOT / "docs" / "images" / f"{name}.svg"

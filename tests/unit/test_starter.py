@@ -51,7 +51,7 @@ def test_a_project_asks_for_lockstep_from_where_it_was_installed(
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"),
+    ("name", "error"),
     [
         ("torch", "there is a module torch already, which the project would hide"),
         ("2cats", "'2cats' is no name of a package"),
@@ -63,7 +63,7 @@ def test_a_project_asks_for_lockstep_from_where_it_was_installed(
     ],
 )
 def test_what_cannot_be_made_is_told_in_one_line_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, fault: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, error: str
 ) -> None:
     (tmp_path / "A-B").mkdir()
     monkeypatch.chdir(tmp_path / "A-B")
@@ -71,7 +71,7 @@ def test_what_cannot_be_made_is_told_in_one_line_and_leaves_nothing(
     Path("file").touch()
     assert new(monkeypatch, name) == EXIT_CONFIG
     said = capsys.readouterr().err
-    assert fault in said
+    assert error in said
     assert said.count("\n") == 1
     assert sorted(path.name for path in Path().iterdir()) == ["file", "here"]
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from lockstep.benchmark import results
 from lockstep.benchmark.environments import Environment, environments
-from lockstep.config import compose, faults, overrides, presence, project, storage
+from lockstep.config import compose, errors, overrides, presence, project, storage
 from lockstep.config.schema import BenchmarkConfig
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import Job
@@ -47,11 +47,11 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
         presence.check(config.data)
         chosen_environments = environments(config, hardware.num_cores(), hardware.num_visible_gpus())
         if all(environment.config is None for environment in chosen_environments):
-            raise faults.ConfigError(
+            raise errors.ConfigError(
                 [f"benchmark.environments.{skipped.name}: {skipped.skipped}" for skipped in chosen_environments]
             )
-    except faults.ConfigError as error:
-        faults.exit_with(error)
+    except errors.ConfigError as error:
+        errors.exit_with(error)
     path = naming.create_path(Path("outputs").resolve(), "benchmark", datetime.now())
     try:
         return Benchmark(path, config, chosen_environments, texts).run()

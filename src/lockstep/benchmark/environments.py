@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lockstep.config import build, storage, validation
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.config.sections import ExecutionEnvironment
 
@@ -29,18 +29,18 @@ class Environment:
 
 def environments(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list[Environment]:
     """Every environment of the configuration, in its order. Raises ConfigError with all errors of their runs."""
-    built, faults = [], []
+    built, errors = [], []
     for name, entry in config.benchmark.environments.items():
         if entry is None:
             continue
         try:
             built.append(_environment(name, entry, config, num_cores, num_gpus))
         except ConfigError as error:
-            faults += [f"benchmark.environments.{name}: {fault}" for fault in error.faults]
-    if not built and not faults:
-        faults.append("benchmark.environments has no entry: leave one, or add +benchmark.environments.NAME=...")
-    if faults:
-        raise ConfigError(faults)
+            errors += [f"benchmark.environments.{name}: {message}" for message in error.errors]
+    if not built and not errors:
+        errors.append("benchmark.environments has no entry: leave one, or add +benchmark.environments.NAME=...")
+    if errors:
+        raise ConfigError(errors)
     return built
 
 

@@ -13,7 +13,7 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import ExactDropout
 from lockstep.models.classifier import Classifier
 from lockstep.tasks import reduction
-from lockstep.tasks.scores import MetricFault
+from lockstep.tasks.scores import MetricError
 
 
 def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
@@ -64,11 +64,11 @@ class Companion(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         for dropout in self._dropouts:
-            dropout.share = batch.share
+            dropout.shard = batch.shard
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take what was validated. Raises MetricFault where a callback could not decide by it, or not on all ranks."""
+        """Take what was validated. Raises MetricError where a callback could not decide by it, or not on all ranks."""
         self._validated = trainer.current_epoch
         self._take(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
@@ -76,7 +76,7 @@ class Companion(L.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take what was measured of the epoch; what an earlier one validated is not of this one. Raises MetricFault."""
+        """Take what was measured of the epoch; what an earlier one validated is not of this one. Raises MetricError."""
         self._take(trainer)
         if self._validated != trainer.current_epoch:
             self.metrics = {name: value for name, value in self.metrics.items() if not name.startswith("val/")}
@@ -98,7 +98,7 @@ class Companion(L.Callback):
             values = {metrics.get(name) for metrics in everywhere}
             if None in values:
                 logs = ", ".join(self.metrics) or "nothing"
-                raise MetricFault(f"{key}={name} is not logged by {self._name}, which logs {logs}: choose from these")
+                raise MetricError(f"{key}={name} is not logged by {self._name}, which logs {logs}: choose from these")
             if len(values) > 1 and not all(value != value for value in values):
-                cure = "log a metric of torchmetrics, or what lockstep.sum_over_global gives"
-                raise MetricFault(f"{key}={name}: {self._name} logs another value on each worker: {cure}")
+                hint = "log a metric of torchmetrics, or what lockstep.sum_over_global gives"
+                raise MetricError(f"{key}={name}: {self._name} logs another value on each worker: {hint}")

@@ -88,13 +88,13 @@ class Record(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the images of all ranks; what follows the last batch is not training speed."""
-        self._epoch_images += batch.share.size
+        self._epoch_images += batch.shard.size
         if trainer.is_last_batch and pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)  # the host is some steps ahead: they are not computed yet
         now = time.monotonic()
         if not self.pace.has_begun:
             self._enter("training")
-        self.pace.batch_ended(now, batch.share.micro_step + 1, batch.share.size)
+        self.pace.batch_ended(now, batch.shard.micro_step + 1, batch.shard.size)
         if trainer.is_last_batch:
             self.images_per_s = self._epoch_images / (now - self._epoch_started)
         else:

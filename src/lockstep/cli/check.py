@@ -156,7 +156,7 @@ def _use(config: Config, source: Any, inspection: "Inspection") -> str:
 
 def _placement(config: Config, source: Any) -> str:
     """Where the pixels will be, and how much they take."""
-    from lockstep.data.images.decode import ImageFault
+    from lockstep.data.images.decode import ImageError
     from lockstep.data.images.decoding import size_text
     from lockstep.data.images.pixels import is_streamed, num_bytes
     from lockstep.data.images.splits import Splits
@@ -170,7 +170,7 @@ def _placement(config: Config, source: Any) -> str:
         return f"streamed: made when they are needed ({pixels.reason})"
     try:
         total = math.prod(source.shape())
-    except ImageFault:
+    except ImageError:
         return "unknown: the first image is broken"
     if reason := source.streaming_reason(memory):
         return f"streamed: decoded when they are needed ({reason}), {size_text(total)} in all"

@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.config.compose import Source
@@ -17,14 +17,14 @@ def refuse(words: Sequence[str], parser: ArgumentParser, source: "Source") -> No
         return
     from lockstep.config import overrides  # which --help does without
 
-    faults = []
+    errors = []
     for typed, setting in settings:
         try:
             overrides.plan([setting], source, is_multirun="," in setting)
-            faults.append(f"{typed}: settings have no dashes: write {setting}")
+            errors.append(f"{typed}: settings have no dashes: write {setting}")
         except ConfigError as error:
-            faults += [f"{typed}: {fault}" for fault in error.faults]
-    raise ConfigError(faults)
+            errors += [f"{typed}: {message}" for message in error.errors]
+    raise ConfigError(errors)
 
 
 def _settings(words: Sequence[str], parser: ArgumentParser) -> list[tuple[str, str]]:

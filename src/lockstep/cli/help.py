@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from lockstep.cli import declarations
 from lockstep.config.compose import DEFAULT, Source, composed
-from lockstep.config.faults import shown
+from lockstep.config.errors import shown
 from lockstep.config.options import groups
 from lockstep.config.schema import NAMED, kind_of
 from lockstep.runs.naming import SCRIPTLESS, training_command

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 NEW = "Make a project of your own: images, a network, a task, their settings, a test that workers train the same."
 VERIFYING = """\
-Trains two epochs of three steps in float64 with 1 worker, and with several: even and uneven shares, an empty one, a cut
+Trains two epochs of three steps in float64 with 1 worker, and with several: even and uneven shards, an empty one, a cut
 and a resume by another number of workers. Exit code 0: the same up to rounding; 1: something differs, and what was the
-first to is told; 2: the configuration is at fault.
+first to is told; 2: the configuration is at error.
 """
 PRUNING = """\
 --prune without --state removes runs that failed, gave no signal any more or
@@ -180,12 +180,12 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _current() -> Path:
     """The current folder, which is the project of a command. Ends this one where it is gone."""
-    from lockstep.config import faults, project
+    from lockstep.config import errors, project
 
     try:
         return project.current()
-    except faults.ConfigError as error:
-        faults.exit_with(error)
+    except errors.ConfigError as error:
+        errors.exit_with(error)
 
 
 def _entered(run: RunFolder | None = None) -> "Source":
@@ -324,35 +324,35 @@ def _predict(arguments: argparse.Namespace) -> int:
                 f"{arguments.source} is not there: give a folder or file of images, or val or test."
             )
     output = Path(arguments.output).resolve()
-    if (fault := refusals.unwritable(output.parent)) is not None:
-        raise ValueError(f"--output {arguments.output}: {fault}.")
+    if (error := refusals.unwritable(output.parent)) is not None:
+        raise ValueError(f"--output {arguments.output}: {error}.")
     return _use(arguments, "predict", {"source": source, "output": str(output), "is_strict": arguments.strict})
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
     from lockstep.cli.prepare import prepare
-    from lockstep.config import faults
+    from lockstep.config import errors
 
     changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
     try:
         return prepare(arguments.root, changes, _entered())
-    except faults.ConfigError as error:
-        faults.exit_with(error)
+    except errors.ConfigError as error:
+        errors.exit_with(error)
 
 
 def _check(arguments: argparse.Namespace) -> int:
     from lockstep.cli.check import check
-    from lockstep.config import faults
+    from lockstep.config import errors
 
     try:
         return check(arguments.overrides, _entered())
-    except faults.ConfigError as error:
-        faults.exit_with(error)
+    except errors.ConfigError as error:
+        errors.exit_with(error)
 
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
     """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
-    from lockstep.config import faults, presence, saved_run, storage, trained, trust
+    from lockstep.config import errors, presence, saved_run, storage, trained, trust
     from lockstep.config.workers import resolve_workers
     from lockstep.launch import parent
     from lockstep.launch.worker import Job
@@ -368,8 +368,8 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
         config = saved_run.changed(folder, here, arguments.overrides, source)
         if task == "evaluate" or options["source"] in ("val", "test"):
             presence.check(config.data)
-    except faults.ConfigError as error:
-        faults.exit_with(error)
+    except errors.ConfigError as error:
+        errors.exit_with(error)
     options |= {"config": storage.to_tree(config), "checkpoint": str(checkpoint), "run": str(folder.path)}
     num_workers = resolve_workers(config).world_size
     with tempfile.TemporaryDirectory(prefix="lockstep-") as path:

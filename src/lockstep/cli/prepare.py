@@ -24,7 +24,7 @@ def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source
     if section.arguments()["cache"] is None:
         raise ValueError("data.cache=null keeps nothing: name a folder with --cache.")
     from lockstep.cli.check import files_of
-    from lockstep.data.images.decode import ImageFault
+    from lockstep.data.images.decode import ImageError
     from lockstep.training.staging import once_a_node
 
     with contextlib.ExitStack() as held:
@@ -33,8 +33,8 @@ def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source
         is_new = decoding.opened() is None
         try:
             images = decoding.decoded()
-        except ImageFault as error:
-            print("\n".join(f"lockstep: {fault}" for fault in error.faults), file=sys.stderr)
+        except ImageError as error:
+            print("\n".join(f"lockstep: {message}" for message in error.errors), file=sys.stderr)
             return EXIT_CONFIG
     names = decoding.table.class_names
     count, channels, height, width = images.shape

@@ -28,15 +28,15 @@ def run(project: Path) -> int:
     """
     import hydra
 
-    from lockstep.config import faults
+    from lockstep.config import errors
 
     try:
         arguments, source = _asked(project)
         resumed = _saved_run(arguments, source)
         if resumed is None and not _is_checked(arguments, source):
             return 0
-    except faults.ConfigError as error:
-        faults.exit_with(error)
+    except errors.ConfigError as error:
+        errors.exit_with(error)
 
     @hydra.main(version_base="1.3", config_path=str(source.conf), config_name=source.name)
     def task(cfg: Any) -> None:
@@ -56,17 +56,17 @@ def _asked(folder: Path) -> "tuple[Namespace, Source]":
     from hydra._internal.utils import get_args_parser
 
     from lockstep.cli import dashes
-    from lockstep.config import compose, faults, project
+    from lockstep.config import compose, errors, project
 
     is_trusted, run = "--trust" in sys.argv, None
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
     if any("resume=" in word for word in sys.argv):
         from lockstep.config import saved_run
 
-        with contextlib.suppress(faults.ConfigError):  # it is said later, unless this asks for help
+        with contextlib.suppress(errors.ConfigError):  # it is said later, unless this asks for help
             run = saved_run.named(sys.argv[1:])
     elif is_trusted:
-        raise faults.ConfigError(["--trust is for a run that is resumed: leave it out, or add resume=..."])
+        raise errors.ConfigError(["--trust is for a run that is resumed: leave it out, or add resume=..."])
     project.enter(folder, None if is_trusted else run)
     parser = get_args_parser()
     source = compose.source_of(folder)
@@ -104,7 +104,7 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
     """Check the overrides. False if nothing is to start: --help is answered here. Raises ConfigError."""
     from omegaconf import OmegaConf
 
-    from lockstep.config import compose, faults, options, overrides
+    from lockstep.config import compose, errors, options, overrides
 
     compose.search_defaults()
     OmegaConf.register_new_resolver("sweep_folder", lambda: "outputs", replace=True)
@@ -122,7 +122,7 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
         try:
             start_once("train -m", os.environ)
         except ValueError as error:
-            raise faults.ConfigError([str(error)]) from error
+            raise errors.ConfigError([str(error)]) from error
     check = overrides.check if arguments.multirun else overrides.plan  # a single run begins with the second round
     configs = check(arguments.overrides, source, is_multirun=arguments.multirun).configs
     if arguments.multirun:
@@ -136,17 +136,17 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
 
 def _check_launcher(typed: Sequence[str], source: "Source") -> None:
     """Raise ConfigError for a launcher that is not Lockstep's: it has neither ledger nor table."""
-    from lockstep.config import faults, overrides
+    from lockstep.config import errors, overrides
 
     target = overrides.hydra_value("hydra.launcher._target_", typed, source)
     if target not in (None, "hydra_plugins.lockstep.Workstation"):
         hint = "leave hydra/launcher out; launcher.mode=sequential runs one trial at a time"
-        raise faults.ConfigError([f"{target} cannot run a sweep of Lockstep: {hint}"])
+        raise errors.ConfigError([f"{target} cannot run a sweep of Lockstep: {hint}"])
 
 
 def _check_inputs(configs: Sequence["Config"]) -> None:
     """Raise ConfigError where data or initial weights of the jobs of a sweep are missing."""
-    from lockstep.config import presence  # it brings numpy, which neither help nor a fault needs
+    from lockstep.config import presence  # it brings numpy, which neither help nor an error needs
     from lockstep.training import checkpoints
 
     if configs[0].cluster.name == "none":  # else the data may be where the jobs run alone
@@ -159,13 +159,13 @@ def _check_inputs(configs: Sequence["Config"]) -> None:
 
 def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
     """Raise ConfigError where the folder of a run or sweep cannot be made: Hydra would show a traceback."""
-    from lockstep.config import faults, overrides
+    from lockstep.config import errors, overrides
     from lockstep.training import refusals
 
     path = overrides.hydra_value(key, typed, source) or default
-    fault = refusals.unwritable(Path(path))
-    if fault is not None:
-        raise faults.ConfigError([fault if path == default else f"{key}={path}: {fault}"])
+    error = refusals.unwritable(Path(path))
+    if error is not None:
+        raise errors.ConfigError([error if path == default else f"{key}={path}: {error}"])
 
 
 def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source") -> None:
@@ -195,7 +195,7 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
     from hydra import compose
     from hydra.core.hydra_config import HydraConfig
 
-    from lockstep.config import faults, overrides
+    from lockstep.config import errors, overrides
     from lockstep.launch import runner
 
     hydra = HydraConfig.get()
@@ -220,8 +220,8 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
             config = overrides.of_job(cfg, typed, partial(compose, source.name))
             work = partial(runner.start, config, typed, chosen, first=first)
         _, code = work()
-    except faults.ConfigError as error:
-        faults.exit_with(error)
+    except errors.ConfigError as error:
+        errors.exit_with(error)
     if code:
         raise SystemExit(code)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.cluster.slurm import exports, interpreter
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.sections import Cluster
 from lockstep.runs.folder import RunFolder
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.targets import called
@@ -53,16 +53,16 @@ def needed(configs: Iterable[Config], root: Path) -> list[Path]:
     if (root / "src").is_dir():
         beside |= set(os.listdir(root / "src"))
         copied |= {path.parts[1] for path in paths if path.parts[0] == "src"}
-    faults = []
+    errors = []
     for key, target in (name for config in configs for name in called(to_tree(config))):
         package = target.partition(".")[0]
         left_out = {package, f"{package}.py"} & beside
         if left_out and not left_out & copied:
             where = next(path for path in (root, root / "src") if left_out & set(os.listdir(path)))
             what = f"{package} in {shown(where)} is not copied for a job, because git ignores it"
-            faults.append(f"{key}={target}: {what}: see git check-ignore -v {quoted(where / package)}")
-    if faults:
-        raise ConfigError(list(dict.fromkeys(faults)))
+            errors.append(f"{key}={target}: {what}: see git check-ignore -v {quoted(where / package)}")
+    if errors:
+        raise ConfigError(list(dict.fromkeys(errors)))
     return paths
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster import job
 from lockstep.cluster.code import search_path
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.sections import Cluster
 from lockstep.config.workers import Workers
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder

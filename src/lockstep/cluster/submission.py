@@ -12,7 +12,7 @@ from lockstep.cluster import background, code, jobs, record, slurm
 from lockstep.cluster.job import Settings
 from lockstep.cluster.record import Record
 from lockstep.config import build, project, slurm_rules, storage
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import Workers, resolve_workers
 from lockstep.launch import runner
@@ -177,7 +177,7 @@ def again(folder: RunFolder, job: Record) -> Record:
     tree = storage.to_tree(storage.load(folder.config)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(tree)
     # the rest was checked, and is that code's business
-    errors = [*resolve_workers(config).faults, *slurm_rules.faults(config)]
+    errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
     if errors:
         raise ConfigError(errors)
     old_code, cwd = Path(job.code), Path(job.cwd)

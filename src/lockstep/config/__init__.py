@@ -1,1 +1,1 @@
-"""From a command line to a checked configuration: composed by Hydra, typed by a schema, refused with its cures."""
+"""From a command line to a checked configuration: composed by Hydra, typed by a schema, refused with its hints."""

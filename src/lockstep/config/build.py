@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from lockstep.config import measured
-from lockstep.config.faults import ConfigError, one_line
+from lockstep.config.errors import ConfigError, one_line
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.target_sections import Open, Target
@@ -48,7 +48,7 @@ def imported(target: str) -> Any:
 def answering(config: Config, section: str) -> Iterator[None]:
     """Raise ConfigError, which names the `_target_` of a section, in place of a TypeError or ValueError of its target.
 
-    A fault that names its setting itself stays as it is.
+    An error that names its setting itself stays as it is.
     """
     try:
         yield
@@ -57,8 +57,8 @@ def answering(config: Config, section: str) -> Iterator[None]:
             raise
         text = one_line(error)
         is_named = text.startswith(f"{section}.")
-        fault = text if is_named else f"{section}._target_={getattr(config, section).target}: {text}"
-        raise ConfigError([fault]) from error
+        message = text if is_named else f"{section}._target_={getattr(config, section).target}: {text}"
+        raise ConfigError([message]) from error
 
 
 def build(section: Target | Open, **supplied: Any) -> Any:

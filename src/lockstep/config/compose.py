@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from typing_extensions import override
 
-from lockstep.config.faults import one_line
+from lockstep.config.errors import one_line
 from lockstep.config.schema import Config, section
 
 if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms of it, 11 of Python; OmegaConf and Hydra, too, look the name up
@@ -103,13 +103,13 @@ def plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
     return tree, reasons
 
 
-def right_part(tree: dict[str, Any], faults: Mapping[str, str]) -> Config:
+def right_part(tree: dict[str, Any], errors: Mapping[str, str]) -> Config:
     """The configuration without its faulty keys, so that the others are checked against each other all the same."""
 
     def part(value: Any, path: tuple[str, ...]) -> Any:
         if not isinstance(value, dict):
             return value
-        kept = {k: part(v, (*path, k)) for k, v in value.items() if ".".join((*path, k)) not in faults}
+        kept = {k: part(v, (*path, k)) for k, v in value.items() if ".".join((*path, k)) not in errors}
         section_type = section(tree, path)
         return kept if section_type is None else section_type.model_construct(**kept)
 

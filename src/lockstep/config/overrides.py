@@ -1,4 +1,4 @@
-"""The overrides of a command line: what they ask for, and every fault of them at once."""
+"""The overrides of a command line: what they ask for, and every error of them at once."""
 
 import copy
 from collections.abc import Callable, Collection, Sequence
@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config import signatures
 from lockstep.config.compose import CONF, DEFAULT, Source, composed, plain
-from lockstep.config.faults import ConfigError, near, one_line
+from lockstep.config.errors import ConfigError, near, one_line
 from lockstep.config.foreign_names import hint
 from lockstep.config.key_scopes import EVERYWHERE, SAME_FOR_ALL_JOBS, is_set_by_environments, names, scope
 from lockstep.config.options import REFUSALS, groups, parsed, targets_of
@@ -45,9 +45,9 @@ def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -
 
 def check_called(configs: Sequence[Config], later: Collection[str] = ()) -> None:
     """The second round by itself. A new run that is trained now needs none: its training begins with it."""
-    faults = processes.call(signatures.faults, [to_tree(config) for config in configs], later)
-    if faults:
-        raise ConfigError(faults)
+    errors = processes.call(signatures.errors, [to_tree(config) for config in configs], later)
+    if errors:
+        raise ConfigError(errors)
 
 
 def plan(
@@ -64,7 +64,7 @@ def plan(
     """
     _check_source(source)
     options = groups(*source.folders)
-    faults: list[str] = []
+    errors: list[str] = []
     values: list[list[str]] = []
     configs: list[Config] = []
     later: set[str] = set()
@@ -73,32 +73,32 @@ def plan(
             override = parsed(text)
             elsewhere = _elsewhere(override, is_benchmark=is_benchmark)
             if elsewhere:
-                faults.append(elsewhere)
+                errors.append(elsewhere)
             elif override.is_sweep_override() and not is_multirun:
-                cure = "give one" if is_benchmark else "add -m to sweep over them"
-                faults.append(f"{text} lists several values: {cure}, or quote a value with commas")
+                hint = "give one" if is_benchmark else "add -m to sweep over them"
+                errors.append(f"{text} lists several values: {hint}, or quote a value with commas")
             elif override.is_sweep_override() and scope(override.key_or_group) in SAME_FOR_ALL_JOBS:
-                faults.append(f"{text} lists several values, but it is of the whole sweep: give one")
+                errors.append(f"{text} lists several values, but it is of the whole sweep: give one")
             else:
                 values.append(values_of(override, options, partial(is_drawn, overrides, options, source)))
         except HydraException:
-            faults.append(f"{text!r} cannot be read: write key=value, no spaces around =, special characters in quotes")
+            errors.append(f"{text!r} cannot be read: write key=value, no spaces around =, special characters in quotes")
         except ConfigError as error:
-            faults += error.faults
+            errors += error.errors
 
     @cache
     def choose(choices: tuple[str, ...]) -> Choice:
         return _chosen(choices, source)
 
     for texts in combinations(values):
-        config, job_faults, job_later = _job([parsed(text) for text in texts], choose, options, source, saved)
-        faults += job_faults
+        config, job_errors, job_later = _job([parsed(text) for text in texts], choose, options, source, saved)
+        errors += job_errors
         later |= job_later
         if config is not None:
             configs.append(config)
-            faults += _sweep_faults(config, configs[0], is_multirun=is_multirun)
-    if faults:
-        raise ConfigError(list(dict.fromkeys(faults)))
+            errors += _sweep_errors(config, configs[0], is_multirun=is_multirun)
+    if errors:
+        raise ConfigError(list(dict.fromkeys(errors)))
     return Plan(configs, frozenset(later))
 
 
@@ -128,7 +128,7 @@ def hydra_value(key: str, texts: Sequence[str], source: Source) -> str | None:
     return None if value in (None, ".") else str(value)
 
 
-def _sweep_faults(config: Config, first: Config, *, is_multirun: bool) -> list[str]:
+def _sweep_errors(config: Config, first: Config, *, is_multirun: bool) -> list[str]:
     apart = [name for name in names(*SAME_FOR_ALL_JOBS) if getattr(config, name) != getattr(first, name)]
     if apart:
         return [f"{apart[0]} differs between the jobs, but it is of the whole sweep: choose one experiment"]
@@ -146,7 +146,7 @@ def benchmarked(overrides: Sequence[str]) -> list[str]:
 
 
 def _elsewhere(override: Override, *, is_benchmark: bool) -> str | None:
-    """The fault of an override that belongs to another command, or to the environments of a benchmark."""
+    """The error of an override that belongs to another command, or to the environments of a benchmark."""
     key, text = override.key_or_group, override.input_line
     if not is_benchmark:
         is_foreign = key.partition(".")[0] == "benchmark"
@@ -173,22 +173,22 @@ def _job(
     """
     choices = [override for override in job if is_choice(override, options)]
     values = [override for override in job if override not in choices]
-    wrong = {} if _searches_elsewhere(job) else {o.input_line: f for o in choices if (f := _option_fault(o, options))}
+    wrong = {} if _searches_elsewhere(job) else {o.input_line: f for o in choices if (f := _option_error(o, options))}
     good = {o.key_or_group: o.input_line or "" for o in choices if o.input_line not in wrong}
     cfg, refused = choose(tuple(good.values()))
-    faults = [*wrong.values(), *refused]
+    errors = [*wrong.values(), *refused]
     if cfg is None:
-        return None, faults, set()
+        return None, errors, set()
     cfg, wrong_values = _put_in(cfg if saved is None else on_top_of(saved, cfg, choices), values, options)
-    faults += wrong_values
+    errors += wrong_values
     if not refused and saved is None:
         texts = [*good.values(), *(override.input_line or "" for override in values)]
         cfg = _with_own_sections(cfg, texts, partial(composed, source=source))
     later = {key for key, reason in plain(cfg)[1].items() if not reason}
     try:
-        return checked(cfg, options) if saved is None else resumed_config(saved, cfg, options), faults, later
+        return checked(cfg, options) if saved is None else resumed_config(saved, cfg, options), errors, later
     except ConfigError as error:
-        return None, [*faults, *error.faults], later
+        return None, [*errors, *error.errors], later
 
 
 def of_job(cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]) -> Config:
@@ -237,7 +237,7 @@ def _searches_elsewhere(job: Sequence[Override]) -> bool:
     return any(override.key_or_group == "hydra.searchpath" for override in job)
 
 
-def _option_fault(override: Override, options: Groups) -> str | None:
+def _option_error(override: Override, options: Groups) -> str | None:
     key, value = override.key_or_group, override.value()
     if key not in options or override.is_delete():
         return None
@@ -252,7 +252,7 @@ def _option_fault(override: Override, options: Groups) -> str | None:
 
 
 def _chosen(choices: Sequence[str], source: Source) -> Choice:
-    """The configuration of some choices, and the faults of those that Hydra refuses."""
+    """The configuration of some choices, and the errors of those that Hydra refuses."""
     try:
         return composed(choices, source), []
     except REFUSALS:
@@ -261,17 +261,17 @@ def _chosen(choices: Sequence[str], source: Source) -> Choice:
         composed([], source)
     except REFUSALS as error:
         return None, [one_line(error)]
-    faults, good = [], []
+    errors, good = [], []
     for text in choices:
         try:
             composed([text], source)
             good.append(text)
         except REFUSALS as error:
-            faults.append(f"{text}: {one_line(error)}")
+            errors.append(f"{text}: {one_line(error)}")
     try:
-        return composed(good, source), faults
+        return composed(good, source), errors
     except REFUSALS as error:
-        return None, [*faults, one_line(error)]
+        return None, [*errors, one_line(error)]
 
 
 def _put_in(cfg: DictConfig, overrides: Sequence[Override], options: Groups) -> tuple[DictConfig, list[str]]:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.config import signatures
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data, Target, is_ours
 from lockstep.data.images.listing import FOLDERS, check_folders, existing
 from lockstep.data.transfer import remote
 
 
 def check(section: Data) -> None:
-    """Raise ConfigError, with the setting and the cure, where the data of a section is not there.
+    """Raise ConfigError, with the setting and the hint, where the data of a section is not there.
 
     A source of the user's own is asked where it names a function for that, `_check_`, which gets the same arguments.
     What is of a wrong type is left to the second round of the check.

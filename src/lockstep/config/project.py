@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import lockstep
 from lockstep.config import signatures
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.targets import called
@@ -100,14 +100,14 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
     _search(recorded, after=len(sys.path) if is_last else 0)
     if not recorded.folders:
         return  # an earlier version made the run
-    faults = []
+    errors = []
     for key, target in called(to_tree(config)):
         package = target.partition(".")[0]
         if not signatures.is_there(package):
-            fault = f"{key}={target}: there is no package {package!r} in {_told(recorded)}, where the run had"
-            faults.append(f"{fault} its modules: start this command in the folder that holds {package} now")
-    if faults:
-        raise ConfigError(faults)
+            error = f"{key}={target}: there is no package {package!r} in {_told(recorded)}, where the run had"
+            errors.append(f"{error} its modules: start this command in the folder that holds {package} now")
+    if errors:
+        raise ConfigError(errors)
 
 
 def found(folder: RunFolder, config: Config) -> Config:

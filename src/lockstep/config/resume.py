@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lockstep.config import measured
 from lockstep.config.compose import plain
-from lockstep.config.faults import ConfigError, shown
+from lockstep.config.errors import ConfigError, shown
 from lockstep.config.key_scopes import CHECKPOINT, EVERYWHERE, FREE_CALLBACKS, FREE_ON_RESUME, names, scope
 from lockstep.config.schema import Config
 from lockstep.config.sections import Scope
@@ -50,15 +50,15 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
     try:
         config = check_tree(tree, options, unresolved)
     except ConfigError as error:
-        raise ConfigError([*_changes(to_tree(saved), tree), *error.faults]) from error
-    faults = _changes(to_tree(saved), tree, defaults=to_tree(config))
-    if faults:
-        raise ConfigError(faults)
+        raise ConfigError([*_changes(to_tree(saved), tree), *error.errors]) from error
+    errors = _changes(to_tree(saved), tree, defaults=to_tree(config))
+    if errors:
+        raise ConfigError(errors)
     return config
 
 
 def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None) -> list[str]:
-    """A fault for every frozen key that has another value than in the saved run, which has its `defaults` written."""
+    """An error for every frozen key that has another value than in the saved run, which has its `defaults` written."""
     before, after = dict(_said(saved)), {**dict(_said(defaults or {})), **dict(_said(tree))}
     changed = [
         key

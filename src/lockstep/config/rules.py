@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from lockstep.config import measured, signatures, slurm_rules
-from lockstep.config.faults import shown
+from lockstep.config.errors import shown
 from lockstep.config.schema import BenchmarkConfig, Config
 from lockstep.config.target_sections import is_ours
 from lockstep.config.workers import resolve_workers
@@ -39,8 +39,8 @@ SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters",
 
 
 def conflicts(config: Config, *, is_whole: bool) -> list[str]:
-    """Faults of settings that are right each by itself. Rules that need a faulty key are left out."""
-    faults: list[str] = []
+    """Errors of settings that are right each by itself. Rules that need a faulty key are left out."""
+    errors: list[str] = []
     rules = (
         _batch_rules,
         _module_rules,
@@ -55,11 +55,11 @@ def conflicts(config: Config, *, is_whole: bool) -> list[str]:
     )
     for rule in (*rules, _benchmark_rules, _worker_rules, *slurm_rules.RULES):
         try:
-            faults += rule(config)
+            errors += rule(config)
         except AttributeError:
             if is_whole:
                 raise
-    return faults
+    return errors
 
 
 def _benchmark_rules(config: Config) -> Iterator[str]:
@@ -70,7 +70,7 @@ def _benchmark_rules(config: Config) -> Iterator[str]:
 
 
 def _worker_rules(config: Config) -> Sequence[str]:
-    return resolve_workers(config).faults
+    return resolve_workers(config).errors
 
 
 def _batch_rules(config: Config) -> Iterator[str]:
@@ -94,10 +94,10 @@ def _module_rules(config: Config) -> Iterator[str]:
         ("trainer.gradient_clip_norm", trainer.gradient_clip_norm, None, "clip in its configure_gradient_clipping"),
         ("trainer.memory_format", trainer.memory_format, "auto", "choose the format in it"),
     )
-    for key, value, plain, cure in settings:
+    for key, value, plain, hint in settings:
         if value != plain:
-            fault = f"{key}={shown(value)} is of Lockstep's own module, and {module} takes its place"
-            yield f"{fault}: leave it out, or {cure}"
+            error = f"{key}={shown(value)} is of Lockstep's own module, and {module} takes its place"
+            yield f"{error}: leave it out, or {hint}"
     if isinstance(config, BenchmarkConfig):
         yield f"lockstep benchmark measures Lockstep's own module: leave out {module}"
 
@@ -151,7 +151,7 @@ def _file_rules(config: Config) -> Iterator[str]:
         return
     is_url = remote.is_url(data.root)
     if is_url and is_ours(data.target):
-        yield from remote.faults(data.root)
+        yield from remote.errors(data.root)
         if data.copy_to is None and data.arguments().get("cache") is None:
             yield f"data.root={data.root} is a URL: say where its files are kept, data.copy_to=data/cache"
     if data.copy_remove and data.copy_to is None and not is_url:
@@ -205,7 +205,7 @@ def _callback_rules(config: Config) -> Iterator[str]:
 
 
 def unfit_callback(key: str, target: str, kind: str) -> str:
-    """The fault of a callback that is a `kind` of `INSTEAD`."""
+    """The error of a callback that is a `kind` of `INSTEAD`."""
     return f"{key}._target_={target}: {kind} does not work in Lockstep's training: {INSTEAD[kind]}"
 
 

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from lockstep.config import options, overrides, project, storage, trust
 from lockstep.config.compose import Source
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.runs import naming
 from lockstep.runs.discovery import look_at
@@ -42,7 +42,7 @@ def named(texts: Sequence[str]) -> RunFolder | None:
 
 
 def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> SavedRun:
-    """The run in `folder` as these overrides change it, to go on with. Raises ConfigError with all faults."""
+    """The run in `folder` as these overrides change it, to go on with. Raises ConfigError with all errors."""
     saved = storage.load(folder.config)
     trust.check(folder, saved, source, texts, is_trusted=is_trusted, settings=trust.OF_A_TRAINING)
     try:
@@ -51,7 +51,7 @@ def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trust
     except ConfigError as error:
         before = storage.other_version(folder)
         advice = [f"{shown(folder.path)} was trained by {before}: go on with that one"] if before else []
-        raise ConfigError([*error.faults, *advice]) from error
+        raise ConfigError([*error.errors, *advice]) from error
     _refuse_finished(folder, config)
     return SavedRun(folder, config)
 
@@ -70,8 +70,8 @@ def _refuse_finished(folder: RunFolder, config: Config) -> None:
     max_epochs = config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
-        cure = f"train longer with trainer.max_epochs above {max_epochs}"
-        raise ConfigError([f"resume={shown(folder.path)} is finished: {cure}"])
+        hint = f"train longer with trainer.max_epochs above {max_epochs}"
+        raise ConfigError([f"resume={shown(folder.path)} is finished: {hint}"])
     if max_epochs < epoch:
         where = f"{shown(folder.path)} is in epoch {epoch} already"
         raise ConfigError([f"trainer.max_epochs={max_epochs}: {where}: take that, or more"])

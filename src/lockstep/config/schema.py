@@ -1,6 +1,6 @@
 """Types, ranges and meaning of every configuration key. Values live in conf/ alone.
 
-Light to import: no torch, so that a fault in the configuration answers at once.
+Light to import: no torch, so that an error in the configuration answers at once.
 """
 
 from collections.abc import Callable, Sequence

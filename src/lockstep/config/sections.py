@@ -43,7 +43,7 @@ class SetBy(Enum):
 
 
 class Section(BaseModel):
-    """A group of keys; others are faults. A key has the scope in its annotation, else `scope`, that of the section."""
+    """A group of keys; others are errors. A key has the scope in its annotation, else `scope`, that of the section."""
 
     scope: ClassVar[Scope | None] = None
     # deferred: --help needs no validators

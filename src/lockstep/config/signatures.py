@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lockstep.config.faults import near, one_line, question, unfit
+from lockstep.config.errors import near, one_line, question, unfit
 from lockstep.config.schema import METRICS, NAMED, fields, kind, section
 from lockstep.config.target_sections import CLASSIFIER, Data, Target
 from lockstep.config.targets import targets, unknown_key
@@ -124,28 +124,28 @@ def fits(annotation: Any, value: Any) -> bool:
     return True
 
 
-def faults(trees: Sequence[dict[str, Any]], later: Collection[str] = ()) -> list[str]:
+def errors(trees: Sequence[dict[str, Any]], later: Collection[str] = ()) -> list[str]:
     """The errors of all that configurations call, of each one for each key; none of a key that is set `later`."""
     found: list[str] = []
     for tree in trees:
         of_tree: dict[str, str] = {}
-        for key, fault in (*_target_faults(tree), *_check_faults(tree), *_network_faults(tree)):
-            of_tree.setdefault(key, fault)
-        found += (fault for key, fault in of_tree.items() if key not in later)
+        for key, error in (*_target_errors(tree), *_check_errors(tree), *_network_errors(tree)):
+            of_tree.setdefault(key, error)
+        found += (error for key, error in of_tree.items() if key not in later)
     return list(dict.fromkeys(found))
 
 
-def _target_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _target_errors(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(key, error) of every target that cannot be called with its section."""
     for path, value in targets(tree):
         signature = yield from _found(f"{'.'.join(path)}._target_", value["_target_"])
         if signature is None:
             continue
-        errors = list(_parameter_faults(tree, path, value, signature))
-        yield from errors or (_optimizer_faults(value) if path == ("optimizer",) else ())
+        errors = list(_parameter_errors(tree, path, value, signature))
+        yield from errors or (_optimizer_errors(value) if path == ("optimizer",) else ())
 
 
-def _parameter_faults(
+def _parameter_errors(
     tree: dict[str, Any], path: tuple[str, ...], value: dict[str, Any], signature: Signature
 ) -> Iterator[tuple[str, str]]:
     """(key, error) of every parameter that is unknown to its target, of another type, missing, or not to be set."""
@@ -175,8 +175,8 @@ def _parameter_faults(
     if refused:
         yield f"{key}._target_", f"{key}._target_={target} does not take {' and '.join(refused)} from the training"
     if TOTAL_STEPS in supplied and value.get("_interval_") == "epoch":
-        fault = f"{key}._interval_=epoch is for schedules by epoch, and {name} counts the optimizer steps"
-        yield f"{key}._interval_", f"{fault} that it is given as {TOTAL_STEPS}: leave it out"
+        error = f"{key}._interval_=epoch is for schedules by epoch, and {name} counts the optimizer steps"
+        yield f"{key}._interval_", f"{error} that it is given as {TOTAL_STEPS}: leave it out"
 
 
 def _found(key: str, target: str) -> Iterator[tuple[str, str]]:
@@ -208,7 +208,7 @@ def _supplied(path: Sequence[str], target: str, signature: Signature) -> tuple[s
     return (*(signature.names[:1] if path[0] in BY_POSITION else ()), *BY_KEYWORD.get(path[0], ()))
 
 
-def _optimizer_faults(section: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _optimizer_errors(section: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """An error of an optimizer that cannot be made, or computes the loss of a step again, by a function it is given."""
     import torch
 
@@ -232,7 +232,7 @@ def _optimizer_faults(section: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _network_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _network_errors(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(key, error) of a network that its library does not have."""
     library, name = LIBRARIES.get(at(tree, ["model", "_target_"])), at(tree, ["model", "name"])
     if library is not None:
@@ -243,7 +243,7 @@ def _network_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "model.name", f"model.name={name} is no network of {package}" + question(near(name, names, 3), hint)
 
 
-def _check_faults(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _check_errors(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(key, error) of a `_check_` that does not exist, or cannot be given the parameters of its source."""
     check = at(tree, ["data", "_check_"])
     if check is None:

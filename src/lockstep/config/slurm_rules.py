@@ -29,7 +29,7 @@ KEYS = {
     # another answer than "Submitted batch job 17"
     **dict.fromkeys(("parsable", "quiet", "wait", "test-only", "wrap", "help", "usage", "version"), ""),
 }
-# other ways to say what a key says, a fault only where the key says it
+# other ways to say what a key says, an error only where the key says it
 ALSO = {
     "cluster.memory_gib": ("mem-per-cpu", "mem-per-gpu"),
     "cluster.gpus_per_node": ("gres", "gpus", "gpus-per-task", "gpus-per-socket"),
@@ -44,7 +44,7 @@ OF_JOBS = ("setup", "container")
 
 
 def num_gpus(config: Config) -> int:
-    """GPUs that SLURM is asked for on each node. 0 where `num_workers` has faults."""
+    """GPUs that SLURM is asked for on each node. 0 where `num_workers` has errors."""
     if config.cluster.gpus_per_node is not None:
         return config.cluster.gpus_per_node
     devices = config.trainer.devices
@@ -64,20 +64,20 @@ def num_workers(config: Config) -> tuple[int, list[str]]:
             return 1, []
         if gpus:
             return gpus, []
-        cure = "strategy=cpu" if gpus == 0 else "cluster.gpus_per_node=N, or strategy=cpu"
-        return 1, [f"trainer.devices=auto cannot see the nodes of a cluster: use trainer.devices=N, {cure}"]
+        hint = "strategy=cpu" if gpus == 0 else "cluster.gpus_per_node=N, or strategy=cpu"
+        return 1, [f"trainer.devices=auto cannot see the nodes of a cluster: use trainer.devices=N, {hint}"]
     if gpus and devices > gpus:
         return devices, [f"trainer.devices={devices} is above cluster.gpus_per_node={gpus}: a worker needs a GPU"]
     return devices, []
 
 
-def faults(config: Config) -> Iterator[str]:
+def errors(config: Config) -> Iterator[str]:
     """What is wrong with the settings of a cluster, and with submitting from here."""
     for rule in RULES:
         yield from rule(config)
 
 
-def _place_faults(config: Config) -> Iterator[str]:
+def _place_errors(config: Config) -> Iterator[str]:
     name = config.cluster.name
     if name == "none":
         if config.dry_run:
@@ -89,11 +89,11 @@ def _place_faults(config: Config) -> Iterator[str]:
     tools = ("bash",) if name == "local" else ("sbatch", "srun", "scontrol")
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        cure = "install it" if name == "local" else "submit from a login node, or use cluster=local"
-        yield f"cluster={name}, but this machine has no {missing[0]}: {cure}"
+        hint = "install it" if name == "local" else "submit from a login node, or use cluster=local"
+        yield f"cluster={name}, but this machine has no {missing[0]}: {hint}"
 
 
-def _unread_faults(config: Config) -> Iterator[str]:
+def _unread_errors(config: Config) -> Iterator[str]:
     cluster = config.cluster
     if cluster.name == "slurm":
         if config.sweep.max_failed is not None:
@@ -104,14 +104,14 @@ def _unread_faults(config: Config) -> Iterator[str]:
         return
     for key in OF_SLURM:
         if (value := getattr(cluster, key)) not in (None, []):
-            cure = "add cluster=slurm, or leave it out"
-            yield f"cluster.{key}={value} is read by cluster=slurm alone, not by {cluster.name}: {cure}"
+            hint = "add cluster=slurm, or leave it out"
+            yield f"cluster.{key}={value} is read by cluster=slurm alone, not by {cluster.name}: {hint}"
     for key in OF_JOBS if cluster.name == "none" else ():
         if value := getattr(cluster, key):
             yield f"cluster.{key}={value} is for a job: add cluster=slurm or cluster=local, or leave it out"
 
 
-def _time_faults(config: Config) -> Iterator[str]:
+def _time_errors(config: Config) -> Iterator[str]:
     cluster = config.cluster
     if cluster.name != "slurm":
         return
@@ -124,7 +124,7 @@ def _time_faults(config: Config) -> Iterator[str]:
         )
 
 
-def _option_faults(config: Config) -> Iterator[str]:
+def _option_errors(config: Config) -> Iterator[str]:
     cluster = config.cluster
     if cluster.name != "slurm":
         return
@@ -149,4 +149,4 @@ def without_job(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"name": "none", **unset})
 
 
-RULES = (_place_faults, _unread_faults, _time_faults, _option_faults)
+RULES = (_place_errors, _unread_errors, _time_errors, _option_errors)

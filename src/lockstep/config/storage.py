@@ -9,10 +9,10 @@ import yaml
 from pydantic import ValidationError
 
 import lockstep
-from lockstep.config.faults import ConfigError, one_line
+from lockstep.config.errors import ConfigError, one_line
 from lockstep.config.key_scopes import NOT_OF_A_TRAINING, scope
 from lockstep.config.schema import Config
-from lockstep.config.validation import schema_faults
+from lockstep.config.validation import schema_errors
 from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import from_yaml
@@ -52,10 +52,10 @@ def load(path: Path) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        faults = dict(schema_faults(tree, error, {}))
+        errors = dict(schema_errors(tree, error, {}))
         before = other_version(RunFolder(path.parent))
-        cure = [f"{path.parent} was trained by {before}: use that one"] if before else []
-        raise ConfigError([*(f"{path}: {fault}" for fault in faults.values()), *cure]) from error
+        hint = [f"{path.parent} was trained by {before}: use that one"] if before else []
+        raise ConfigError([*(f"{path}: {message}" for message in errors.values()), *hint]) from error
 
 
 def load_tree(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 
 from lockstep.config.compose import Source, composed
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.options import REFUSALS, parsed
 from lockstep.config.targets import Groups
 

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.config.faults import near, question
+from lockstep.config.errors import near, question
 from lockstep.config.foreign_names import hint
 from lockstep.config.schema import CALLED, NAMED, fields, root, section
 from lockstep.config.target_sections import is_ours

@@ -11,7 +11,7 @@ from typing import Any
 import lockstep
 from lockstep.config import options, project, signatures
 from lockstep.config.compose import Source, composed, plain
-from lockstep.config.faults import ConfigError, shown
+from lockstep.config.errors import ConfigError, shown
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
 from lockstep.config.targets import public_names
@@ -59,8 +59,8 @@ def check(
         is_typed = any(f"{key}.".startswith(f"{name}.") and new.lstrip()[:1] != "{" for name, _, new in texts)
         if not is_typed and not (is_target and _is_known(value, run)) and known().get(key) != value:
             what, where = (f"{key}={shown(value)}", "a known library") if is_target else (key, "the command line")
-            fault = f"{what.encode('unicode_escape').decode()} of {naming.shown(run.path)} is of neither {where}"
-            raise ConfigError([f"{fault} nor the project in the current folder: {naming.TRUST}"])
+            error = f"{what.encode('unicode_escape').decode()} of {naming.shown(run.path)} is of neither {where}"
+            raise ConfigError([f"{error} nor the project in the current folder: {naming.TRUST}"])
 
 
 def _composed(source: Source) -> dict[str, Any]:

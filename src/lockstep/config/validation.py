@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from lockstep.config import measured
 from lockstep.config.compose import plain, right_part
-from lockstep.config.faults import ConfigError, question, unfit
+from lockstep.config.errors import ConfigError, question, unfit
 from lockstep.config.foreign_names import hint
 from lockstep.config.rules import conflicts
 from lockstep.config.schema import NAMED, Config, fields, key_depth, kind_of, root, section
@@ -31,28 +31,28 @@ def checked(cfg: DictConfig, groups: Groups | None = None) -> Config:
 def check_tree(
     tree: dict[str, Any], groups: Groups | None = None, unresolved: Mapping[str, str] | None = None
 ) -> Config:
-    """The typed configuration of a plain tree. Raises ConfigError with all that is wrong, one fault for each key.
+    """The typed configuration of a plain tree. Raises ConfigError with all that is wrong, one error for each key.
 
     `unresolved` says of keys why they have no value.
     """
-    faults = dict(unresolved or {})
+    errors = dict(unresolved or {})
     tree = measured.resolved(tree)
     try:
         config = root(tree).model_validate(tree)
     except ValidationError as error:
-        for key, fault in schema_faults(tree, error, groups or {}):
-            faults.setdefault(key, fault)
+        for key, message in schema_errors(tree, error, groups or {}):
+            errors.setdefault(key, message)
         config = None
-    messages = [fault for fault in faults.values() if fault]
+    messages = [message for message in errors.values() if message]
     if tree.get("resume") is None:  # else these settings meet those of the saved run first
-        messages += conflicts(config or right_part(tree, faults), is_whole=config is not None)
+        messages += conflicts(config or right_part(tree, errors), is_whole=config is not None)
     if messages or config is None:
         raise ConfigError(messages)
     return config
 
 
-def schema_faults(tree: dict[str, Any], error: ValidationError, groups: Groups) -> Iterator[tuple[str, str]]:
-    """(key, fault) of everything pydantic found; what it says of each member of a union comes more than once."""
+def schema_errors(tree: dict[str, Any], error: ValidationError, groups: Groups) -> Iterator[tuple[str, str]]:
+    """(key, error) of everything pydantic found; what it says of each member of a union comes more than once."""
     # what is too large for one member of a union is of the wrong kind for another
     for item in sorted(error.errors(include_url=False), key=lambda item: not _is_too_large(item)):
         path = [str(part) for part in item["loc"]]

@@ -22,14 +22,14 @@ PROCESSES_PER_CORE = 16
 class Workers:
     """Where a run trains: `gpus` has the GPU of each worker of this node, as that worker counts; () for CPU processes.
 
-    They are all different where the workers see the same GPUs, and all 0 where each sees GPUs of its own. `faults` says
+    They are all different where the workers see the same GPUs, and all 0 where each sees GPUs of its own. `errors` says
     what the machine, or the launcher that started this process, cannot give of it.
     """
 
     num_local: int
     num_nodes: int
     gpus: tuple[int, ...]
-    faults: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    errors: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def world_size(self) -> int:
@@ -60,25 +60,25 @@ def this_machine(*, asks_for_gpus: bool = True) -> Machine:
 
 
 def resolve_workers(config: Config, machine: Machine | None = None) -> Workers:
-    """The workers of a configuration, with all that `machine` cannot give as their `faults`; by default this machine.
+    """The workers of a configuration, with all that `machine` cannot give as their `errors`; by default this machine.
 
     The machine of a SLURM job is not this one: what it gives is looked at there.
     """
     is_job = config.cluster.name == "slurm"
     machine = machine or this_machine(asks_for_gpus=config.strategy.name != "cpu" and not is_job)
     workers = _allocated(config) if is_job else _asked(config, machine)
-    faults = list(workers.faults)
+    errors = list(workers.errors)
     if not is_job:
-        faults += _world_faults(workers, machine.world)
+        errors += _world_errors(workers, machine.world)
         if machine.world is None:
-            faults += _number_faults(config, workers, machine)
-    faults = (faults or _load_faults(config, workers)) + _device_faults(config, workers)
+            errors += _number_errors(config, workers, machine)
+    errors = (errors or _load_errors(config, workers)) + _device_errors(config, workers)
     if not is_job:
-        faults += _compiler_faults(config, workers, machine)
-    return replace(workers, faults=tuple(faults))
+        errors += _compiler_errors(config, workers, machine)
+    return replace(workers, errors=tuple(errors))
 
 
-def interface_faults(config: Config) -> list[str]:
+def interface_errors(config: Config) -> list[str]:
     """A network this machine has not. Only the machines that train can tell, not the one a job is submitted from."""
     name, interfaces = config.strategy.interface, [name for _, name in socket.if_nameindex()]
     if name is None or name in interfaces:
@@ -95,20 +95,20 @@ def _asked(config: Config, machine: Machine) -> Workers:
     world = machine.world
     num_gpus = 0 if name == "cpu" else machine.num_gpus
     setting = f"trainer.devices={devices}".replace(" ", "")
-    faults = []
+    errors = []
     gpus: tuple[int, ...] = ()
     if isinstance(devices, list):
         absent = [number for number in devices if number >= num_gpus]
         if name == "cpu":
-            faults.append(f"{setting} names GPUs, but strategy=cpu uses none: give a number of processes")
+            errors.append(f"{setting} names GPUs, but strategy=cpu uses none: give a number of processes")
         elif not devices or len(set(devices)) != len(devices):
-            faults.append(f"{setting} must list each GPU once, and at least one")
+            errors.append(f"{setting} must list each GPU once, and at least one")
         elif _each_has_own(world, num_gpus, len(devices)):
-            cure = f"use trainer.devices={len(devices)}"
-            faults.append(f"{setting} names GPUs, but srun gives each task its own, which is number 0 to it: {cure}")
+            hint = f"use trainer.devices={len(devices)}"
+            errors.append(f"{setting} names GPUs, but srun gives each task its own, which is number 0 to it: {hint}")
         elif absent:
-            cure = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={len(devices)}"
-            faults.append(f"{setting}, but this machine has {_gpus(num_gpus)}: {cure}")
+            hint = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={len(devices)}"
+            errors.append(f"{setting}, but this machine has {_gpus(num_gpus)}: {hint}")
         gpus, num_local = tuple(devices), len(devices)
     elif devices == "auto":
         num_local = 1 if name == "single_device" else max(1, num_gpus)
@@ -116,21 +116,21 @@ def _asked(config: Config, machine: Machine) -> Workers:
             num_local = world.world_size // config.trainer.num_nodes
         gpus = _one_each(world, num_gpus, num_local)
         if world is not None and num_gpus and max(gpus) >= num_gpus:
-            gpu_cure = "give each a GPU of its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
-            faults.append(
+            gpu_hint = "give each a GPU of its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
+            errors.append(
                 f"{world.launcher} started {num_local} workers for a machine with {_gpus(num_gpus)}: start {num_gpus}, "
-                f"{gpu_cure}set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
+                f"{gpu_hint}set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
             )
     else:
         num_local = devices
         gpus = _one_each(world, num_gpus, num_local)
         if num_gpus and max(gpus) >= num_gpus:
-            faults.append(
+            errors.append(
                 f"{setting}, but this machine has {_gpus(num_gpus)}: "
                 f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
             )
     workers = Workers(num_local, config.trainer.num_nodes, gpus)
-    return replace(workers, faults=(*faults, *_single_faults(config, workers)))
+    return replace(workers, errors=(*errors, *_single_errors(config, workers)))
 
 
 def _one_each(world: launcher.World | None, num_gpus: int, num_local: int) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def _one_each(world: launcher.World | None, num_gpus: int, num_local: int) -> tu
         return ()
     if _each_has_own(world, num_gpus, num_local):
         return (0,) * num_local
-    # one number beyond the last GPU is enough for the fault; a person may have asked for billions
+    # one number beyond the last GPU is enough for the error; a person may have asked for billions
     return tuple(range(min(num_local, num_gpus + 1)))
 
 
@@ -155,12 +155,12 @@ def _each_has_own(world: launcher.World | None, num_gpus: int, num_local: int) -
 
 def _allocated(config: Config) -> Workers:
     """The workers of a job."""
-    num_local, faults = slurm_rules.num_workers(config)
+    num_local, errors = slurm_rules.num_workers(config)
     workers = Workers(num_local, config.trainer.num_nodes, tuple(range(slurm_rules.num_gpus(config))))
-    return replace(workers, faults=tuple(faults or _single_faults(config, workers)))
+    return replace(workers, errors=tuple(errors or _single_errors(config, workers)))
 
 
-def _single_faults(config: Config, workers: Workers) -> list[str]:
+def _single_errors(config: Config, workers: Workers) -> list[str]:
     if config.strategy.name != "single_device" or workers.world_size == 1:
         return []
     return [f"strategy=single_device has one worker, not {workers.world_size}: use strategy=ddp, or one device"]
@@ -170,45 +170,45 @@ def _gpus(count: int) -> str:
     return plural(count, "GPU") if count else "no GPUs"
 
 
-def _device_faults(config: Config, workers: Workers) -> list[str]:
+def _device_errors(config: Config, workers: Workers) -> list[str]:
     """What only GPUs have, and what they cannot do."""
     if workers.gpus:
-        return _graph_faults(config, workers)
+        return _graph_errors(config, workers)
     settings = (
         (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
         (config.trainer.precision == "tf32", "trainer.precision=tf32", "float32"),
     )
-    return [f"{typed} needs GPUs, and this run uses none: use {cure}" for is_set, typed, cure in settings if is_set]
+    return [f"{typed} needs GPUs, and this run uses none: use {hint}" for is_set, typed, hint in settings if is_set]
 
 
-def _graph_faults(config: Config, workers: Workers) -> list[str]:
+def _graph_errors(config: Config, workers: Workers) -> list[str]:
     """CUDA graphs that give wrong gradients (pytorch issues 96693 and 169545), or that nobody has seen to end."""
     if config.compile != "reduce-overhead":
         return []
-    faults, num_parts = [], config.trainer.accumulate_grad_batches
+    errors, num_parts = [], config.trainer.accumulate_grad_batches
     if num_parts > 1:
-        faults.append(
+        errors.append(
             f"compile=reduce-overhead and trainer.accumulate_grad_batches={num_parts}: a CUDA graph overwrites the "
             "gradients of the last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
         )
     if workers.world_size > 1:
-        faults.append(
+        errors.append(
             f"compile=reduce-overhead is for one GPU, not for {workers.world_size} workers: CUDA graphs of several can "
             "hang when one leaves, use compile=true, or trainer.devices=1"
         )
-    return faults
+    return errors
 
 
-def _compiler_faults(config: Config, workers: Workers, machine: Machine) -> list[str]:
+def _compiler_errors(config: Config, workers: Workers, machine: Machine) -> list[str]:
     if not config.compile or workers.gpus or machine.has_compiler:
         return []
     asked_for = f"compile={str(config.compile).lower()}"
     return [f"{asked_for} needs a C++ compiler on a CPU, and there is none: install g++, or use compile=false"]
 
 
-def _number_faults(config: Config, workers: Workers, machine: Machine) -> list[str]:
+def _number_errors(config: Config, workers: Workers, machine: Machine) -> list[str]:
     """More processes than this machine can carry."""
-    cure = "use fewer, or raise trainer.process_limit"
+    hint = "use fewer, or raise trainer.process_limit"
     bound, num_cores = config.trainer.process_limit, machine.num_cores
     by_cores = f"{PROCESSES_PER_CORE} for each of {plural(num_cores, 'core')}"
     most, reason = PROCESSES_PER_CORE * num_cores, f"worker processes, {by_cores}"
@@ -218,23 +218,23 @@ def _number_faults(config: Config, workers: Workers, machine: Machine) -> list[s
     elif memory // WORKER_BYTES < most:
         most = max(1, memory // WORKER_BYTES)
         reason = f"worker processes, {WORKER_BYTES / 2**30:.1f} GiB for each in {memory / 2**30:.1f} GiB of memory"
-    faults = []
+    errors = []
     if not workers.gpus and workers.num_local > most:
         limit = f"{most} {reason}" if reason else f"trainer.process_limit={most}"
-        faults.append(f"trainer.devices={config.trainer.devices} is above {limit}: {cure}")
+        errors.append(f"trainer.devices={config.trainer.devices} is above {limit}: {hint}")
     num_decoding, most = getattr(config.data, "num_workers", "auto"), PROCESSES_PER_CORE * num_cores
     most = most if bound == "auto" else bound
-    if not faults and isinstance(num_decoding, int):
+    if not errors and isinstance(num_decoding, int):
         total = num_decoding * workers.num_local
         limit = f"{most}, {by_cores}" if bound == "auto" else f"trainer.process_limit={most}"
         if total > most:
             of_each = f" of each of {workers.num_local} workers" if workers.num_local > 1 else ""
             are = f"data.num_workers={num_decoding}{of_each} are {total} processes"
-            faults.append(f"{are}, above {limit}: {cure}")
-    return faults
+            errors.append(f"{are}, above {limit}: {hint}")
+    return errors
 
 
-def _load_faults(config: Config, workers: Workers) -> list[str]:
+def _load_errors(config: Config, workers: Workers) -> list[str]:
     loads, count = config.trainer.loads, workers.world_size
     if loads is None:
         return []
@@ -247,7 +247,7 @@ def _load_faults(config: Config, workers: Workers) -> list[str]:
     return []
 
 
-def _world_faults(workers: Workers, world: launcher.World | None) -> list[str]:
+def _world_errors(workers: Workers, world: launcher.World | None) -> list[str]:
     n, script = workers.world_size, "train.py" if Path("train.py").is_file() else "-m lockstep train"
     what = f"trainer.devices={workers.num_local}" + (
         f" on trainer.num_nodes={workers.num_nodes}" if workers.num_nodes > 1 else ""
@@ -264,8 +264,8 @@ def _world_faults(workers: Workers, world: launcher.World | None) -> list[str]:
         return []
     if world.launcher == "torchrun":
         nodes = f"--nnodes={workers.num_nodes} " if workers.num_nodes > 1 else ""
-        cure = f"torchrun {nodes}--nproc-per-node={workers.num_local} {script} ..."
+        hint = f"torchrun {nodes}--nproc-per-node={workers.num_local} {script} ..."
     else:
-        cure = f"srun --nodes={workers.num_nodes} --ntasks-per-node={workers.num_local} {training_command()} ..."
+        hint = f"srun --nodes={workers.num_nodes} --ntasks-per-node={workers.num_local} {training_command()} ..."
     started = plural(world.world_size, "process", "processes")
-    return [f"{what} asks for {plural(n, 'worker')}, but {world.launcher} started {started}: start it with {cure}"]
+    return [f"{what} asks for {plural(n, 'worker')}, but {world.launcher} started {started}: start it with {hint}"]

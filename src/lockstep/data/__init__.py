@@ -1,4 +1,4 @@
-"""From image sources to this rank's share of every global batch, augmented.
+"""From image sources to this rank's shard of every global batch, augmented.
 
 These names are public: configurations and projects use them, and they stay where modules move.
 """

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.data.images.decode import ImageFault, check_size, decode, decoders, size_of
+from lockstep.data.images.decode import ImageError, check_size, decode, decoders, size_of
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Splits
@@ -19,11 +19,11 @@ Show = Callable[[int, int], None]
 
 
 class Seen(NamedTuple):
-    """What is known of an image: a digest of its file or pixels, its size (H, W) as it is read, and its faults."""
+    """What is known of an image: a digest of its file or pixels, its size (H, W) as it is read, and its errors."""
 
     digest: bytes
     size: tuple[int, int] | None
-    faults: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
     is_transparent: bool = False
     is_animated: bool = False
 
@@ -40,7 +40,7 @@ class Inspection:
     @property
     def broken(self) -> list[str]:
         """A line for every image that cannot be used, each file once."""
-        lines = [fault for seen in self.seen.values() for each in seen for fault in each.faults]
+        lines = [error for seen in self.seen.values() for each in seen for error in each.errors]
         return list(dict.fromkeys(lines))
 
     def duplicates(self) -> list[list[tuple[str, str]]]:
@@ -48,7 +48,7 @@ class Inspection:
         groups: dict[bytes, list[tuple[str, str]]] = {}
         for split, seen in self.seen.items():
             for each, name in zip(seen, self.names[split], strict=True):
-                if not each.faults:
+                if not each.errors:
                     groups.setdefault(each.digest, []).append((split, name))
         return [group for group in groups.values() if len(group) > 1]
 
@@ -92,7 +92,7 @@ def inspect_images(splits: Splits, show: Show) -> Inspection:
 def _first_size(decoding: Decoding) -> tuple[int, int] | None:
     try:
         return decoding.size()
-    except ImageFault:
+    except ImageError:
         return None  # it is named with the other broken ones
 
 
@@ -105,8 +105,8 @@ def _look_at_file(path: str, decoding: Decoding, size: tuple[int, int] | None) -
         image, is_transparent, is_animated = decode(path, decoding.channels, decoding.background)
         if size is not None:
             check_size(image, path, size, decoding.files[0])
-    except ImageFault as error:
-        return Seen(digest, None, tuple(error.faults))
+    except ImageError as error:
+        return Seen(digest, None, tuple(error.errors))
     return Seen(digest, size_of(image), (), is_transparent, is_animated)
 
 
@@ -119,8 +119,8 @@ def _looks(images: Images) -> Iterator[tuple[Seen, Tensor]]:
                 inputs, target = pixels.made(position, 0)
             else:
                 inputs, target = pixels[position], images.targets[position]
-        except ImageFault as error:
-            yield Seen(b"", None, tuple(error.faults)), images.targets[:0]
+        except ImageError as error:
+            yield Seen(b"", None, tuple(error.errors)), images.targets[:0]
             continue
         digest = hashlib.blake2b(inputs.contiguous().numpy().tobytes(), digest_size=16).digest()
         yield Seen(digest, size), target

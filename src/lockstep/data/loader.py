@@ -1,4 +1,4 @@
-"""From indices to batches: one gather per share, and a position that checkpoints carry."""
+"""From indices to batches: one gather per shard, and a position that checkpoints carry."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lockstep.data.images.decode import ImageFault
+from lockstep.data.images.decode import ImageError
 from lockstep.data.images.pixels import Pixels
 from lockstep.data.images.samples import Samples
 from lockstep.data.prefetch import read_ahead
-from lockstep.data.sampler import GlobalBatches, ShareIndices
+from lockstep.data.sampler import GlobalBatches, ShardIndices
 from lockstep.data.stream import worker_settings
 from lockstep.distributed.batch import Batch
 
@@ -30,19 +30,19 @@ class TensorImages(Dataset[Batch]):
     def __len__(self) -> int:
         return self.pixels.shape[0]
 
-    def __getitems__(self, wanted: ShareIndices) -> Batch:
+    def __getitems__(self, wanted: ShardIndices) -> Batch:
         """Take the whole shard in one call, so that an empty one needs no special case."""
         if isinstance(self.pixels, Samples):
-            inputs, targets = self.pixels.made(wanted.indices, wanted.share.epoch)
-            return Batch(inputs, targets, wanted.indices, wanted.share)
+            inputs, targets = self.pixels.made(wanted.indices, wanted.shard.epoch)
+            return Batch(inputs, targets, wanted.indices, wanted.shard)
         indices = sent(wanted.indices, self.targets.device)
         # not by brackets where it is a tensor: 0.4 against 3.4 million 32x32 images/s (one CPU thread, 2026-11-21)
         pixels = self.pixels.index_select(0, indices) if isinstance(self.pixels, Tensor) else self.pixels[indices]
-        return Batch(pixels, self.targets[indices], indices, wanted.share)
+        return Batch(pixels, self.targets[indices], indices, wanted.shard)
 
 
-class StreamedImages(Dataset[Batch | ImageFault]):
-    """Images for worker processes: an ImageFault comes back as a value, because torch would raise it with a traceback.
+class StreamedImages(Dataset[Batch | ImageError]):
+    """Images for worker processes: an ImageError comes back as a value, because torch would raise it with a traceback.
 
     Batches are in shared memory when they are handed over: a queue that finds no room for one prints that and drops the
     batch, for which the training would wait for ever (`multiprocessing.Queue`, Python 3.11).
@@ -51,11 +51,11 @@ class StreamedImages(Dataset[Batch | ImageFault]):
     def __init__(self, images: TensorImages) -> None:
         self.images = images
 
-    def __getitems__(self, wanted: ShareIndices) -> Batch | ImageFault:
+    def __getitems__(self, wanted: ShardIndices) -> Batch | ImageError:
         """Take the samples of a whole shard in one call."""
         try:
             batch = self.images.__getitems__(wanted)
-        except ImageFault as error:
+        except ImageError as error:
             return error
         for value in batch:
             if isinstance(value, Tensor):
@@ -67,13 +67,13 @@ def _unchanged(batch: Batch) -> Batch:
     return batch
 
 
-def _whole(batch: Batch | ImageFault) -> Batch:
-    if isinstance(batch, ImageFault):
+def _whole(batch: Batch | ImageError) -> Batch:
+    if isinstance(batch, ImageError):
         raise batch
     return batch
 
 
-class ShareLoader(DataLoader[Batch]):
+class ShardLoader(DataLoader[Batch]):
     """A loader whose position, counted over the global batches, is the same on every rank and for any number of ranks.
 
     Lightning saves and restores it through `state_dict` and `load_state_dict`. It is that of the batch handed out last,
@@ -104,7 +104,7 @@ class ShareLoader(DataLoader[Batch]):
             read = map(self.dataset.__getitems__, self.batch_sampler)
         for batch in read_ahead(read, NUM_AHEAD, self._prepare) if self._prepare else read:
             # before the yield: a checkpoint of this step must not see its batch again
-            self._position = (batch.share.epoch, batch.share.micro_step + 1)
+            self._position = (batch.shard.epoch, batch.shard.micro_step + 1)
             yield batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The data of a run for Lightning: the three splits, where their pixels live, and the share of this rank."""
+"""The data of a run for Lightning: the three splits, where their pixels live, and the shard of this rank."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from lockstep.data.images.pixels import Pixels, is_streamed, num_bytes, whole
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Splits
 from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
-from lockstep.data.loader import ShareLoader, TensorImages, fits_on, pinned
-from lockstep.data.sampler import GlobalBatches, ShareIndices, positions
+from lockstep.data.loader import ShardLoader, TensorImages, fits_on, pinned
+from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 from lockstep.system.wording import plural
 
 
@@ -36,7 +36,7 @@ class Batching:
 
 
 class ImageData(L.LightningDataModule):
-    """Serves this rank's shares of the splits, and augments training batches on the device.
+    """Serves this rank's shards of the splits, and augments training batches on the device.
 
     `memory` says where they live: auto keeps them on a GPU while they take at most half of its free memory, else where
     the source put them; host and device read images that would be streamed into memory. `num_workers` processes decode
@@ -108,7 +108,7 @@ class ImageData(L.LightningDataModule):
         return self.batches("train").num_steps
 
     def batches(self, split: str) -> GlobalBatches:
-        """The batches of an epoch of a split, and this rank's share of each: all that is used of its images."""
+        """The batches of an epoch of a split, and this rank's shard of each: all that is used of its images."""
         b, is_train = self._batching, split == "train"
         limits = {"train": b.limit_train_batches, "val": b.limit_val_batches, "test": b.limit_test_batches}
         return GlobalBatches(
@@ -122,33 +122,33 @@ class ImageData(L.LightningDataModule):
             with_partner=is_train and self.augment.needs_partner,
         )
 
-    def _loader(self, split: str) -> ShareLoader:
+    def _loader(self, split: str) -> ShardLoader:
         prepare = None
         if self._device.type == "cuda" and not self.is_on_device:
             prepare = functools.partial(pinned, device=self._device)
-        return ShareLoader(self._images[split], self.batches(split), num_workers=self._num_workers, prepare=prepare)
+        return ShardLoader(self._images[split], self.batches(split), num_workers=self._num_workers, prepare=prepare)
 
     @override
-    def train_dataloader(self) -> ShareLoader:
+    def train_dataloader(self) -> ShardLoader:
         """Micro-batches in an order drawn anew for every epoch."""
         return self._loader("train")
 
     @override
-    def val_dataloader(self) -> ShareLoader:
+    def val_dataloader(self) -> ShardLoader:
         """Every validation sample once, in order."""
         return self._loader("val")
 
     @override
-    def test_dataloader(self) -> ShareLoader:
+    def test_dataloader(self) -> ShardLoader:
         """Every test sample once, in order."""
         return self._loader("test")
 
     def example(self, count: int) -> Batch:
         """The first `count` training samples on the device, with the partner of the last one where they are mixed."""
-        share = Share(epoch=0, step=0, micro_step=0, size=max(count, 1), lo=0, hi=count, group_size=max(count, 1))
-        wanted = positions(share, with_partner=self.augment.needs_partner)
+        shard = Shard(epoch=0, step=0, micro_step=0, size=max(count, 1), lo=0, hi=count, group_size=max(count, 1))
+        wanted = positions(shard, with_partner=self.augment.needs_partner)
         return self.transfer_batch_to_device(
-            self._images["train"].__getitems__(ShareIndices(wanted, share)), self._device, 0
+            self._images["train"].__getitems__(ShardIndices(wanted, shard)), self._device, 0
         )
 
     @override

@@ -1,4 +1,4 @@
-"""The order of the samples, and the share of it that one rank reads."""
+"""The order of the samples, and the shard of it that one rank reads."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,30 +7,30 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Sampler
 
-from lockstep.distributed.partition import Share, interval
+from lockstep.distributed.partition import Shard, interval
 from lockstep.distributed.rng import generator
 
 
-class ShareIndices(NamedTuple):
-    """The samples of one share: positions in the data set, in the order of the global batch."""
+class ShardIndices(NamedTuple):
+    """The samples of one shard: positions in the data set, in the order of the global batch."""
 
     indices: torch.Tensor
-    share: Share
+    shard: Shard
 
 
-def positions(share: Share, *, with_partner: bool) -> torch.Tensor:
-    """Positions in the global batch: the share's own and, unless it is empty, the one that follows, around the end."""
-    return torch.arange(share.lo, share.hi + (with_partner and not share.is_empty)) % share.group_size
+def positions(shard: Shard, *, with_partner: bool) -> torch.Tensor:
+    """Positions in the global batch: the shard's own and, unless it is empty, the one that follows, around the end."""
+    return torch.arange(shard.lo, shard.hi + (with_partner and not shard.is_empty)) % shard.group_size
 
 
-class GlobalBatches(Sampler[ShareIndices]):
-    """This rank's share of every micro-batch of an epoch: the same number of them on every rank, each sample once.
+class GlobalBatches(Sampler[ShardIndices]):
+    """This rank's shard of every micro-batch of an epoch: the same number of them on every rank, each sample once.
 
     A global batch, which one optimizer step sees, is cut into `accumulate_grad_batches` micro-batches of one size. The
     last sample of an epoch, where it would be alone in its global batch or micro-batch, joins the micro-batch before:
     batch norm cannot normalize a single value. Without `shuffle_seed` the order is the data set's; with it the order
     depends on (seed, epoch) alone. `num_batches` cuts the epoch short, after so many micro-batches. `with_partner` adds
-    to every share the sample that its last one is mixed with.
+    to every shard the sample that its last one is mixed with.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class GlobalBatches(Sampler[ShareIndices]):
     def __len__(self) -> int:
         return self.num_batches
 
-    def __iter__(self) -> Iterator[ShareIndices]:
+    def __iter__(self) -> Iterator[ShardIndices]:
         epoch, start = self.epoch, self.start
         self.start = 0
         if self.shuffle_seed is None:
@@ -101,12 +101,12 @@ class GlobalBatches(Sampler[ShareIndices]):
             order = torch.randperm(self.num_samples, generator=generator(self.shuffle_seed, epoch, "order"))
         order = order[: self.num_epoch_samples]
         for micro_step in range(start, self.num_batches):
-            share = self._share(epoch, micro_step)
-            batch = order[share.step * self.global_batch_size :][: share.group_size]
-            chosen = batch[positions(share, with_partner=True)] if self.with_partner else batch[share.lo : share.hi]
-            yield ShareIndices(chosen, share)
+            shard = self._shard(epoch, micro_step)
+            batch = order[shard.step * self.global_batch_size :][: shard.group_size]
+            chosen = batch[positions(shard, with_partner=True)] if self.with_partner else batch[shard.lo : shard.hi]
+            yield ShardIndices(chosen, shard)
 
-    def _share(self, epoch: int, micro_step: int) -> Share:
+    def _shard(self, epoch: int, micro_step: int) -> Shard:
         """The last micro-batch, and with it the last step, ends with the samples of the epoch, the others when full."""
         step, number = divmod(micro_step, self.accumulate_grad_batches)
         num_left = self.num_epoch_samples - step * self.global_batch_size
@@ -114,4 +114,4 @@ class GlobalBatches(Sampler[ShareIndices]):
         first = number * self.micro_batch_size
         size = num_left - first if micro_step == self.num_batches - 1 else self.micro_batch_size
         lo, hi = (first + end for end in interval(size, self.loads, self.rank))
-        return Share(epoch, step, micro_step, size, lo, hi, num_left if is_last_step else self.global_batch_size)
+        return Shard(epoch, step, micro_step, size, lo, hi, num_left if is_last_step else self.global_batch_size)

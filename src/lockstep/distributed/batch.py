@@ -1,10 +1,10 @@
-"""What data gives to a model: the share of a micro-batch that this rank computes."""
+"""What data gives to a model: the shard of a micro-batch that this rank computes."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 
 
 class Mix(NamedTuple):
@@ -15,14 +15,14 @@ class Mix(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A share of a micro-batch: inputs (B, ...), targets (B, ...) and indices int64 (B,) in the data set, B >= 0.
+    """A shard of a micro-batch: inputs (B, ...), targets (B, ...) and indices int64 (B,) in the data set, B >= 0.
 
     Inputs are uint8 pixels (B, C, H, W), targets class numbers int64 (B,), unless the data source gives others. Before
-    images are mixed, a share that is not empty holds one more: the partner of its last one.
+    images are mixed, a shard that is not empty holds one more: the partner of its last one.
     """
 
     inputs: Tensor
     targets: Tensor
     indices: Tensor
-    share: Share
+    shard: Shard
     mix: Mix | None = None

@@ -3,7 +3,7 @@
 Forward: one all-gather of (mean, variance, count), merged by the pairwise formula of Chan, Golub & LeVeque (1979),
 "Updating formulae and a pairwise algorithm for computing sample variances". Backward: one all-reduce of (sum dy, sum
 dy * xhat), Ioffe & Szegedy (2015), section 3. A rank with no samples weighs nothing and takes part in both. The host of
-a GPU waits for nothing, but where a share has at most one value per channel: then it asks whether that is all there
+a GPU waits for nothing, but where a shard has at most one value per channel: then it asks whether that is all there
 is, which has no variance. torch.nn.SyncBatchNorm refuses CPU tensors.
 """
 
@@ -211,7 +211,7 @@ def _exact_class(norm: type[BatchNorm]) -> type[SyncBatchNorm] | None:
 
 
 def refuse_inexact_norms(net: nn.Module) -> None:
-    """Raise ValueError for a norm whose statistics, in training or evaluation, depend on the rank's share."""
+    """Raise ValueError for a norm whose statistics, in training or evaluation, depend on the rank's shard."""
     for name, module in net.named_modules():
         layer = f"The layer {name!r} ({type(module).__name__})"
         if isinstance(module, BatchNorm) and not module.track_running_stats:
@@ -222,11 +222,11 @@ def refuse_inexact_norms(net: nn.Module) -> None:
         if isinstance(module, BatchNorm) and _exact_class(type(module)) is None:
             raise ValueError(
                 f"{layer} is a batch norm with a forward() of its own, whose statistics would be those of a worker's "
-                "share: use torch's, and what it does besides in a layer of its own."
+                "shard: use torch's, and what it does besides in a layer of its own."
             )
         if isinstance(module, InstanceNorm) and module.track_running_stats:
             raise ValueError(
-                f"{layer} has running statistics of a worker's share: use track_running_stats=False, or a batch norm."
+                f"{layer} has running statistics of a worker's shard: use track_running_stats=False, or a batch norm."
             )
         if type(module).__name__ in BY_BATCH:
             raise ValueError(f"{layer} normalizes by the batch of a worker: use a batch norm of torch's, or LayerNorm.")

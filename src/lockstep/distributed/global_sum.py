@@ -12,12 +12,12 @@ from lockstep.distributed.collectives import add_up, is_distributed
 
 
 def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
-    """The sum over the samples of all workers, (...), of `values` (B, ...), a row for each sample of this share.
+    """The sum over the samples of all workers, (...), of `values` (B, ...), a row for each sample of this shard.
 
-    In float32 or wider, as sums of narrower numbers would be rounded otherwise for other shares.
+    In float32 or wider, as sums of narrower numbers would be rounded otherwise for other shards.
     The same number on every worker, which all of them must ask for. A loss made of such sums, and of numbers that are
     equal on all workers, has the gradient that one worker would compute: DDP averages over the workers, so the gradient
-    of a share is multiplied by their number. Divide by `batch.share.size`, the samples of the global batch. Raises
+    of a shard is multiplied by their number. Divide by `batch.shard.size`, the samples of the global batch. Raises
     ValueError where `values` has another number of rows.
     """
     if len(values) != len(batch.indices):

@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 
-class Share(NamedTuple):
+class Shard(NamedTuple):
     """The part `[lo, hi)` of a global batch of `group_size` samples that a rank computes at once; it may be empty.
 
     The global batch is that of optimizer step `step` of its epoch. The part lies in micro-batch `micro_step` of the
@@ -29,7 +29,7 @@ class Share(NamedTuple):
 def interval(size: int, loads: Sequence[int], rank: int) -> tuple[int, int]:
     """Positions `[lo, hi)` of `size` items that `rank` computes: contiguous, in rank order, each owned once.
 
-    With C the cumulative loads and T their total, lo = ceil(size * C[rank] / T): every share is the floor or the
+    With C the cumulative loads and T their total, lo = ceil(size * C[rank] / T): every shard is the floor or the
     ceiling of the exact one, a load of 0 gets nothing.
     """
     bounds = [0, *accumulate(loads)]

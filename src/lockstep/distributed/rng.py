@@ -1,4 +1,4 @@
-"""Random numbers that do not depend on the number of workers: drawn for the whole batch, then cut to the share."""
+"""Random numbers that do not depend on the number of workers: drawn for the whole batch, then cut to the shard."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 
 
 def seed_of(*keys: int | str) -> int:
@@ -23,15 +23,15 @@ def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Gen
 
 
 class ExactDropout(nn.Module):
-    """Dropout (Srivastava et al. 2014) whose mask is drawn for the whole global batch and cut to the rank's share.
+    """Dropout (Srivastava et al. 2014) whose mask is drawn for the whole global batch and cut to the rank's shard.
 
-    `per_channel` drops whole channels, as nn.Dropout2d does. `share` must be set before each training forward pass. A
+    `per_channel` drops whole channels, as nn.Dropout2d does. `shard` must be set before each training forward pass. A
     layer that is used twice in one pass draws the same numbers twice. The mask is drawn where the activations are: it
     is the same for any number of workers and micro-batches, and another one on another kind of device (Philox on CUDA,
     mt19937 on a CPU).
     """
 
-    share: Share | None
+    shard: Shard | None
     is_joint = False  # whether one draw is for all samples
 
     def __init__(self, *, p: float, per_channel: bool, keys: tuple[int | str, ...]) -> None:
@@ -39,34 +39,34 @@ class ExactDropout(nn.Module):
         self.p = p
         self.per_channel = per_channel
         self.keys = keys
-        self.share = None
+        self.shard = None
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """`x` (B, ...) with B the size of the share."""
+        """`x` (B, ...) with B the size of the shard."""
         if not self.training or self.p == 0:
             return x
         keep = self._keep(x, (x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else x.shape[1:])
         return x * keep.to(x.dtype) / (1 - self.p or 1)  # p = 1 keeps nothing: zeros, as nn.Dropout has it
 
     def _keep(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """What is kept of each sample of the share, drawn in this shape for every sample of the global batch.
+        """What is kept of each sample of the shard, drawn in this shape for every sample of the global batch.
 
         Raises ValueError where the rows of `x` are not the samples.
         """
-        if self.share is None:
-            raise ValueError("ExactDropout has no share: set it before a forward pass in training mode.")
-        share = self.share
-        if len(x) != share.hi - share.lo:
+        if self.shard is None:
+            raise ValueError("ExactDropout has no shard: set it before a forward pass in training mode.")
+        shard = self.shard
+        if len(x) != shard.hi - shard.lo:
             raise ValueError(
-                f"A dropout ({self.keys[-1]}) gets {len(x)} rows for {share.hi - share.lo} samples: it can be drawn "
+                f"A dropout ({self.keys[-1]}) gets {len(x)} rows for {shard.hi - shard.lo} samples: it can be drawn "
                 "for the global batch only where its input has a row for each sample; leave it out (p=0)."
             )
         # drawn where x lives: a mask can be as large as the activations
-        source = generator(*self.keys, share.epoch, share.step, device=x.device)
+        source = generator(*self.keys, shard.epoch, shard.step, device=x.device)
         if self.is_joint:
             return torch.rand((1, *shape), generator=source, device=x.device) >= self.p
-        return torch.rand((share.group_size, *shape), generator=source, device=x.device)[share.lo : share.hi] >= self.p
+        return torch.rand((shard.group_size, *shape), generator=source, device=x.device)[shard.lo : shard.hi] >= self.p
 
 
 class ExactDropPath(ExactDropout):

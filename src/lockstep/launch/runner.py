@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.config import build, presence, project, saved_run, storage, workers
-from lockstep.config.faults import PREFIX, ConfigError
+from lockstep.config.errors import PREFIX, ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.launch import notification, parent, worker
@@ -146,8 +146,8 @@ def go_on(folder: RunFolder, *, has_test: bool, is_worker: bool = False) -> int:
     """
     config = storage.load(folder.config)
     project.use(folder, config)
-    if faults := resolve_workers(config).faults:
-        raise ConfigError(faults)
+    if errors := resolve_workers(config).errors:
+        raise ConfigError(errors)
     saved_run.progress(folder)  # refuses what is damaged
     if folder.is_locked():
         print(f"{shown(folder.path)} is being trained by another process: waiting for its end", flush=True)
@@ -196,8 +196,8 @@ def _train(
     assigned_workers = resolve_workers(config)
     num_workers = assigned_workers.world_size
     is_parallel = num_workers > 1 or config.strategy.name == "ddp"
-    if is_parallel and (faults := workers.interface_faults(config)):
-        raise ConfigError(faults)
+    if is_parallel and (errors := workers.interface_errors(config)):
+        raise ConfigError(errors)
     world = outer_world(os.environ) if is_parallel else None
     computes_here = world is not None or (is_worker and not is_parallel)
     flag = SignalFlag(has_parent=is_worker) if computes_here else stop_signals or SignalList()
@@ -223,8 +223,8 @@ def _train(
             code = parent.run(job, num_workers, flag, is_parallel=is_parallel, first=first)
         else:
             code = worker.run_here(job, world, flag)
-        if world is None and (faults := worker.refused(job)):
-            raise ConfigError(faults)
+        if world is None and (errors := worker.refused(job)):
+            raise ConfigError(errors)
     # the run is free by now: what is told of its end may go on with it
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
         notification.send(config, folder, code)
@@ -258,8 +258,8 @@ def _made(make: Callable[[contextlib.ExitStack], RunFolder], held: contextlib.Ex
         return make(held)
     except OSError as error:
         where = shown(Path(error.filename)) if isinstance(error.filename, str) else "the run folder"
-        fault = f"{where} cannot be written ({error.strerror or error}): "
-        raise ConfigError([fault + "start in another folder, choose one by hydra.run.dir=..., or mend it"]) from error
+        message = f"{where} cannot be written ({error.strerror or error}): "
+        raise ConfigError([message + "start in another folder, choose one by hydra.run.dir=..., or mend it"]) from error
 
 
 @contextlib.contextmanager
@@ -290,10 +290,10 @@ def do(path: Path, task: str, *, is_worker: bool = False) -> int:
             return test(folder, is_worker=is_worker)
         return go_on(folder, has_test=task == "train", is_worker=is_worker)
     except ConfigError as error:
-        text = "".join(f"{PREFIX}{fault}\n" for fault in error.faults)
+        text = "".join(f"{PREFIX}{message}\n" for message in error.errors)
         with contextlib.suppress(OSError):  # what cannot be kept is printed all the same
             folder.record_failure(text)
-            folder.update_status(state="failed", reason=error.faults[0])
+            folder.update_status(state="failed", reason=error.errors[0])
         print(text, end="", file=sys.stderr, flush=True)
         return EXIT_CONFIG
 

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
-from lockstep.config.faults import PREFIX, ConfigError
+from lockstep.config.errors import PREFIX, ConfigError
 from lockstep.runs import vitals
 from lockstep.runs.folder import (
     EXIT_CONFIG,
@@ -183,7 +183,7 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
     except Ended as ended:
         return 128 + ended.number
     except ConfigError as error:
-        folder.record_failure("".join(f"{PREFIX}{fault}\n" for fault in error.faults))
+        folder.record_failure("".join(f"{PREFIX}{message}\n" for message in error.errors))
         return EXIT_CONFIG
     except BaseException as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
         if flag.left_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)

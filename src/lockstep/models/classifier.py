@@ -49,7 +49,7 @@ class Classifier(L.LightningModule):
     `measured` are the metrics of a pass by name, of which each pass has copies. `metrics` holds the newest global value
     of each, for callbacks that show them.
     `optimizer` takes parameter groups; `rules` say what holds for which parameters.
-    The network must accept an empty batch: a rank's share can be empty. `compile_mode` is one of torch.compile's; None:
+    The network must accept an empty batch: a rank's shard can be empty. `compile_mode` is one of torch.compile's; None:
     eager.
 
     The step is Lightning's manual optimization: its automatic one costs another 0.3 ms a step in hooks and closures
@@ -159,19 +159,19 @@ class Classifier(L.LightningModule):
         self._step.backward(loss, is_first=is_first, is_last=is_last)
         if is_last:
             self._guard.protect(step)
-            factor = None if self._weight_sum is None else _inverse_mean(self._weight_sum, batch.share.group_size)
+            factor = None if self._weight_sum is None else _inverse_mean(self._weight_sum, batch.shard.group_size)
             self._weight_sum = None
             self._step.step(is_measured=step % self._log_every_n_steps == 0, factor=factor)
 
     def scaled_loss(self, batch: Batch) -> Tensor:
-        """The loss of a share; takes it into the counts of the epoch.
+        """The loss of a shard; takes it into the counts of the epoch.
 
         Its gradient, averaged over the ranks (by DDP) and summed over micro-batches, is that of the global mean; where
         samples have weights, that of the mean before it is divided by their mean, which is known after the last one.
         """
-        self._groups.start_epoch(batch.share.epoch)
+        self._groups.start_epoch(batch.shard.epoch)
         for dropout in self.dropouts:
-            dropout.share = batch.share
+            dropout.shard = batch.shard
         outputs = self(batch.inputs)
         values, weights = checked_losses(self.task, outputs, batch)
         loss = values.sum()
@@ -180,7 +180,7 @@ class Classifier(L.LightningModule):
         if weights is not None:
             before = 0.0 if self._weight_sum is None else self._weight_sum
             self._weight_sum = before + weights.detach().sum(dtype=torch.float64)
-        return loss * (self.trainer.world_size / batch.share.group_size)
+        return loss * (self.trainer.world_size / batch.shard.group_size)
 
     def configure_callbacks(self) -> list[Callback]:
         """The end of a batch, before any callback can write a checkpoint there: the module's own hook comes after."""
@@ -219,14 +219,14 @@ class Classifier(L.LightningModule):
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count this rank's share. Its outputs, for callbacks; None of an empty share."""
+        """Count this rank's shard. Its outputs, for callbacks; None of an empty shard."""
         return self._evaluate("val", batch)
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count this rank's share; where asked for, also with outputs averaged over the image and its mirror image.
+        """Count this rank's shard; where asked for, also with outputs averaged over the image and its mirror image.
 
-        Its outputs, for callbacks; None of an empty share.
+        Its outputs, for callbacks; None of an empty shard.
         """
         outputs = self._evaluate("test", batch)
         if "test_flip" in self.scores and outputs is not None:

@@ -26,7 +26,7 @@ class EpochCounts:
         self.own, self._logged = self.own.to(device), self._logged.to(device)
 
     def add(self, loss: Tensor, weights: Tensor | None, scores: Iterable[Tensor], *, num_samples: int) -> None:
-        """Take in a share: the sum of its losses, weights (B,) where samples have them, and of each score (B,)."""
+        """Take in a shard: the sum of its losses, weights (B,) where samples have them, and of each score (B,)."""
         loss_sum, weight_sum, sample_count, *score_sums = self.own
         loss_sum += loss
         weight_sum += num_samples if weights is None else weights.sum()

@@ -59,7 +59,7 @@ def _is_faulty(layer: nn.Module, num_written: int) -> bool:
 
 def compile_network(net: nn.Module, dropouts: Sequence[nn.Module], layout: Layout, mode: str) -> None:
     """Have torch compile a network, whose `dropouts` are left out of it, so that its layout stays."""
-    for dropout in dropouts:  # its share is another one in every step, and would be compiled in
+    for dropout in dropouts:  # its shard is another one in every step, and would be compiled in
         dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
     if layout.memory_format == torch.channels_last:
         net.compile(dynamic=False, mode=mode)

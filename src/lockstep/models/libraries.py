@@ -126,7 +126,7 @@ class _TakesEmpty(nn.Module):
         if len(x):
             return super().forward(x)
         modes = {layer: layer.training for layer in self.modules()}
-        self.eval()  # a dropout would miss the share of this image
+        self.eval()  # a dropout would miss the shard of this image
         try:
             return super().forward(x.new_zeros(1, *x.shape[1:]))[:0]
         finally:

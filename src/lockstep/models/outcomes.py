@@ -40,14 +40,14 @@ class Outcomes:
 
     def update(self, logits: Tensor, labels: Tensor, indices: Tensor) -> None:
         """Take in logits (B, C), labels (B,) and the positions (B,) of the samples in the split."""
-        shares = logits.softmax(1).nan_to_num(0.0)  # the metrics tell of a network that computes no numbers
-        probabilities, predictions = shares.max(1)
+        shards = logits.softmax(1).nan_to_num(0.0)  # the metrics tell of a network that computes no numbers
+        probabilities, predictions = shards.max(1)
         self._samples.append((indices, labels, predictions, probabilities))
 
     def findings(self) -> Findings | None:
         """Gather the findings of all ranks; None where nobody took anything in. Every rank must call it."""
         mine: Any = [torch.cat(parts).cpu().numpy() for parts in zip(*self._samples, strict=True)]
-        gathered = [parts for parts in gather_objects(mine) if parts]  # a rank's share of a split can be empty
+        gathered = [parts for parts in gather_objects(mine) if parts]  # a rank's shard of a split can be empty
         if not gathered:
             return None
         indices, labels, predictions, probabilities = (np.concatenate(parts) for parts in zip(*gathered, strict=True))

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import gather_objects, is_distributed
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.runs.folder import FailedElsewhere
 from lockstep.system import internals
@@ -121,7 +121,7 @@ class NonFiniteLoss(RuntimeError):
 
 class _Seen(NamedTuple):
     indices: Tensor
-    share: Share
+    shard: Shard
 
 
 class _Answer(NamedTuple):
@@ -156,7 +156,7 @@ class LossGuard:
 
     def look_at(self, loss: Tensor, batch: Batch, step: int) -> None:
         """Look at the loss of a micro-batch of optimizer step `step`, counted from 1."""
-        samples = _Seen(batch.indices, batch.share)
+        samples = _Seen(batch.indices, batch.shard)
         if self._is_deferred:
             is_bad = (~torch.isfinite(loss.detach())).to(self._is_bad.dtype)
             torch.maximum(self._is_bad, is_bad, out=self._is_bad)
@@ -195,7 +195,7 @@ class LossGuard:
 
     def _own_error(self, step: int, samples: list[_Seen]) -> NonFiniteLoss:
         """`samples` are those of this rank's micro-batches."""
-        first, last = samples[0].share, samples[-1].share
+        first, last = samples[0].shard, samples[-1].shard
         several = f"es {first.micro_step + 1} to" if len(samples) > 1 else ""
         indices = [index for seen in samples for index in seen.indices.tolist()]
         return NonFiniteLoss(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.config import compose, options, overrides, project, saved_run, storage, trust
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.targets import called
 from lockstep.runs.folder import RunFolder
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 
 
 def asked(typed: Sequence[str], *, is_trusted: bool) -> Asked:
-    """What `typed` asks for, each as on the command line. Raises ConfigError with every fault."""
+    """What `typed` asks for, each as on the command line. Raises ConfigError with every error."""
     _refuse_unfit(typed)
     run = saved_run.named(typed)
     enter(None if is_trusted else run)
@@ -41,12 +41,12 @@ def asked(typed: Sequence[str], *, is_trusted: bool) -> Asked:
     (config,) = overrides.plan(typed, source).configs
     _refuse_cluster(config)
     later = [key for key, reason in compose.plain(compose.composed(typed, source))[1].items() if not reason]
-    faults = [f"{key} asks Hydra for what it knows of python train.py alone: give it a value" for key in later]
+    errors = [f"{key} asks Hydra for what it knows of python train.py alone: give it a value" for key in later]
     named = overrides.hydra_value(OUTPUT, typed, source)
-    fault = refusals.unwritable(Path(named or "outputs"))
-    faults += [f"{OUTPUT}={named}: {fault}" if named else fault] if fault else []
-    if faults:
-        raise ConfigError(faults)
+    error = refusals.unwritable(Path(named or "outputs"))
+    errors += [f"{OUTPUT}={named}: {error}" if named else error] if error else []
+    if errors:
+        raise ConfigError(errors)
     return Asked(config, Path(named) if named else None, None)
 
 
@@ -59,20 +59,20 @@ def _refuse_unfit(typed: Sequence[str]) -> None:
     """Raise ConfigError for what is no list of overrides of a training, or in a process of torchrun or srun."""
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
         raise ConfigError([f"{typed!r} is no list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"])
-    faults = [f"{text}: sweeps are started by python train.py -m" for text in typed if text in ("-m", "--multirun")]
+    errors = [f"{text}: sweeps are started by python train.py -m" for text in typed if text in ("-m", "--multirun")]
     for text in typed:
         try:
             override = options.parsed(text)
         except options.REFUSALS:
             continue  # the check says what is wrong with it
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
-            faults.append(f"{text}: lockstep.train starts no job of Hydra: leave it out")
+            errors.append(f"{text}: lockstep.train starts no job of Hydra: leave it out")
     world = outer_world(os.environ)
     if world is not None and world.world_size > 1:
-        cure = f"use {world.launcher} with train.py"
-        faults.append(f"{world.launcher} has started this process, and lockstep.train starts its own workers: {cure}")
-    if faults:
-        raise ConfigError(faults)
+        hint = f"use {world.launcher} with train.py"
+        errors.append(f"{world.launcher} has started this process, and lockstep.train starts its own workers: {hint}")
+    if errors:
+        raise ConfigError(errors)
 
 
 def enter(run: RunFolder | None) -> None:
@@ -89,15 +89,15 @@ def saved(folder: RunFolder, *, is_trusted: bool) -> Config:
     config = storage.load(folder.config)
     enter(None if is_trusted else folder)
     trust.check(folder, config, compose.source_of(project.current()), is_trusted=is_trusted)
-    faults = []
+    errors = []
     for key, target in called(storage.to_tree(config)):
         package = target.partition(".")[0]
         specs = (importlib.machinery.PathFinder.find_spec(package), getattr(sys.modules.get(package), "__spec__", None))
         origins = [os.path.realpath(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
         if len(set(origins)) > 1:
             there, here = origins
-            fault = f"{key}={target}: the run has {package} from {there}, and this process has imported {here}"
-            faults.append(f"{fault}: use another process, or restart this one")
-    if faults:
-        raise ConfigError(faults)
+            error = f"{key}={target}: the run has {package} from {there}, and this process has imported {here}"
+            errors.append(f"{error}: use another process, or restart this one")
+    if errors:
+        raise ConfigError(errors)
     return config

@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Sequence
 
-from lockstep.config.faults import PREFIX, ConfigError
+from lockstep.config.errors import PREFIX, ConfigError
 from lockstep.launch import runner
 from lockstep.python import configuration
 from lockstep.python.run import Run
@@ -33,7 +33,7 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     before. A run that `lockstep stop` or trainer.max_time_s stopped is returned, with the state "stopped". Outside of
     the main thread Python knows no signals: `lockstep stop latest` stops there.
 
-    Raises ConfigError, a ValueError, with all faults before anything starts; TrainingFailed with the reason where the
+    Raises ConfigError, a ValueError, with all errors before anything starts; TrainingFailed with the reason where the
     training fails. A sweep and a cluster job are for `python train.py`.
     """
     stop_signals = SignalList()

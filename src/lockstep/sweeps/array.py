@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.cluster import jobs, submission
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
@@ -22,8 +22,8 @@ def script(path: Path, config: Config, num_trials: int) -> str:
 def check(config: Config) -> None:
     """Raise ConfigError for a cluster that takes no sweeps."""
     if config.cluster.name == "local":
-        cure = "leave it out and start the sweep with nohup ... &, the same command goes on with it"
-        raise ConfigError([f"cluster=local trains one run in the background, no sweep: {cure}"])
+        hint = "leave it out and start the sweep with nohup ... &, the same command goes on with it"
+        raise ConfigError([f"cluster=local trains one run in the background, no sweep: {hint}"])
 
 
 def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Objective) -> None:

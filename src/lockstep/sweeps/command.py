@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep.cluster import jobs, submission
 from lockstep.config import build, project, storage, trust
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
 from lockstep.config.schema import Config
 from lockstep.launch import runner
@@ -184,8 +184,8 @@ def _refuse_live(ledger: Ledger) -> None:
         if trial.folder.path.resolve() in on_their_way:
             what = f"trial {trial.number} of {shown(ledger.path)} is a job that waits or runs"
             where = quoted(ledger.path)
-            cure = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
-            raise ConfigError([f"{what}: {cure}"])
+            hint = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
+            raise ConfigError([f"{what}: {hint}"])
         if trial.state in LIVE_STATES:
             what = f"{shown(trial.folder.path)} is being trained by another process"
             raise ConfigError([f"{what}: stop it first, or wait for its end"])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.sections import Launcher
 from lockstep.system.wording import plural
@@ -24,7 +24,7 @@ class Need(NamedTuple):
     gpus: int | tuple[int, ...]
 
 
-class Share(NamedTuple):
+class Shard(NamedTuple):
     """What a trial holds while it runs. `is_named`: the trial says its GPUs by number itself, so all stay visible."""
 
     gpus: tuple[str, ...]
@@ -99,33 +99,33 @@ class Devices:
 
     machine: Machine
     at_once: int
-    held: list[Share] = field(default_factory=list)
+    held: list[Shard] = field(default_factory=list)
 
-    def take(self, wanted: Need) -> Share | None:
+    def take(self, wanted: Need) -> Shard | None:
         """Devices that no other trial holds; None while too few are free."""
         if len(self.held) >= self.at_once:
             return None
-        share = self._gpus(wanted) if wanted.gpus else self._cores(wanted)
-        if share is not None:
-            self.held.append(share)
-        return share
+        shard = self._gpus(wanted) if wanted.gpus else self._cores(wanted)
+        if shard is not None:
+            self.held.append(shard)
+        return shard
 
-    def _cores(self, wanted: Need) -> Share | None:
-        free = [core for core in self.machine.cores if all(core not in share.cores for share in self.held)]
+    def _cores(self, wanted: Need) -> Shard | None:
+        free = [core for core in self.machine.cores if all(core not in shard.cores for shard in self.held)]
         num_cores = len(self.machine.cores)
         count = min(num_cores, max(wanted.num_workers, num_cores // self.at_once))
-        share = Share((), tuple(free[:count]), max(1, count // wanted.num_workers), False)
-        return share if len(free) >= count else None
+        shard = Shard((), tuple(free[:count]), max(1, count // wanted.num_workers), False)
+        return shard if len(free) >= count else None
 
-    def _gpus(self, wanted: Need) -> Share | None:
+    def _gpus(self, wanted: Need) -> Shard | None:
         num_threads = max(1, len(self.machine.cores) // (self.at_once * wanted.num_workers))
-        held = {gpu for share in self.held for gpu in share.gpus}
+        held = {gpu for shard in self.held for gpu in shard.gpus}
         if isinstance(wanted.gpus, tuple):
             named = tuple(self.machine.gpus[position] for position in wanted.gpus)
-            return None if held & set(named) else Share(named, (), num_threads, True)
+            return None if held & set(named) else Shard(named, (), num_threads, True)
         free = [gpu for gpu in self.machine.gpus if gpu not in held]
-        return Share(tuple(free[: wanted.gpus]), (), num_threads, False) if len(free) >= wanted.gpus else None
+        return Shard(tuple(free[: wanted.gpus]), (), num_threads, False) if len(free) >= wanted.gpus else None
 
-    def give_back(self, share: Share) -> None:
+    def give_back(self, shard: Shard) -> None:
         """Free the devices of a trial that has ended."""
-        self.held.remove(share)
+        self.held.remove(shard)

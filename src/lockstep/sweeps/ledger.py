@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import SWEEP, RunFolder

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from lockstep.launch import parent, runner
 from lockstep.runs import vitals
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
-from lockstep.sweeps.devices import Devices, Need, Share
+from lockstep.sweeps.devices import Devices, Need, Shard
 from lockstep.sweeps.ledger import Trial
 
 LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
@@ -24,7 +24,7 @@ class Running:
     """A trial that runs."""
 
     trial: Trial
-    share: Share
+    shard: Shard
     process: BaseProcess
 
 
@@ -37,14 +37,14 @@ class Pool:
 
     def start(self, trial: Trial, wanted: Need, task: str) -> bool:
         """Start a task of `lockstep.launch.runner` on a trial. False while too few devices are free."""
-        share = self._devices.take(wanted)
-        if share is None:
+        shard = self._devices.take(wanted)
+        if shard is None:
             return False
-        trial.device = share.label
+        trial.device = shard.label
         work = partial(runner.do, trial.folder.path, task, is_worker=True)
         log = trial.folder.path / LOG
-        process = parent.start(work, environ_of(share, os.environ), log=log, cores=share.cores)
-        self.running.append(Running(trial, share, process))
+        process = parent.start(work, environ_of(shard, os.environ), log=log, cores=shard.cores)
+        self.running.append(Running(trial, shard, process))
         return True
 
     def ended(self) -> list[tuple[Trial, int]]:
@@ -52,7 +52,7 @@ class Pool:
         ended = [(active, code) for active in self.running if (code := active.process.exitcode) is not None]
         for active, code in ended:
             self.running.remove(active)
-            self._devices.give_back(active.share)
+            self._devices.give_back(active.shard)
             with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone, or not ours to write
                 _account_for(active.trial, code)
         return [(active.trial, code) for active, code in ended]
@@ -81,12 +81,12 @@ class Pool:
             active.process.join()
 
 
-def environ_of(share: Share, environ: Mapping[str, str]) -> dict[str, str]:
+def environ_of(shard: Shard, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a trial: the GPUs it may see, and threads for its cores."""
     variables = dict(environ)
-    if not share.is_named:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
-    variables.setdefault("OMP_NUM_THREADS", str(share.num_threads))
+    if not shard.is_named:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(shard.gpus)
+    variables.setdefault("OMP_NUM_THREADS", str(shard.num_threads))
     return variables
 
 

@@ -15,7 +15,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lockstep.config import build
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.sweep_space import Interval, Space
 from lockstep.config.target_sections import Search
 from lockstep.runs.naming import shown
@@ -166,7 +166,7 @@ class Draws(Grid):
             try:
                 self._taken[point] = self._make([f"{key}={value}" for key, value in drawn.params.items()])
             except ConfigError as error:
-                print(f"A draw that cannot be trained: {' '.join(error.faults)}", flush=True)
+                print(f"A draw that cannot be trained: {' '.join(error.errors)}", flush=True)
                 self._taken[point] = None
         trial = self._taken[point]
         if trial is None:

@@ -1,6 +1,6 @@
 """Metrics of torchmetrics over all ranks, reduced by the states they declare: one message, whatever there are of them.
 
-torchmetrics' own way sends state by state, and hangs where a rank whose share was empty has another number of them.
+torchmetrics' own way sends state by state, and hangs where a rank whose shard was empty has another number of them.
 """
 
 import functools
@@ -18,7 +18,7 @@ from lockstep.distributed.collectives import gather_objects, is_distributed
 def prepare(key: str, metric: Metric) -> None:
     """Have a metric keep its sums in float64, and leave the ranks to `reduce`.
 
-    Raises ValueError, which names it by `key`, for one that is a mean over the ranks: with uneven shares that is no
+    Raises ValueError, which names it by `key`, for one that is a mean over the ranks: with uneven shards that is no
     mean over the samples.
     """
     _widen(key, metric)

@@ -1,4 +1,4 @@
-"""Loss and metrics of a pass over a split, from any shares of it."""
+"""Loss and metrics of a pass over a split, from any shards of it."""
 
 from collections.abc import Iterator, Mapping
 
@@ -42,7 +42,7 @@ class Scores(nn.Module):
             try:
                 metric.update(*inputs)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise MetricFault(
+                raise MetricError(
                     f"task.metrics.{name} ({type(metric).__name__}) cannot be updated: {error}"
                 ) from error
 
@@ -59,7 +59,7 @@ class Scores(nn.Module):
         return {f"{split}/{name}": value for name, value in [("loss", loss), *self.numbers()]}
 
     def numbers(self) -> Iterator[tuple[str, float]]:
-        """What each metric says of what it knows, by name. Raises MetricFault for what is no number."""
+        """What each metric says of what it knows, by name. Raises MetricError for what is no number."""
         for name, metric in self._metrics.items():
             yield from _numbers(name, metric)
 
@@ -71,16 +71,16 @@ class Accuracy(MulticlassAccuracy):
         super().__init__(num_classes, average="micro", validate_args=False)  # to validate waits for a GPU
 
 
-class MetricFault(ValueError):
+class MetricError(ValueError):
     """A metric of the configuration that cannot take what the task gives it, or gives no number."""
 
 
 def _numbers(name: str, metric: Metric) -> Iterator[tuple[str, float]]:
-    """What a metric says, by name: one number, or one for each key of a dictionary. Raises MetricFault for others."""
+    """What a metric says, by name: one number, or one for each key of a dictionary. Raises MetricError for others."""
     computed = metric.compute()
     for part, value in computed.items() if isinstance(computed, dict) else [("", computed)]:
         if not isinstance(value, Tensor | int | float) or (isinstance(value, Tensor) and value.numel() != 1):
-            raise MetricFault(
+            raise MetricError(
                 f"task.metrics.{name} ({type(metric).__name__}) gives no single number: average over classes, or wrap "
                 "it in torchmetrics.ClasswiseWrapper"
             )

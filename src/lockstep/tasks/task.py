@@ -23,7 +23,7 @@ class Losses(NamedTuple):
 class Task(nn.Module):
     """What a network is trained for; a task of one's own is a subclass that has `losses`.
 
-    `outputs` are what the network gives for the inputs of a batch of B samples; B can be 0, because a worker's share of
+    `outputs` are what the network gives for the inputs of a batch of B samples; B can be 0, because a worker's shard of
     a batch can be empty. A task never makes a mean over the batch: Lockstep sums over all workers and divides once. As
     a module a task may have buffers and parameters: they move to the device, and parameters are trained.
     """

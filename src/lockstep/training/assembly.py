@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torchmetrics.metric import Metric
 
-from lockstep.config import build, faults, signatures
+from lockstep.config import build, errors, signatures
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Data
 from lockstep.data.images.pixels import is_streamed
@@ -41,7 +41,7 @@ COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhe
 
 
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
-    """The data of a run, with this rank's share. Every rank must call it.
+    """The data of a run, with this rank's shard. Every rank must call it.
 
     Raises ConfigError when it cannot be read, or is not the data that a run which is not new was trained with.
     """
@@ -91,8 +91,8 @@ def source(section: Data) -> Splits:
 
     Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
     """
-    if errors := signatures.faults([{"data": section.model_dump(by_alias=True)}]):
-        raise faults.ConfigError(errors)
+    if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
+        raise errors.ConfigError(found)
     asked = {"memory": section.memory} if signatures.takes(section.target, "memory") else {}
     return build.build(section, **asked)
 
@@ -105,17 +105,17 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
     if config.data.memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
         found.append(f"data.memory=stream, but {name} does not stream its images: use data.memory=auto")
     if images.statistics is None and not isinstance(pixels, Tensor):
-        cure = "return Splits(..., statistics=Statistics(mean, std)), e.g. Statistics((0.5,), (0.25,)) of one channel"
-        found.append(f"{name} gives no tensor of pixels, and no statistics to normalize them by: {cure}")
+        hint = "return Splits(..., statistics=Statistics(mean, std)), e.g. Statistics((0.5,), (0.25,)) of one channel"
+        found.append(f"{name} gives no tensor of pixels, and no statistics to normalize them by: {hint}")
     if absent := images.absent_classes("train"):
-        found.append(f"{name} has no training image of {faults.several(absent)}: add some, or remove the class")
+        found.append(f"{name} has no training image of {errors.several(absent)}: add some, or remove the class")
     is_bytes = images.train.dtype == torch.uint8
-    used = [f"augment.{name}={faults.shown(value)}" for name, value in config.augment.model_dump().items() if value]
+    used = [f"augment.{name}={errors.shown(value)}" for name, value in config.augment.model_dump().items() if value]
     if used and not is_bytes:
-        cure = "leave it out, and change the images in the source"
-        found.append(f"{', '.join(used)} changes uint8 images, and {name} gives floats: {cure}")
+        hint = "leave it out, and change the images in the source"
+        found.append(f"{', '.join(used)} changes uint8 images, and {name} gives floats: {hint}")
     if found:
-        raise faults.ConfigError(found)
+        raise errors.ConfigError(found)
 
 
 def _num_stream_workers(session: Session) -> int:
@@ -188,7 +188,7 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
         try:
             metric = build.build(section, **{key: value for key, value in known.items() if key in asked})
         except (TypeError, ValueError) as error:
-            raise ValueError(f"task.metrics.{name}._target_={section.target}: {faults.one_line(error)}") from error
+            raise ValueError(f"task.metrics.{name}._target_={section.target}: {errors.one_line(error)}") from error
         if not isinstance(metric, Metric):
             raise TypeError(f"task.metrics.{name}._target_={section.target} is no metric of torchmetrics")
         reduction.prepare(f"task.metrics.{name}", metric)
@@ -206,12 +206,12 @@ def load_weights(module: Classifier, checkpoint: Path, init_from: str) -> None:
     shapes = [{name: list(value.shape) for name, value in state.items()} for state in (saved, module_state)]
     if wrong := next((name for name in {**shapes[1], **shapes[0]} if shapes[0].get(name) != shapes[1].get(name)), None):
         there, here = (shape.get(wrong, "nothing") for shape in shapes)
-        fault = f"init_from={init_from} holds another network: {wrong} is {there} there, {here} here"
-        raise faults.ConfigError([f"{fault}: choose model=... and data=... as there, or leave it out"])
+        error = f"init_from={init_from} holds another network: {wrong} is {there} there, {here} here"
+        raise errors.ConfigError([f"{error}: choose model=... and data=... as there, or leave it out"])
     names = zip(whole["image_format"]["class_names"], module.image_format.class_names, strict=True)
     if other := next(((there, here) for there, here in names if there != here), None):
-        fault = f"init_from={init_from} was trained for other classes: {other[0]!r} there is {other[1]!r} here"
-        raise faults.ConfigError([f"{fault}: choose data=... as there, or leave it out"])
+        error = f"init_from={init_from} was trained for other classes: {other[0]!r} there is {other[1]!r} here"
+        raise errors.ConfigError([f"{error}: choose data=... as there, or leave it out"])
     module.load_state_dict(saved)
 
 
@@ -225,8 +225,8 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
     faulty = next((name for name in convolutions if name is not None), None)
     memory_format = session.config.trainer.memory_format
     if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
-        fault = f"trainer.memory_format=channels_last: there oneDNN crashes in the gradient of {faulty}, or "
-        raise faults.ConfigError([f"{fault}computes a wrong one: use trainer.memory_format=auto"])
+        error = f"trainer.memory_format=channels_last: there oneDNN crashes in the gradient of {faulty}, or "
+        raise errors.ConfigError([f"{error}computes a wrong one: use trainer.memory_format=auto"])
     return layout.chosen(memory_format, faulty)
 
 

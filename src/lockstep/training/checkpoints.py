@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.runs import naming
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder
@@ -30,15 +30,15 @@ def chosen(folder: RunFolder, wanted: Path) -> Chosen:
     """
     others = [path for path in folder.checkpoints.glob("*.ckpt") if path != wanted]
     others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    faults: list[str] = []
+    errors: list[str] = []
     for path in (wanted, *others):
-        fault = damage(path)
-        if fault is None:
-            return Chosen(path, f"{'; '.join(faults)}: {shown(path)} is used instead" if faults else "")
-        faults.append(f"{shown(path)} {fault}")
+        error = damage(path)
+        if error is None:
+            return Chosen(path, f"{'; '.join(errors)}: {shown(path)} is used instead" if errors else "")
+        errors.append(f"{shown(path)} {error}")
     if not wanted.exists() and not others:
         return Chosen(None, "")
-    raise ConfigError([f"{'; '.join(faults)}: put a copy of one of them back, or start a new run"])
+    raise ConfigError([f"{'; '.join(errors)}: put a copy of one of them back, or start a new run"])
 
 
 def asked(folder: RunFolder, name: str, *, option: str) -> Path:
@@ -50,9 +50,9 @@ def asked(folder: RunFolder, name: str, *, option: str) -> Path:
     path = folder.best_checkpoint if name == "best" else folder.last_checkpoint
     if not path.exists():
         raise FileNotFoundError(f"{shown(path)} is not there: has the run finished an epoch?")
-    if (fault := damage(path)) is not None:
+    if (error := damage(path)) is not None:
         other = option.format("last" if name == "best" else "best")
-        raise ValueError(f"{shown(path)} {fault}: put a copy of it back, or try {other}.")
+        raise ValueError(f"{shown(path)} {error}: put a copy of it back, or try {other}.")
     return path
 
 
@@ -62,9 +62,9 @@ def named(init_from: str | None) -> Path | None:
         return None
     path = Path(init_from)
     if path.is_file():
-        fault = damage(path)
-        if fault is not None:
-            raise ConfigError([f"init_from={init_from} {fault}: name another file, or a run folder"])
+        message = damage(path)
+        if message is not None:
+            raise ConfigError([f"init_from={init_from} {message}: name another file, or a run folder"])
         return path
     try:
         folder = naming.find(init_from)

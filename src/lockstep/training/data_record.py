@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.config.faults import several
+from lockstep.config.errors import several
 from lockstep.data.images.splits import Splits
 from lockstep.runs.files import atomic_file
 from lockstep.runs.folder import RunFolder

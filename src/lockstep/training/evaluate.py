@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.callbacks.own_module import metrics_of
-from lockstep.config import faults, validation
+from lockstep.config import errors, validation
 from lockstep.runs.files import write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
@@ -34,7 +34,7 @@ def evaluate(
         trainer = assembly.lightning_trainer(here, module, callbacks=first, logger=False, enable_checkpointing=False)
         step = "test_step" if split == "test" else "validation_step"
         if not is_overridden(step, module):
-            raise faults.ConfigError([f"module._target_={settings.module.target} has no {step}: give it one"])
+            raise errors.ConfigError([f"module._target_={settings.module.target} has no {step}: give it one"])
         measure = trainer.test if split == "test" else trainer.validate
         measure(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:

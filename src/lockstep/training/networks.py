@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from lockstep.config import build
-from lockstep.config.faults import ConfigError, one_line, shown
+from lockstep.config.errors import ConfigError, one_line, shown
 from lockstep.config.schema import Config
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import drawing_layer, replace_dropout
 from lockstep.models.classifier import ImageFormat
 from lockstep.models.libraries import Origin
@@ -69,12 +69,12 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
     with build.answering(config, "model"), contextlib.suppress(RuntimeError, AssertionError, NotImplementedError):
         trial = copy.deepcopy(net)
         for dropout in replace_dropout(trial, config.seed):
-            dropout.share = Share(0, 0, 0, 2, 0, 2, 2)
+            dropout.shard = Shard(0, 0, 0, 2, 0, 2, 2)
         layer = drawing_layer(trial, torch.zeros(2, *image_shape))
         if layer is not None:
-            fault = f"model._target_={config.model.target}: the layer {layer} draws random numbers by a function"
-            cure = "switch that off, or use a layer: nn.Dropout, nn.Dropout2d"
-            raise ConfigError([f"{fault}, so that they depend on the worker: {cure}"])
+            error = f"model._target_={config.model.target}: the layer {layer} draws random numbers by a function"
+            hint = "switch that off, or use a layer: nn.Dropout, nn.Dropout2d"
+            raise ConfigError([f"{error}, so that they depend on the worker: {hint}"])
 
 
 def tell_of_size(session: Session, net: nn.Module, image_shape: tuple[int, int, int]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from lockstep.config import build
-from lockstep.config.faults import ConfigError, near, question
+from lockstep.config.errors import ConfigError, near, question
 from lockstep.config.schema import Config
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.schedules import Schedule
@@ -29,13 +29,13 @@ def parameter_rules(config: Config, net: nn.Module, task: nn.Module) -> list[Par
     """The rules of `parameters`. Raises ConfigError for one that holds for nothing, and where nothing is trained."""
     sections = {name: section for name, section in config.parameters.items() if section is not None}
     rules = [ParameterRule(name, **section.model_dump()) for name, section in sections.items()]
-    faults = list(_rule_faults(rules, dict([*net.named_parameters(), *task.named_parameters("task")])))
-    if faults:
-        raise ConfigError(faults)
+    errors = list(_rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")])))
+    if errors:
+        raise ConfigError(errors)
     return rules
 
 
-def _rule_faults(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]) -> Iterator[str]:
+def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]) -> Iterator[str]:
     dims = {name: parameter.ndim for name, parameter in parameters.items()}
     for rule in rules:
         key = f"parameters.{rule.name}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lockstep.config import faults
+from lockstep.config import errors
 from lockstep.config.schema import Config
 
 AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
@@ -24,7 +24,7 @@ def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
     precision, unit = config.trainer.precision, bfloat16_unit(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
     if precision == "tf32" and unit is None:  # GPUs got both at once
-        raise faults.ConfigError([f"trainer.precision=tf32, but {name} has no TF32: use float32"])
+        raise errors.ConfigError([f"trainer.precision=tf32, but {name} has no TF32: use float32"])
     if precision == "tf32":
         return precision, f"as asked: float32, of which {name} multiplies 11 of 24 bits"
     if precision != "auto":

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config import faults, validation
+from lockstep.config import errors, validation
 from lockstep.config.schema import Config
 from lockstep.data.images.splits import Images
 from lockstep.data.sampler import GlobalBatches
@@ -51,7 +51,7 @@ def predict(
         image_format = module.image_format
         images = _images(here, RunFolder(Path(run)), source, image_format, None if is_strict else broken)
         rows = _predicted(here, module, images)
-        gathered = sorted(row for share in gather_objects(rows) for row in share)
+        gathered = sorted(row for shard in gather_objects(rows) for row in shard)
         if [index for index, _ in gathered] != list(range(len(images))):
             raise RuntimeError(f"{len(images)} images, but {len(gathered)} predictions: some are lost or double.")
         if here.rank == 0:
@@ -70,8 +70,8 @@ def predict(
 def refuse_own_module(config: Config, who: str) -> None:
     """Raise ConfigError where a LightningModule of the user's own was trained, which has no task that predicts."""
     if config.has_own_module:
-        fault = f"{who} asks a task for its predictions, and module._target_={config.module.target} has none"
-        raise faults.ConfigError([f"{fault}: load its checkpoint by Lightning"])
+        error = f"{who} asks a task for its predictions, and module._target_={config.module.target} has none"
+        raise errors.ConfigError([f"{error}: load its checkpoint by Lightning"])
 
 
 def loaded(here: Session, checkpoint: Path) -> Classifier:
@@ -109,7 +109,7 @@ def _images(here: Session, run: RunFolder, source: str, image_format: ImageForma
 
 
 def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[int, list[str]]]:
-    """(index, what is written of it) of this rank's share. Raises ConfigError where that is no row of numbers."""
+    """(index, what is written of it) of this rank's shard. Raises ConfigError where that is no row of numbers."""
     class_names = module.image_format.class_names
     batches = GlobalBatches(
         len(images),
@@ -121,13 +121,13 @@ def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[
         num_batches=None,
     )
     rows: list[tuple[int, list[str]]] = []
-    for indices, share in batches:
-        if share.is_empty:
+    for indices, shard in batches:
+        if shard.is_empty:
             continue
         predicted = predictions(module, images.pixels[indices])
         if predicted.dim() != 2:
-            fault = f"{here.config.task.target} predicts values of shape {tuple(predicted.shape[1:])} for each image"
-            cure = "use lockstep.load in Python"
-            raise faults.ConfigError([f"{fault}, and lockstep predict writes rows of numbers: {cure}"])
+            error = f"{here.config.task.target} predicts values of shape {tuple(predicted.shape[1:])} for each image"
+            hint = "use lockstep.load in Python"
+            raise errors.ConfigError([f"{error}, and lockstep predict writes rows of numbers: {hint}"])
         rows += zip(indices.tolist(), module.task.cells(predicted, class_names), strict=True)
     return rows

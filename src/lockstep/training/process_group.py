@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from typing_extensions import override
 
 from lockstep.config import storage, workers
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
 from lockstep.distributed import collectives
@@ -67,15 +67,15 @@ def shared_folder(
     """
     join(config, world, known)
     agree(config, world.world_size)
-    path, faults = "", []
+    path, errors = "", []
     if world.rank == 0:
         try:
             path = str(make().path)
         except ConfigError as error:
-            faults = error.faults
-    path, faults = gather_objects((path, faults))[0]
-    if faults:
-        raise ConfigError(faults)
+            errors = error.errors
+    path, errors = gather_objects((path, errors))[0]
+    if errors:
+        raise ConfigError(errors)
     return RunFolder(Path(path))
 
 
@@ -134,9 +134,9 @@ class JoinedEnvironment(LightningEnvironment):
 
 def _choose_network(config: Config, world: World) -> None:
     """Tell gloo and NCCL, which read the environment when the process group is made, what to talk over."""
-    faults = workers.interface_faults(config)
-    if faults:
-        raise ConfigError(faults)
+    errors = workers.interface_errors(config)
+    if errors:
+        raise ConfigError(errors)
     name = config.strategy.interface
     if name is not None:
         # to NCCL eth1 is also eth10, but =eth1 is not
@@ -189,8 +189,8 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
     except (OSError, dist.DistNetworkError) as error:
         if "address already in use" not in str(error).lower():
             raise
-        fault = f"port {port} of {host}, where the processes of this step meet, is taken by another program: "
-        raise ConfigError([fault + f"set MASTER_ADDR={host} and MASTER_PORT to a free one"]) from error
+        message = f"port {port} of {host}, where the processes of this step meet, is taken by another program: "
+        raise ConfigError([message + f"set MASTER_ADDR={host} and MASTER_PORT to a free one"]) from error
 
 
 def _listener(host: str, port: int, world: World) -> socket.socket | None:
@@ -237,5 +237,5 @@ def agree(config: Config, world_size: int) -> None:
     mine = (storage.fingerprint(config), world_size)
     for rank, other in enumerate(gather_objects(mine)):
         if other != mine:
-            fault = f"rank {rank} has another configuration or world size, {other}, than this process, {mine}: "
-            raise ConfigError([fault + "start every process with the same command and the same files"])
+            error = f"rank {rank} has another configuration or world size, {other}, than this process, {mine}: "
+            raise ConfigError([error + "start every process with the same command and the same files"])

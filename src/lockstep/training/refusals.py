@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.runs.naming import shown
 
 # errors other than torch.OutOfMemoryError by which torch reports memory that was not there
-OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDAn error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 # and shared memory: allocated, resized or written to in vain; and by the kernel, when it is touched
 OF_SHARED_MEMORY = (
     *("unable to allocate shared memory", "unable to resize file </torch_", "unable to write to file </torch_"),

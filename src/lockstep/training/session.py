@@ -15,15 +15,15 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed as dist
 
-from lockstep.config import faults
+from lockstep.config import errors
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
-from lockstep.data.images.decode import ImageFault
+from lockstep.data.images.decode import ImageError
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
-from lockstep.tasks.scores import MetricFault
+from lockstep.tasks.scores import MetricError
 from lockstep.training import checkpoints, refusals
 from lockstep.training.checkpoints import Chosen
 from lockstep.training.precision import chosen_precision, set_tf32
@@ -96,10 +96,10 @@ def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[S
         )
         try:
             yield session
-        except ImageFault as error:  # met while streaming
-            raise faults.ConfigError(error.faults) from error
-        except MetricFault as error:  # of a module of the user's own, which shows what it measures when it has done so
-            raise faults.ConfigError([str(error)]) from error
+        except ImageError as error:  # met while streaming
+            raise errors.ConfigError(error.errors) from error
+        except MetricError as error:  # of a module of the user's own, which shows what it measures when it has done so
+            raise errors.ConfigError([str(error)]) from error
         except Exception as error:
             text = refusals.explained(error, folder.path, f"rank {rank} of {world_size}")
             if text is not None:
@@ -117,7 +117,7 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
         r".*sync_dist=True.*",  # our values are global already; the mean over ranks would be wrong
-        r".*The ``compute`` method of metric .* was called before the ``update``.*",  # an empty share counts nothing
+        r".*The ``compute`` method of metric .* was called before the ``update``.*",  # an empty shard counts nothing
         r".*does not have many workers.*",  # a batch is one gather: workers would only copy it
         r".*passed in a `val_dataloader` but have no `validation_step`.*",  # a module of the user's own may have none
         r".*smaller than the logging interval.*",  # the epoch's means are logged anyway

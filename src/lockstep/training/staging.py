@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data
 from lockstep.data.images.listing import FOLDERS, IMAGE_SUFFIXES, existing, list_classes
 from lockstep.data.transfer import copying, remote
@@ -62,19 +62,21 @@ def together(work: Callable[[], T]) -> T:
     future = pool.submit(work)
     pool.shutdown(wait=False)
     while True:
-        is_done, faults = bool(wait([future], BEAT_S).done), []
+        is_done, errors = bool(wait([future], BEAT_S).done), []
         try:
             if is_done:
                 future.result()
         except (FileNotFoundError, ValueError) as error:
-            faults = str(error).splitlines()
-        reports = gather_objects((is_done, socket.gethostname(), faults))
+            errors = str(error).splitlines()
+        reports = gather_objects((is_done, socket.gethostname(), errors))
         if all(is_done for is_done, *_ in reports):
             break
-    if any(faults for *_, faults in reports):
+    if any(errors for *_, errors in reports):
         has_nodes = len({node for _, node, _ in reports}) > 1
-        all_faults = [f"{node}: {fault}" if has_nodes else fault for _, node, faults in reports for fault in faults]
-        raise ConfigError(list(dict.fromkeys(all_faults)))
+        all_errors = [
+            f"{node}: {message}" if has_nodes else message for _, node, errors in reports for message in errors
+        ]
+        raise ConfigError(list(dict.fromkeys(all_errors)))
     return future.result()
 
 
@@ -132,5 +134,5 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
     try:
         return read()
     except (FileNotFoundError, ValueError) as error:
-        faults = str(error).splitlines()
-        raise ConfigError([*faults[:-1], f"{faults[-1]} ({remark})" if remark else faults[-1]]) from error
+        errors = str(error).splitlines()
+        raise ConfigError([*errors[:-1], f"{errors[-1]} ({remark})" if remark else errors[-1]]) from error

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lockstep.callbacks.own_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
-from lockstep.config import faults, measured
+from lockstep.config import errors, measured
 from lockstep.data.module import ImageData
 from lockstep.models.classifier import Classifier
 from lockstep.runs import verified
@@ -92,7 +92,7 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     used = ", ".join(_used(data, split) for split in data.splits.parts)
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
-    rows += [(f"no {split}", f"image of {faults.several(names)}") for split, names in absent.items() if names]
+    rows += [(f"no {split}", f"image of {errors.several(names)}") for split, names in absent.items() if names]
     rows += [
         ("network", plural(_num_parameters(module), "parameter")),
         ("workers", f"{count} x {device}" if count > 1 else device),

@@ -18,7 +18,7 @@ from lockstep.callbacks.relocation import Relocation
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.callbacks.wandb_logger import ResumableWandbLogger
 from lockstep.config import build, measured, project, rules, signatures, storage
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Open
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
@@ -43,7 +43,7 @@ def train(
     that a notebook shows what rank 0 prints.
     """
     config = storage.load(folder.config)
-    if errors := signatures.faults([storage.to_tree(config)]):  # the second round of the check
+    if errors := signatures.errors([storage.to_tree(config)]):  # the second round of the check
         raise ConfigError(errors)
     with session.opened(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lockstep.config import faults
+from lockstep.config import errors
 from lockstep.config.schema import Config
 from lockstep.data.images.samples import Samples
 from lockstep.data.module import ImageData
@@ -16,7 +16,7 @@ from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
 from lockstep.system.wording import plural
 from lockstep.tasks.builtin import Classification, Multilabel, Regression
-from lockstep.tasks.scores import MetricFault, Scores
+from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses
 from lockstep.training.refusals import is_of_memory
 from lockstep.training.session import Session
@@ -58,12 +58,12 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     if lies_in_image:
         says_how = type(task).moved_targets is not Task.moved_targets
         names = [name for name in used if name in TURNING or (name in MOVING and not says_how)]
-        cure = "switch it off" if names and names[0] in TURNING else f"give {target} a moved_targets, or switch it off"
+        hint = "switch it off" if names and names[0] in TURNING else f"give {target} a moved_targets, or switch it off"
         wrong += [
-            f"augment.{name} would have to change the targets, too, which lie in the image: {cure}" for name in names
+            f"augment.{name} would have to change the targets, too, which lie in the image: {hint}" for name in names
         ]
     if wrong:
-        raise faults.ConfigError(wrong)
+        raise errors.ConfigError(wrong)
 
 
 def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs: Tensor) -> None:
@@ -104,18 +104,18 @@ def _refuse(config: Config, task: Task, outputs: Tensor, split: str, targets: Te
     others = [name for name, other in built_in.items() if other.fits(targets, outputs).all()]
     takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
     fix = "use task=" + " or task=".join(others) if others else "correct them"
-    raise faults.ConfigError([f"task._target_={config.task.target} takes {takes}, and {split} has {found}: {fix}"])
+    raise errors.ConfigError([f"task._target_={config.task.target} takes {takes}, and {split} has {found}: {fix}"])
 
 
 def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch) -> None:
     with _telling(f"model._target_={config.model.target} cannot take inputs of shape {tuple(batch.inputs.shape)}"):
         for dropout in module.dropouts:
-            dropout.share = batch.share
+            dropout.shard = batch.shard
         outputs = module(batch.inputs)
     if not isinstance(outputs, Tensor) or len(outputs) != len(batch.indices):
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        fault = f"model._target_={config.model.target} gives {given} for {plural(len(batch.indices), 'sample')}"
-        raise faults.ConfigError([f"{fault}: its outputs are to be a tensor with a row for each"])
+        error = f"model._target_={config.model.target} gives {given} for {plural(len(batch.indices), 'sample')}"
+        raise errors.ConfigError([f"{error}: its outputs are to be a tensor with a row for each"])
     shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
     with _telling(f"task._target_={config.task.target} cannot take {shapes}"):
         refuse_targets(config, data, module, outputs)
@@ -136,14 +136,14 @@ def _measure(config: Config, module: Classifier, batch: Batch) -> None:
             scores.update(module.task, outputs, batch)
     try:
         list(scores.numbers())
-    except MetricFault as error:
-        raise faults.ConfigError([str(error)]) from error
+    except MetricError as error:
+        raise errors.ConfigError([str(error)]) from error
     except (ValueError, RuntimeError, ZeroDivisionError):
         return  # of two samples: there will be more
 
 
 def _try_nothing(config: Config, module: Classifier, batch: Batch) -> None:
-    """What an empty share does. Batch norms are evaluated: those that can train on nothing are not there yet."""
+    """What an empty shard does. Batch norms are evaluated: those that can train on nothing are not there yet."""
     module.eval()
     module.task.train()
     what = "cannot take an empty batch, which the shard of a worker can be"
@@ -159,14 +159,14 @@ def _telling(what: str) -> Iterator[None]:
     """Whatever a part of the user's own raises becomes one line that says `what`."""
     try:
         yield
-    except faults.ConfigError:
+    except errors.ConfigError:
         raise
-    except MetricFault as error:
-        raise faults.ConfigError([str(error)]) from error
+    except MetricError as error:
+        raise errors.ConfigError([str(error)]) from error
     except Exception as error:  # the border to code of the user's own
         if is_of_memory(error):
             raise
-        raise faults.ConfigError([f"{what}: {faults.one_line(error)}"]) from error
+        raise errors.ConfigError([f"{what}: {errors.one_line(error)}"]) from error
 
 
 @contextlib.contextmanager

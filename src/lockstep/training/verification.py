@@ -14,7 +14,7 @@ from typing_extensions import override
 from lockstep.callbacks.own_module import metrics_of, micro_batches, steps_done
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import build, storage
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.key_scopes import CHECKPOINT, FREE_CALLBACKS
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
@@ -111,8 +111,8 @@ class Trace(L.Callback):
         internals.silence_broadcast(trainer)
         num_steps = -(-int(trainer.num_training_batches) // micro_batches(pl_module)) * (trainer.max_epochs or 1)
         if self._cut_after is not None and num_steps <= self._cut_after:
-            fault = f"lockstep verify cuts a training after step {self._cut_after}, and this one has {num_steps}"
-            raise ConfigError([f"{fault}: use more images, or a smaller global_batch_size"])
+            error = f"lockstep verify cuts a training after step {self._cut_after}, and this one has {num_steps}"
+            raise ConfigError([f"{error}: use more images, or a smaller global_batch_size"])
         for name, layer in _leaves(pl_module.net if isinstance(pl_module, Classifier) else pl_module):
             self._hooks.append(layer.register_forward_hook(self._noting(name)))
         if isinstance(pl_module, Classifier):
@@ -167,7 +167,7 @@ class Trace(L.Callback):
             state = {_short(name): value for name, value in pl_module.state_dict().items() if value.is_floating_point()}
             self._sums |= {f"{name} after the step": rows(value.flatten()[None])[0] for name, value in state.items()}
         step = steps_done(trainer, pl_module)
-        entry = {"epoch": batch.share.epoch, "micro_step": batch.share.micro_step, "step": step}
+        entry = {"epoch": batch.shard.epoch, "micro_step": batch.shard.micro_step, "step": step}
         self.steps.append(entry | {"samples": batch.indices.cpu(), "values": self._values, "sums": self._sums})
         if is_step and step == self._cut_after:
             trainer.save_checkpoint(self._folder.last_checkpoint)

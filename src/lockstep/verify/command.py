@@ -1,7 +1,7 @@
 """`lockstep verify`: a few steps of a configuration by one worker and by several, and how far apart they end.
 
 Networks, losses, data and callbacks are those of the configuration. It is trained in float64, where rounding is far
-below any mistake, with even shares, uneven ones and an empty one, and cut and continued by another number of workers.
+below any mistake, with even shards, uneven ones and an empty one, and cut and continued by another number of workers.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.config import compose, faults, overrides, presence, storage, validation
+from lockstep.config import compose, errors, overrides, presence, storage, validation
 from lockstep.config.schema import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
@@ -34,7 +34,7 @@ LOG = "terminal.log"
 
 
 class Part(NamedTuple):
-    """Some steps of a training: relative shares of the workers, and the step after which they are cut off."""
+    """Some steps of a training: relative shards of the workers, and the step after which they are cut off."""
 
     loads: tuple[int, ...]
     cut_after: int | None = None
@@ -50,8 +50,8 @@ class Variant(NamedTuple):
 ALONE = Variant("1 worker", (Part((1,)),))
 VARIANTS = (
     Variant("2 workers", (Part((1, 1)),)),
-    Variant("3 workers, shares 3:1:2", (Part((3, 1, 2)),)),
-    Variant("2 workers, one has no share", (Part((1, 0)),)),
+    Variant("3 workers, shards 3:1:2", (Part((3, 1, 2)),)),
+    Variant("2 workers, one has no shard", (Part((1, 0)),)),
     Variant(f"2 workers, cut after step {CUT_AFTER}, 3 go on", (Part((2, 1), CUT_AFTER), Part((1, 1, 1)))),
 )
 
@@ -61,8 +61,8 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
     try:
         config = _checked(texts, source)
         presence.check(config.data)
-    except faults.ConfigError as error:
-        faults.exit_with(error)
+    except errors.ConfigError as error:
+        errors.exit_with(error)
     signals = SignalList()
     with signals.installed(), tempfile.TemporaryDirectory(prefix="lockstep-verify-") as path:
         return Verification(Path(path), config, signals).run()
@@ -72,7 +72,7 @@ def _checked(texts: Sequence[str], source: compose.Source) -> Config:
     """The configuration, for a few steps in float64 that nobody watches. Raises ConfigError."""
     (config,) = overrides.check(texts, source).configs
     if config.resume is not None:
-        raise faults.ConfigError([f"resume={config.resume}: verify starts anew: leave it out"])
+        raise errors.ConfigError([f"resume={config.resume}: verify starts anew: leave it out"])
     tree = storage.to_tree(config)
     trainer = tree["trainer"]
     limits = {
@@ -111,8 +111,8 @@ class Verification:
         for variant in (ALONE, *VARIANTS):
             code = self._train(variant)
             if variant is ALONE and code in (EXIT_FAILED, EXIT_CONFIG):
-                fault = _last_line(self._folder(variant).path / LOG).removeprefix("config error: ")
-                faults.exit_with(faults.ConfigError([fault]))
+                error = _last_line(self._folder(variant).path / LOG).removeprefix("config error: ")
+                errors.exit_with(errors.ConfigError([error]))
             if code in (EXIT_FAILED, EXIT_CONFIG):
                 failures[variant] = _last_line(self._folder(variant).path / LOG)
             elif code:
@@ -197,9 +197,9 @@ def _explained(compared: "dict[Variant, Compared]", failures: dict[Variant, str]
             kinds = [kind for kind in (result.metrics, result.weights, result.statistics) if kind.size > 0]
             worst = max(kinds, key=lambda kind: kind.size)
             reason = "no step of the training differs" if worst is result.metrics else "rounding grows there"
-            cure = "its states are no sums over samples: add them up (dist_reduce_fx='sum')"
+            hint = "its states are no sums over samples: add them up (dist_reduce_fx='sum')"
             text = f"{worst.name} differs by {_shown(worst.size)}: {reason}"
-            told.setdefault(worst.name, f"{variant.title}: {text}{', ' + cure if worst is result.metrics else ''}")
+            told.setdefault(worst.name, f"{variant.title}: {text}{', ' + hint if worst is result.metrics else ''}")
         else:
             sample = "" if first.sample is None else f" of sample {first.sample}"
             head = f"{variant.title}: the first to differ is {first.part}{sample}, in step {first.step}, by "
@@ -212,6 +212,6 @@ def _shown(size: float) -> str:
 
 
 def _last_line(log: Path) -> str:
-    """The last line of what was printed: a fault, or the end of a traceback."""
+    """The last line of what was printed: an error, or the end of a traceback."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "it ended without a word"

@@ -39,7 +39,7 @@ class First(NamedTuple):
         if self.part == LOSSES:
             return "the loss of a sample depends on the samples beside it: give each its own, never a mean or a sum"
         if self.part.startswith(GRADIENT):
-            return "outputs and losses are the same, and their gradients are not: something adds up over a share alone"
+            return "outputs and losses are the same, and their gradients are not: something adds up over a shard alone"
         if self.sample is None:
             return "gradients are the same: something else changes it, or remembers what its worker has seen"
         return (

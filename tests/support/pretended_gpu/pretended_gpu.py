@@ -62,7 +62,7 @@ def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
 
     def checked(index: int) -> int:
         if not -1 <= index < count():
-            raise RuntimeError("CUDA error: invalid device ordinal")
+            raise RuntimeError("CUDAn error: invalid device ordinal")
         return index
 
     def get_device() -> int:

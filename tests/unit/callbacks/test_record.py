@@ -31,8 +31,8 @@ def test_the_images_of_an_epoch_count_when_the_gpu_has_computed_them(
     )
     module: Any = SimpleNamespace(device=torch.device("cuda", 1))
     record.on_train_epoch_start(trainer, module)
-    share = SimpleNamespace(size=100, micro_step=0)
-    record.on_train_batch_end(trainer, module, None, cast(Any, SimpleNamespace(share=share)), 0)
+    shard = SimpleNamespace(size=100, micro_step=0)
+    record.on_train_batch_end(trainer, module, None, cast(Any, SimpleNamespace(shard=shard)), 0)
     assert waited == ([module.device] if is_last_batch else []), "no other batch waits"
     if is_last_batch:
         assert record.images_per_s is not None

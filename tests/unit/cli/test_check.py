@@ -10,7 +10,7 @@ from PIL import Image
 from lockstep.cli import main
 from lockstep.cli.check import check
 from lockstep.config import compose
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
 from tests.support.image_files import write_folder, write_image, write_list, write_listed
 

@@ -1,21 +1,21 @@
-"""Settings that were typed as options are told apart from Hydra's, and each fault says what to write."""
+"""Settings that were typed as options are told apart from Hydra's, and each error says what to write."""
 
 import pytest
 from hydra._internal.utils import get_args_parser
 
 from lockstep.cli import dashes
 from lockstep.config.compose import DEFAULT
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 
 
-def faults(*words: str) -> list[str]:
+def errors(*words: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         dashes.refuse(words, get_args_parser(), DEFAULT)
-    return caught.value.faults
+    return caught.value.errors
 
 
 @pytest.mark.parametrize(
-    ("words", "fault"),
+    ("words", "error"),
     [
         (["--batch-size", "32"], "--batch-size 32: unknown key batch_size: write global_batch_size=..."),
         (["--batch_size=32"], "--batch_size=32: unknown key batch_size: write global_batch_size=..."),
@@ -30,14 +30,14 @@ def faults(*words: str) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_a_setting_with_dashes_is_one_fault_with_what_to_write(words: list[str], fault: str) -> None:
-    told = faults(*words)
+def test_a_setting_with_dashes_is_one_fault_with_what_to_write(words: list[str], error: str) -> None:
+    told = errors(*words)
     assert len(told) == 1
-    assert told[0].startswith(fault)
+    assert told[0].startswith(error)
 
 
 def test_all_of_them_are_told_at_once() -> None:
-    assert [fault.partition(":")[0] for fault in faults("--epochs", "3", "model.width=4", "--lr=1")] == [
+    assert [error.partition(":")[0] for error in errors("--epochs", "3", "model.width=4", "--lr=1")] == [
         "--epochs 3",
         "--lr=1",
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import declarations, help
-from lockstep.config import compose, faults, overrides, signatures, storage, validation
+from lockstep.config import compose, errors, overrides, signatures, storage, validation
 from lockstep.config.options import groups
 from lockstep.config.schema import CALLED, Config, fields, kind, kind_of
 from lockstep.system import hardware, trees
@@ -107,7 +107,7 @@ def test_every_key_stands_with_its_value_in_conf(capsys: pytest.CaptureFixture[s
     keys = {key: value for key, value in trees.leaves(tree, "") if not key.endswith("_partial_")}
     assert set(shown) == set(keys)
     for key, value in keys.items():
-        assert shown[key] == faults.shown(value)
+        assert shown[key] == errors.shown(value)
 
 
 OF_TORCH = {"optimizer.momentum", "optimizer.nesterov", "optimizer.fused", "optimizer.betas", "optimizer.eps"}

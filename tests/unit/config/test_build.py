@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.config import build, storage
 from lockstep.config.compose import composed
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Open
 from lockstep.config.validation import check_tree, checked
 

@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from lockstep.config import overrides
 from lockstep.config.compose import DEFAULT, plain
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.foreign_names import NAMES
 from lockstep.config.options import groups
 from lockstep.config.targets import meant_key

@@ -4,7 +4,7 @@ import pytest
 from hydra.utils import get_object
 
 from lockstep.config import compose, measured, overrides, validation
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 
 F1 = "+task.metrics.f1._target_=torchmetrics.classification.MulticlassF1Score"
@@ -16,10 +16,10 @@ def config_of(*texts: str) -> Config:
     return validation.checked(compose.composed(texts))
 
 
-def faults(*texts: str) -> list[str]:
+def errors(*texts: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         overrides.check(texts, is_multirun=False)
-    return caught.value.faults
+    return caught.value.errors
 
 
 def watched(config: Config) -> tuple[object, object]:
@@ -60,14 +60,14 @@ def test_a_metric_of_the_configuration_is_measured_of_validation() -> None:
 
 
 def test_a_metric_that_nothing_measures_is_told_with_those_that_are() -> None:
-    (fault,) = faults(f"{MONITOR}=val/f1")
-    assert fault.startswith(f"{MONITOR}=val/f1 is never measured: choose from train/loss, train/accuracy, val/loss, ")
+    (error,) = errors(f"{MONITOR}=val/f1")
+    assert error.startswith(f"{MONITOR}=val/f1 is never measured: choose from train/loss, train/accuracy, val/loss, ")
 
 
 def test_what_a_callback_of_ones_own_may_log_needs_its_direction() -> None:
     own = "+callbacks.mine._target_=tests.support.callbacks.Impatient"
-    (fault,) = faults(own, f"{MONITOR}=val/mine")
-    assert fault == (
+    (error,) = errors(own, f"{MONITOR}=val/mine")
+    assert error == (
         "callbacks.checkpoint.mode=auto: nobody says whether more of val/mine is better: set "
         "callbacks.checkpoint.mode=min or max"
     )
@@ -75,12 +75,12 @@ def test_what_a_callback_of_ones_own_may_log_needs_its_direction() -> None:
 
 
 def test_the_worst_is_not_the_best() -> None:
-    (fault,) = faults(ECE, f"{MONITOR}=val/ece", "callbacks.checkpoint.mode=max")
-    assert fault.endswith("takes the worst val/ece for the best: set callbacks.checkpoint.mode=min")
+    (error,) = errors(ECE, f"{MONITOR}=val/ece", "callbacks.checkpoint.mode=max")
+    assert error.endswith("takes the worst val/ece for the best: set callbacks.checkpoint.mode=min")
 
 
 @pytest.mark.parametrize(
-    ("texts", "fault"),
+    ("texts", "error"),
     [
         (["task.label_smoothin=0"], "unknown key task.label_smoothin: did you mean task.label_smoothing?"),
         (["label_smoothing=0.2"], "unknown key label_smoothing: did you mean task.label_smoothing?"),
@@ -101,16 +101,16 @@ def test_the_worst_is_not_the_best() -> None:
         (["task.loss=mse"], "task.loss=mse must be a section of keys with _target_"),
     ],
 )
-def test_a_fault_of_a_task_names_its_key_and_its_cure(texts: list[str], fault: str) -> None:
-    assert any(fault in found for found in faults(*texts)), faults(*texts)
+def test_a_fault_of_a_task_names_its_key_and_its_cure(texts: list[str], error: str) -> None:
+    assert any(error in found for found in errors(*texts)), errors(*texts)
 
 
 def test_a_loss_of_ones_own_and_what_belongs_to_cross_entropy_exclude_each_other() -> None:
     loss = "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}"
-    cure = "is of cross-entropy, and task.loss=torch.nn.MultiMarginLoss takes its place"
-    assert faults(loss, "task.class_weights=[1.0,2.0]") == [
-        f"task.label_smoothing=0.1 {cure}: set task.label_smoothing=0",
-        f"task.class_weights=[1.0,2.0] {cure}: set task.class_weights=null",
+    hint = "is of cross-entropy, and task.loss=torch.nn.MultiMarginLoss takes its place"
+    assert errors(loss, "task.class_weights=[1.0,2.0]") == [
+        f"task.label_smoothing=0.1 {hint}: set task.label_smoothing=0",
+        f"task.class_weights=[1.0,2.0] {hint}: set task.class_weights=null",
     ]
     config_of(loss, "task.label_smoothing=0")
 

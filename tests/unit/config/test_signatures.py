@@ -116,17 +116,17 @@ def test_what_is_not_there_is_missing_with_the_names_that_are(target: str, what:
     assert near is None or near in caught.value.known
 
 
-def faults(**section: Any) -> list[str]:
-    return signatures.faults([{"callbacks": {"x": section}}])
+def errors(**section: Any) -> list[str]:
+    return signatures.errors([{"callbacks": {"x": section}}])
 
 
 @pytest.mark.usefixtures("_written")
 def test_whatever_a_module_raises_is_an_error_of_its_target() -> None:
     start = "callbacks.x._target_=written"
-    assert faults(_target_="written.needy.Net") == [
+    assert errors(_target_="written.needy.Net") == [
         f"{start}.needy.Net cannot be imported: ModuleNotFoundError: No module named 'not_installed_anywhere'"
     ]
-    assert faults(_target_="written.broken.Net") == [
+    assert errors(_target_="written.broken.Net") == [
         f"{start}.broken.Net cannot be imported: ZeroDivisionError: division by zero"
     ]
 
@@ -135,6 +135,6 @@ def test_whatever_a_module_raises_is_an_error_of_its_target() -> None:
 @pytest.mark.usefixtures("_written")
 def test_the_process_that_imports_finds_the_modules_of_this_one() -> None:
     tree = {"callbacks": {"x": {"_target_": "written.Circle", "colour": 3}}}
-    assert processes.call(signatures.faults, [tree]) == [
+    assert processes.call(signatures.errors, [tree]) == [
         "callbacks.x.colour=3 must be str or null, as Circle has it: write \"callbacks.x.colour='3'\""
     ]

@@ -1,4 +1,4 @@
-"""The check of a configuration: what passes, what every fault is told as, and what a saved one keeps."""
+"""The check of a configuration: what passes, what every error is told as, and what a saved one keeps."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ import yaml
 
 from lockstep.config import build, compose, overrides, resume, signatures, storage
 from lockstep.config.compose import Source, composed
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.options import groups
 from lockstep.config.schema import CALLED, Config, fields
 from lockstep.config.sections import Strategy, Trainer
@@ -41,11 +41,11 @@ def conf(tmp_path: Path) -> Path:
     return shutil.copytree(compose.CONF, tmp_path / "conf")
 
 
-def faults(*texts: str, is_multirun: bool = False, **places: Any) -> list[str]:
+def errors(*texts: str, is_multirun: bool = False, **places: Any) -> list[str]:
     try:
         overrides.check(texts, Source(**places), is_multirun=is_multirun)
     except ConfigError as error:
-        return error.faults
+        return error.errors
     return []
 
 
@@ -71,18 +71,18 @@ def faults(*texts: str, is_multirun: bool = False, **places: Any) -> list[str]:
     ],
 )
 def test_a_number_no_machine_can_count_to_is_a_fault(key: str, more: tuple[str, ...]) -> None:
-    (fault,) = (fault for fault in faults(*more, f"{key}=99999999999999999999") if fault.startswith(key))
-    assert fault == f"{key}=99999999999999999999 is too large: 2,147,483,647 at most"
+    (error,) = (error for error in errors(*more, f"{key}=99999999999999999999") if error.startswith(key))
+    assert error == f"{key}=99999999999999999999 is too large: 2,147,483,647 at most"
 
 
 def test_a_list_of_numbers_has_the_bound_of_each() -> None:
-    assert "trainer.loads=[99999999999999999999,1] is too large: 2,147,483,647 at most" in faults(
+    assert "trainer.loads=[99999999999999999999,1] is too large: 2,147,483,647 at most" in errors(
         "trainer.loads=[99999999999999999999,1]"
     )
 
 
 def test_a_seed_may_be_any_whole_number() -> None:
-    assert faults("seed=99999999999999999999", "data=synthetic", "data.seed=20261122134500") == []
+    assert errors("seed=99999999999999999999", "data=synthetic", "data.seed=20261122134500") == []
 
 
 def config_of(*texts: str) -> Config:
@@ -112,16 +112,16 @@ def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.Mon
     if choice.startswith("benchmark="):  # which training does not read
         overrides.check([f"+{choice}"], is_multirun=False, is_benchmark=True)
     else:
-        assert faults(choice, *needed, is_multirun=choice.startswith("search=")) == []
+        assert errors(choice, *needed, is_multirun=choice.startswith("search=")) == []
 
 
 def test_every_experiment_goes_with_every_debug_preset() -> None:
     pairs = [f"experiment={','.join(GROUPS['experiment'])}", f"debug={','.join(GROUPS['debug'])}"]
-    assert faults(*pairs, is_multirun=True) == []
+    assert errors(*pairs, is_multirun=True) == []
 
 
 def test_the_seed_0_is_a_seed() -> None:
-    assert faults("seed=0") == []
+    assert errors("seed=0") == []
     assert config_of("seed=0").seed == 0
 
 
@@ -137,16 +137,16 @@ def test_a_network_of_the_user_passes_with_the_parameters_it_has(
     (tmp_path / "conf" / "model" / "net.yaml").write_text("_target_: lockstep_users.Net\ndepth: 3\n")
     (tmp_path / "conf" / "model" / "grey.yaml").write_text("_target_: lockstep_users.Grey\n")
     added = tmp_path / "conf"
-    assert faults("model=net", "model.depth=4", added=added) == []
-    assert faults("model=net", "model.depth=deep", added=added) == ["model.depth=deep must be int, as Net has it"]
-    assert faults("model=net", "model.dept=4", added=added) == ["unknown key model.dept: did you mean model.depth?"]
-    assert faults("model=net", "~model.depth", added=added) == [
+    assert errors("model=net", "model.depth=4", added=added) == []
+    assert errors("model=net", "model.depth=deep", added=added) == ["model.depth=deep must be int, as Net has it"]
+    assert errors("model=net", "model.dept=4", added=added) == ["unknown key model.dept: did you mean model.depth?"]
+    assert errors("model=net", "~model.depth", added=added) == [
         "model.depth is missing: Net needs it, add +model.depth=..."
     ]
-    assert faults("model=net", "+model.num_classes=4", added=added) == [
+    assert errors("model=net", "+model.num_classes=4", added=added) == [
         "model.num_classes is set by the training itself: remove it"
     ]
-    assert faults("model=grey", added=added) == [
+    assert errors("model=grey", added=added) == [
         "model._target_=lockstep_users.Grey does not take in_channels from the training"
     ]
 
@@ -197,7 +197,7 @@ def test_a_custom_optimizer_has_no_key_of_another_one(greedy: Path) -> None:
     assert section_of("optimizer", "optimizer._target_=lockstep_greedy.sgd", "optimizer.lr=1", added=greedy) == {
         "lr": 1
     }
-    assert faults("optimizer._target_=lockstep_greedy.sgd", added=greedy) == [
+    assert errors("optimizer._target_=lockstep_greedy.sgd", added=greedy) == [
         "optimizer.lr is missing: sgd needs it, add +optimizer.lr=..."
     ]
 
@@ -213,7 +213,7 @@ def test_a_target_in_a_file_of_its_own_has_the_keys_it_has_there(greedy: Path) -
 
 
 def test_values_that_only_hydra_knows_are_left_to_the_job() -> None:
-    assert faults("name=${hydra:job.num}", "callbacks.pictures.num_images=${hydra:job.num}") == []
+    assert errors("name=${hydra:job.num}", "callbacks.pictures.num_images=${hydra:job.num}") == []
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: s
         assert own == {*signature.names} - supplied - of_the_run
 
 
-# -- every fault, with its key and its cure ----------------------------------------------------------------------------
+# -- every error, with its key and its hint ----------------------------------------------------------------------------
 
 FAULTS = {
     # unknown keys
@@ -346,7 +346,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("text", FAULTS)
 def test_a_fault_names_its_key_and_its_cure(text: str) -> None:
-    found = faults(text)
+    found = errors(text)
     assert len(found) == 1
     assert "\n" not in found[0]
     for part in FAULTS[text]:
@@ -354,11 +354,11 @@ def test_a_fault_names_its_key_and_its_cure(text: str) -> None:
 
 
 def test_a_parameter_of_the_class_can_be_added_with_plus() -> None:
-    assert faults("+optimizer.dampening=0.1", "optimizer.nesterov=false", "+callbacks.timer.interval=epoch") == []
+    assert errors("+optimizer.dampening=0.1", "optimizer.nesterov=false", "+callbacks.timer.interval=epoch") == []
 
 
 def schedule(name: str, *more: str) -> list[str]:
-    return faults("scheduler=constant", f"scheduler._target_=torch.optim.lr_scheduler.{name}", *more)
+    return errors("scheduler=constant", f"scheduler._target_=torch.optim.lr_scheduler.{name}", *more)
 
 
 def test_a_schedule_of_torchs_gets_what_it_asks_for_and_no_more() -> None:
@@ -366,45 +366,45 @@ def test_a_schedule_of_torchs_gets_what_it_asks_for_and_no_more() -> None:
     assert schedule("OneCycleLR", "+scheduler.max_lr=0.1") == []
     assert schedule("ReduceLROnPlateau", "+scheduler.patience=3") == []
     assert schedule("StepLR") == ["scheduler.step_size is missing: StepLR needs it, add +scheduler.step_size=..."]
-    (fault,) = schedule("OneCycleLR", "+scheduler.max_lr=0.1", "+scheduler.total_steps=9")
-    assert fault == "scheduler.total_steps is set by the training itself: remove it"
-    (fault,) = schedule("ReduceLROnPlateau", "+scheduler.mode=min")
-    assert fault == "scheduler.mode is set by the training itself: remove it"
-    (fault,) = schedule("StepLR", "+scheduler.step_size=3", "+scheduler._interval_=batch")
-    assert fault == "scheduler._interval_=batch must be step|epoch"
+    (error,) = schedule("OneCycleLR", "+scheduler.max_lr=0.1", "+scheduler.total_steps=9")
+    assert error == "scheduler.total_steps is set by the training itself: remove it"
+    (error,) = schedule("ReduceLROnPlateau", "+scheduler.mode=min")
+    assert error == "scheduler.mode is set by the training itself: remove it"
+    (error,) = schedule("StepLR", "+scheduler.step_size=3", "+scheduler._interval_=batch")
+    assert error == "scheduler._interval_=batch must be step|epoch"
 
 
 def test_a_network_that_its_library_does_not_have_is_told_with_names_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    (fault,) = faults("model=torchvision", "model.name=resnet19")
-    assert fault.startswith("model.name=resnet19 is no network of torchvision: did you mean resnet18 or ")
-    (fault,) = faults("model=timm", "model.name=resnet19.a1_in1k")
-    assert fault.startswith("model.name=resnet19.a1_in1k is no network of timm: did you mean ")
-    (fault,) = faults("model=timm", "model.name=resnet18", "model.pretrained=1")
-    assert fault == "model.pretrained=1 must be true|false or a path, as timm has it"
+    (error,) = errors("model=torchvision", "model.name=resnet19")
+    assert error.startswith("model.name=resnet19 is no network of torchvision: did you mean resnet18 or ")
+    (error,) = errors("model=timm", "model.name=resnet19.a1_in1k")
+    assert error.startswith("model.name=resnet19.a1_in1k is no network of timm: did you mean ")
+    (error,) = errors("model=timm", "model.name=resnet18", "model.pretrained=1")
+    assert error == "model.pretrained=1 must be true|false or a path, as timm has it"
     monkeypatch.setattr(signatures, "is_there", lambda package: package != "timm")
-    (fault,) = faults("model=timm", "model.name=resnet18")
-    assert fault.endswith("needs the package timm, which is not here: install it by: pip install 'lockstep[timm]'")
+    (error,) = errors("model=timm", "model.name=resnet18")
+    assert error.endswith("needs the package timm, which is not here: install it by: pip install 'lockstep[timm]'")
 
 
 def test_a_logger_whose_package_is_not_installed_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert faults("logger=wandb") == faults("logger=[csv,tensorboard]") == []
-    assert faults("logger=wandb", "logger.wandb.projct=x") == [
+    assert errors("logger=wandb") == errors("logger=[csv,tensorboard]") == []
+    assert errors("logger=wandb", "logger.wandb.projct=x") == [
         "unknown key logger.wandb.projct: did you mean logger.wandb.project?"
     ]
     monkeypatch.setattr(signatures, "is_there", lambda package: package != "wandb")
-    cure = "needs the package wandb, which is not here: install it by: pip install 'lockstep[wandb]'"
-    assert faults("logger=wandb") == [f"logger.wandb {cure}"]
+    hint = "needs the package wandb, which is not here: install it by: pip install 'lockstep[wandb]'"
+    assert errors("logger=wandb") == [f"logger.wandb {hint}"]
     lightnings = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
-    assert faults(lightnings) == [f"logger.mine {cure}"]
-    assert faults("logger=csv") == []
+    assert errors(lightnings) == [f"logger.mine {hint}"]
+    assert errors("logger=csv") == []
 
 
 @pytest.mark.parametrize("name", ["LBFGS", "Adagrad", "RMSprop"])
 def test_an_optimizer_that_computes_the_loss_again_is_refused(name: str) -> None:
     removed = [f"~optimizer.{key}" for key in ("momentum", "nesterov", "weight_decay", "fused")]
-    found = faults(f"optimizer._target_=torch.optim.{name}", *removed)
+    found = errors(f"optimizer._target_=torch.optim.{name}", *removed)
     expected = f"optimizer._target_=torch.optim.{name} computes the loss several times a step, which the training does "
-    assert [fault.startswith(expected) for fault in found] == ([True] if name == "LBFGS" else [])
+    assert [error.startswith(expected) for error in found] == ([True] if name == "LBFGS" else [])
 
 
 def callback(kind: str, more: str = "") -> str:
@@ -447,16 +447,16 @@ def test_of_lightnings_callbacks_it_is_known_which_work() -> None:
 
 @pytest.mark.parametrize("kind", WORKING)
 def test_a_callback_of_lightnings_that_works_passes(kind: str) -> None:
-    assert faults(callback(kind, WORKING[kind])) == []
+    assert errors(callback(kind, WORKING[kind])) == []
 
 
 @pytest.mark.parametrize("kind", INSTEAD)
 def test_a_callback_that_assumes_another_training_is_told_with_what_to_use_instead(kind: str) -> None:
     more, instead = INSTEAD[kind]
-    (fault,) = faults(callback(kind, more))
-    assert fault.startswith("callbacks.x")
-    assert kind in fault
-    assert instead in fault
+    (error,) = errors(callback(kind, more))
+    assert error.startswith("callbacks.x")
+    assert kind in error
+    assert instead in error
 
 
 @pytest.mark.parametrize(
@@ -470,28 +470,28 @@ def test_a_callback_that_assumes_another_training_is_told_with_what_to_use_inste
 )
 def test_two_callbacks_whose_states_lightning_cannot_tell_apart_are_refused(text: str, kept: str) -> None:
     group = kept.removeprefix("callbacks.")
-    (fault,) = faults(text, f"callbacks={group if group in ('early_stopping', 'ema') else 'default'}")
-    assert fault.startswith("callbacks.x is a second ")
-    assert fault.endswith(f"that Lightning cannot tell from {kept}: change {kept} instead")
+    (error,) = errors(text, f"callbacks={group if group in ('early_stopping', 'ema') else 'default'}")
+    assert error.startswith("callbacks.x is a second ")
+    assert error.endswith(f"that Lightning cannot tell from {kept}: change {kept} instead")
 
 
 def test_statistics_of_cpus_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signatures, "is_there", lambda package: package != "psutil")
-    (fault,) = faults(callback("DeviceStatsMonitor"))
-    assert fault == "callbacks.x needs the package psutil, which is not here: install it by: pip install psutil"
+    (error,) = errors(callback("DeviceStatsMonitor"))
+    assert error == "callbacks.x needs the package psutil, which is not here: install it by: pip install psutil"
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
-    assert faults(callback("DeviceStatsMonitor")) == []
-    (fault,) = faults(callback("DeviceStatsMonitor", ", cpu_stats: true"))
-    assert "psutil" in fault
+    assert errors(callback("DeviceStatsMonitor")) == []
+    (error,) = errors(callback("DeviceStatsMonitor", ", cpu_stats: true"))
+    assert "psutil" in error
 
 
 @pytest.mark.parametrize("kind", ["LearningRateMonitor", "DeviceStatsMonitor"])
 def test_without_a_logger_nothing_needs_one(kind: str) -> None:
-    assert faults("logger=none") == []
+    assert errors("logger=none") == []
     monitor = callback(kind, WORKING[kind])
-    assert faults(monitor) == []
-    (fault,) = faults(monitor, "logger=none")
-    assert fault.startswith("callbacks.x needs a logger")
+    assert errors(monitor) == []
+    (error,) = errors(monitor, "logger=none")
+    assert error.startswith("callbacks.x needs a logger")
 
 
 def test_overfitting_switches_every_augmentation_off() -> None:
@@ -503,13 +503,13 @@ def test_overfitting_switches_every_augmentation_off() -> None:
 def test_scaling_needs_a_learning_rate_to_scale() -> None:
     texts = ["scale_with_workers=true", "optimizer._target_=torch.optim.Adagrad"]
     texts += [f"~optimizer.{name}" for name in ("lr", "momentum", "nesterov")]
-    assert faults(*texts) == [
+    assert errors(*texts) == [
         "scale_with_workers=true multiplies optimizer.lr, but it has no value: add +optimizer.lr=..."
     ]
 
 
 def test_all_faults_come_at_once_and_none_twice() -> None:
-    found = faults(
+    found = errors(
         "trainer.max_epoch=3",  # unknown
         "seed=-1",  # out of range
         "name=${nope}",  # unresolvable
@@ -523,15 +523,15 @@ def test_all_faults_come_at_once_and_none_twice() -> None:
     keys += ["trainer.accumulate_grad_batches", "trainer.devices=[0]"]
     assert len(found) == len(keys)
     for key in keys:
-        assert sum(key in fault for fault in found) == 1, key
+        assert sum(key in error for error in found) == 1, key
 
 
 def test_all_errors_of_what_is_called_come_in_one_message_where_there_are_no_others() -> None:
     texts = ["+callbacks.timer.foo=1", "+optimizer.maximize=2", "+logger.x._target_=nowhere.Logger"]
     expected = ["optimizer.maximize=2 must", "unknown key callbacks.timer.foo", "logger.x._target_=nowhere.Logger"]
-    for fault, start in zip(faults(*texts), expected, strict=True):
-        assert fault.startswith(start)
-    assert faults(*texts, "seed=-1") == ["seed=-1 must be int >= 0"]
+    for error, start in zip(errors(*texts), expected, strict=True):
+        assert error.startswith(start)
+    assert errors(*texts, "seed=-1") == ["seed=-1 must be int >= 0"]
 
 
 def test_a_wrong_line_in_a_yaml_file_is_found_like_one_on_the_command_line(conf: Path) -> None:
@@ -539,12 +539,12 @@ def test_a_wrong_line_in_a_yaml_file_is_found_like_one_on_the_command_line(conf:
         file.write("max_epoch: 3\n")
     callbacks = conf / "callbacks" / "default.yaml"
     callbacks.write_text(callbacks.read_text().replace("timer:\n", "timer:\n  duraton: 3\n"))
-    found = faults("seed=x", conf=conf)
+    found = errors("seed=x", conf=conf)
     assert sorted(found) == [
         "seed=x must be int >= 0",
         "unknown key trainer.max_epoch: did you mean trainer.max_epochs?",
     ]
-    assert faults("~trainer.max_epoch", conf=conf) == [
+    assert errors("~trainer.max_epoch", conf=conf) == [
         "unknown key callbacks.timer.duraton: did you mean callbacks.timer.duration?"
     ]
 
@@ -552,22 +552,22 @@ def test_a_wrong_line_in_a_yaml_file_is_found_like_one_on_the_command_line(conf:
 def test_a_broken_yaml_file_is_named_with_its_line(conf: Path) -> None:
     (conf / "experiment" / "broken.yaml").write_text("trainer: [\n")
     (conf / "experiment" / "lost.yaml").write_text("# @package _global_\ndefaults:\n  - override /data: nope\n")
-    (found,) = faults("experiment=broken", conf=conf)
+    (found,) = errors("experiment=broken", conf=conf)
     assert "broken.yaml" in found
     assert "line 2" in found
-    (found,) = faults("experiment=lost", conf=conf)
+    (found,) = errors("experiment=lost", conf=conf)
     assert found.startswith("experiment=lost: ")
     assert "Could not find 'data/nope' Available options in 'data': cifar10 dataset digits" in found
     (conf / "config.yaml").write_text("trainer: [\n")
-    (found,) = faults("seed=1", conf=conf)
+    (found,) = errors("seed=1", conf=conf)
     assert "config.yaml" in found
 
 
 def test_a_folder_or_file_of_configurations_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert faults(added=tmp_path / "nope") == [
+    assert errors(added=tmp_path / "nope") == [
         f"there is no folder {tmp_path}/nope: correct the path of the configuration"
     ]
-    assert faults(name="nope") == [f"there is no nope.yaml in {compose.CONF}: correct --config-name"]
+    assert errors(name="nope") == [f"there is no nope.yaml in {compose.CONF}: correct --config-name"]
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
@@ -575,7 +575,7 @@ def test_a_folder_or_file_of_configurations_that_is_not_there_is_named(tmp_path:
 
 def test_every_value_of_a_sweep_is_tried() -> None:
     def swept(*texts: str) -> list[str]:
-        return faults(*texts, is_multirun=True)
+        return errors(*texts, is_multirun=True)
 
     assert swept("optimizer.lr=0.1,0.2", "seed=range(0,3)", "model=glob(resnet18*)") == []
     wanted = "must be float > 0 or null"
@@ -593,13 +593,13 @@ def test_every_value_of_a_sweep_is_tried() -> None:
 
 
 def test_values_of_a_sweep_that_conflict_only_together_are_found() -> None:
-    (found,) = faults("optimizer.nesterov=false,true", "optimizer.momentum=0.9,0", is_multirun=True)
+    (found,) = errors("optimizer.nesterov=false,true", "optimizer.momentum=0.9,0", is_multirun=True)
     assert found.startswith("optimizer._target_=torch.optim.SGD: Nesterov momentum requires a momentum")
 
 
 def test_of_a_large_sweep_the_first_jobs_are_checked() -> None:
     wide = f"seed={','.join(map(str, range(200)))}"
-    assert faults(wide, "global_batch_size=64,0", is_multirun=True) == ["global_batch_size=0 must be int >= 1"]
+    assert errors(wide, "global_batch_size=64,0", is_multirun=True) == ["global_batch_size=0 must be int >= 1"]
     plan = overrides.check([wide], is_multirun=True)
     assert len(plan.configs) == MAX_CHECKED
 
@@ -616,16 +616,16 @@ def test_the_command_tells_both_faults_in_one_output_and_leaves_with_code_2() ->
     assert run.stderr.splitlines() == [
         "config error: unknown key optimizer.lrr: did you mean optimizer.lr?",
         "config error: seed=-1 must be int >= 0",
-        "2 faults; nothing was started. See --help.",
+        "2 errors; nothing was started. See --help.",
     ]
 
 
 def test_neither_the_check_nor_the_help_imports_torch() -> None:
     code = (
-        "import sys; from lockstep.cli import help; from lockstep.config import faults, overrides\n"
+        "import sys; from lockstep.cli import help; from lockstep.config import errors, overrides\n"
         "overrides.check(['optimizer=adamw', 'callbacks=early_stopping'], is_multirun=False)\n"
         "try: overrides.check(['seed=x', 'optimizer.lrr=1', '+callbacks.timer.foo=1'], is_multirun=False)\n"
-        "except faults.ConfigError: pass\n"
+        "except errors.ConfigError: pass\n"
         "help.show()\n"
         "assert not {'torch', 'lightning', 'numpy', 'sklearn'} & set(sys.modules)"
     )
@@ -661,12 +661,12 @@ def test_a_resume_refuses_another_run_with_every_fault() -> None:
     texts = ["seed=1", "optimizer.lr=0.2", "data=synthetic", "trainer.limit_train_batches=3", "trainer.loads=[1,1]"]
     with pytest.raises(ConfigError) as caught:
         resumed(saved, "resume=x", *texts)
-    found = caught.value.faults
+    found = caught.value.errors
     starts = ["seed=1 ", "data._target_=", "optimizer.lr=0.2 cannot change on resume, this run has 0.1: leave it out"]
     starts += ["trainer.limit_train_batches=3 ", "trainer.loads=[1,1] has 2 entries for 1 worker"]
     assert len(found) == len(starts)
-    for fault, start in zip(found, starts, strict=True):
-        assert fault.startswith(start)
+    for error, start in zip(found, starts, strict=True):
+        assert error.startswith(start)
 
 
 FREE_SECTIONS = ("cluster", "launcher", "logger", "notify", "sweep")
@@ -716,7 +716,7 @@ def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "fault"),
+    ("texts", "error"),
     [
         (
             ["trainer.gradient_clip_norm=1"],
@@ -745,11 +745,11 @@ def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
         (["+callbacks.last.monitor=val/loss", "+callbacks.last.mode=min"], "callbacks.last.monitor=val/loss cannot"),
     ],
 )
-def test_a_resume_refuses_what_changes_weights_or_the_choice_of_the_best(texts: list[str], fault: str) -> None:
+def test_a_resume_refuses_what_changes_weights_or_the_choice_of_the_best(texts: list[str], error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resumed(config_of(), "resume=x", *texts)
-    assert caught.value.faults[0].startswith(fault)
-    assert caught.value.faults[0].endswith("leave it out, or start a new run")
+    assert caught.value.errors[0].startswith(error)
+    assert caught.value.errors[0].endswith("leave it out, or start a new run")
 
 
 def test_a_key_of_ones_own_data_is_frozen_though_ours_of_that_name_is_free() -> None:
@@ -768,8 +768,8 @@ def test_overrides_of_a_resume_apply_to_the_options_of_the_run() -> None:
     assert config.data.model_dump() == saved.data.model_dump() | changed
     with pytest.raises(ConfigError) as caught:
         resumed(saved, "resume=x", "data.num_worker=1", "optimizer.momentum=0.5", "optimizer.eps=1.0")
-    assert caught.value.faults[0].startswith("unknown key data.num_worker: did you mean data.num_workers?")
-    assert any("optimizer.momentum" in fault for fault in caught.value.faults)
+    assert caught.value.errors[0].startswith("unknown key data.num_worker: did you mean data.num_workers?")
+    assert any("optimizer.momentum" in error for error in caught.value.errors)
     assert "optimizer.eps=1.0 cannot change on resume, this run has 1e-08" in str(caught.value)
 
 
@@ -828,7 +828,7 @@ def test_a_saved_configuration_that_does_not_fit_is_told_with_its_path(saved: Pa
     saved.write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError) as caught:
         storage.load(saved)
-    assert all(fault.startswith(f"{saved}: ") for fault in caught.value.faults)
+    assert all(error.startswith(f"{saved}: ") for error in caught.value.errors)
     assert "trainer.deterministic is missing" in str(caught.value)
     assert "unknown key trainer.old_key" in str(caught.value)
     for text, reason in (("- 1\n", "holds no configuration"), ("a: [\n", "cannot be read")):

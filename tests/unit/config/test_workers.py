@@ -29,8 +29,8 @@ def test_a_run_of_several_machines_is_used_on_one(asked: int | None) -> None:
     assert resolve_workers(config).world_size == (asked or 3)
 
 
-def faults(config: Config) -> list[str]:
-    return list(resolve_workers(config).faults)
+def errors(config: Config) -> list[str]:
+    return list(resolve_workers(config).errors)
 
 
 class Machine:
@@ -65,12 +65,12 @@ class Machine:
 
     def workers(self, **settings: object) -> Workers:
         config = self.config(**settings)  # pyright: ignore[reportArgumentType]
-        assert faults(config) == []
+        assert errors(config) == []
         return resolve_workers(config)
 
-    def fault(self, **settings: object) -> str:
-        (fault,) = faults(self.config(**settings))  # pyright: ignore[reportArgumentType]
-        return fault
+    def error(self, **settings: object) -> str:
+        (error,) = errors(self.config(**settings))  # pyright: ignore[reportArgumentType]
+        return error
 
 
 @pytest.fixture
@@ -95,14 +95,14 @@ def test_auto_takes_every_gpu_and_single_device_one(machine: Machine) -> None:
 
 def test_more_gpus_than_there_are_is_a_fault_with_the_cure(machine: Machine) -> None:
     machine.has_gpus(2)
-    assert machine.fault(devices=4) == (
+    assert machine.error(devices=4) == (
         "trainer.devices=4, but this machine has 2 GPUs: use trainer.devices=2, or strategy=cpu for 4 CPU processes"
     )
-    assert machine.fault(devices=[0, 2]) == (
+    assert machine.error(devices=[0, 2]) == (
         "trainer.devices=[0,2], but this machine has 2 GPUs: use numbers from 0 to 1"
     )
     machine.has_gpus(0)
-    assert machine.fault(devices=[0, 1]) == (
+    assert machine.error(devices=[0, 1]) == (
         "trainer.devices=[0,1], but this machine has no GPUs: use trainer.devices=2"
     )
 
@@ -110,8 +110,8 @@ def test_more_gpus_than_there_are_is_a_fault_with_the_cure(machine: Machine) -> 
 def test_a_list_of_gpus_names_each_once(machine: Machine) -> None:
     machine.has_gpus(2)
     for devices in ([0, 0], []):
-        assert "must list each GPU once, and at least one" in machine.fault(devices=devices)
-    assert "names GPUs, but strategy=cpu uses none" in machine.fault(strategy="cpu", devices=[0])
+        assert "must list each GPU once, and at least one" in machine.error(devices=devices)
+    assert "names GPUs, but strategy=cpu uses none" in machine.error(strategy="cpu", devices=[0])
 
 
 def test_more_processes_than_cores_and_memory_carry_are_a_fault_with_the_reason_and_the_cure(
@@ -125,13 +125,13 @@ def test_more_processes_than_cores_and_memory_carry_are_a_fault_with_the_reason_
         "use fewer, or raise trainer.process_limit"
     )
     for devices in (33, 2**31 - 1):
-        assert machine.fault(strategy="cpu", devices=devices) == machine.fault(devices=devices) == told.format(devices)
+        assert machine.error(strategy="cpu", devices=devices) == machine.error(devices=devices) == told.format(devices)
     assert machine.workers(devices=64, process_limit=64).num_local == 64
-    assert machine.fault(devices=5, process_limit=4) == (
+    assert machine.error(devices=5, process_limit=4) == (
         "trainer.devices=5 is above trainer.process_limit=4: use fewer, or raise trainer.process_limit"
     )
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 4 * 2**30)
-    assert machine.fault(devices=9) == (
+    assert machine.error(devices=9) == (
         "trainer.devices=9 is above 8 worker processes, 0.5 GiB for each in 4.0 GiB of memory: "
         "use fewer, or raise trainer.process_limit"
     )
@@ -147,7 +147,7 @@ def test_processes_that_somebody_else_started_are_not_counted_again(
 
 def test_gpus_are_as_many_as_there_are_whatever_number_is_asked_for(machine: Machine) -> None:
     machine.has_gpus(2)
-    assert machine.fault(devices=2**31 - 1).startswith("trainer.devices=2147483647, but this machine has 2 GPUs")
+    assert machine.error(devices=2**31 - 1).startswith("trainer.devices=2147483647, but this machine has 2 GPUs")
     assert machine.workers(devices=2, process_limit=1).num_local == 2  # GPUs are their own bound
 
 
@@ -155,35 +155,35 @@ def test_processes_that_decode_images_have_a_bound_too(machine: Machine, monkeyp
     monkeypatch.setattr(hardware, "num_cores", lambda: 2)
     folder = plain(composed(["data=image_folder", "data.root=x", "data.memory=stream", "data.num_workers=17"]))[0]
     streamed = machine.config(devices=2).model_copy(update={"data": check_tree(folder).data})
-    assert faults(streamed) == [
+    assert errors(streamed) == [
         "data.num_workers=17 of each of 2 workers are 34 processes, above 32, 16 for each of 2 cores: "
         "use fewer, or raise trainer.process_limit"
     ]
     raised = streamed.trainer.model_copy(update={"process_limit": 34})
-    assert faults(streamed.model_copy(update={"trainer": raised})) == []
+    assert errors(streamed.model_copy(update={"trainer": raised})) == []
 
 
 def test_a_single_device_is_one_worker(machine: Machine) -> None:
-    assert machine.fault(strategy="single_device", devices=2).startswith("strategy=single_device has one worker, not 2")
+    assert machine.error(strategy="single_device", devices=2).startswith("strategy=single_device has one worker, not 2")
 
 
 def test_nccl_needs_gpus(machine: Machine) -> None:
-    assert "process_group_backend=nccl needs GPUs" in machine.fault(backend="nccl")
+    assert "process_group_backend=nccl needs GPUs" in machine.error(backend="nccl")
     machine.has_gpus(1)
     assert machine.workers(backend="nccl") == Workers(1, 1, (0,))
-    assert "process_group_backend=nccl needs GPUs" in machine.fault(backend="nccl", strategy="cpu")
+    assert "process_group_backend=nccl needs GPUs" in machine.error(backend="nccl", strategy="cpu")
 
 
 def test_compiling_on_a_cpu_needs_a_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = machine.config().model_copy(update={"compile": True})
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++" if name == "g++" else None)
-    assert faults(compiled) == []
+    assert errors(compiled) == []
     monkeypatch.setattr("shutil.which", lambda name: None)
-    (fault,) = faults(compiled)
-    assert fault.startswith("compile=true needs a C++ compiler")
-    assert faults(machine.config()) == []
+    (error,) = errors(compiled)
+    assert error.startswith("compile=true needs a C++ compiler")
+    assert errors(machine.config()) == []
     machine.has_gpus(1)
-    assert faults(compiled) == []
+    assert errors(compiled) == []
 
 
 def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,17 +192,17 @@ def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, m
 
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++")
     # without GPUs there are no graphs: it compiles as compile=true does
-    assert faults(graphs(devices=2, accumulate_grad_batches=2)) == []
+    assert errors(graphs(devices=2, accumulate_grad_batches=2)) == []
     machine.has_gpus(2)
-    assert faults(graphs(devices=1)) == []
-    assert faults(graphs(strategy="cpu", devices=2)) == []
-    assert faults(graphs(devices=2, accumulate_grad_batches=2, compile=True)) == []
-    assert faults(graphs(devices=1, accumulate_grad_batches=2)) == [
+    assert errors(graphs(devices=1)) == []
+    assert errors(graphs(strategy="cpu", devices=2)) == []
+    assert errors(graphs(devices=2, accumulate_grad_batches=2, compile=True)) == []
+    assert errors(graphs(devices=1, accumulate_grad_batches=2)) == [
         "compile=reduce-overhead and trainer.accumulate_grad_batches=2: a CUDA graph overwrites the gradients of the "
         "last micro-batch, use compile=true, or trainer.accumulate_grad_batches=1"
     ]
-    (fault,) = faults(graphs())
-    assert fault == (
+    (error,) = errors(graphs())
+    assert error == (
         "compile=reduce-overhead is for one GPU, not for 2 workers: CUDA graphs of several can hang when one leaves, "
         "use compile=true, or trainer.devices=1"
     )
@@ -211,26 +211,26 @@ def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, m
 def test_loads_are_one_for_each_worker_and_not_all_zero(machine: Machine) -> None:
     machine.has_gpus(2)
     assert machine.workers(loads=[2, 0]).world_size == 2
-    assert machine.fault(loads=[2, 1, 1]).startswith("trainer.loads=[2,1,1] has 3 entries for 2 workers: give one")
-    assert machine.fault(loads=[0, 0]) == "trainer.loads=[0,0]: at least one worker needs a load above 0"
+    assert machine.error(loads=[2, 1, 1]).startswith("trainer.loads=[2,1,1] has 3 entries for 2 workers: give one")
+    assert machine.error(loads=[0, 0]) == "trainer.loads=[0,0]: at least one worker needs a load above 0"
 
 
 def test_nodes_need_a_launcher(machine: Machine) -> None:
     machine.has_gpus(4)
-    assert "trainer.num_nodes=2 needs a launcher on every node: torchrun --nnodes=2" in machine.fault(num_nodes=2)
+    assert "trainer.num_nodes=2 needs a launcher on every node: torchrun --nnodes=2" in machine.error(num_nodes=2)
     machine.is_in_torchrun(8)
     assert machine.workers(num_nodes=2) == Workers(4, 2, (0, 1, 2, 3))
 
 
 def test_an_outer_launcher_must_have_started_what_is_asked_for(machine: Machine) -> None:
     machine.is_in_srun(1)
-    assert machine.fault(devices=2) == (
+    assert machine.error(devices=2) == (
         "trainer.devices=2 asks for 2 workers, but srun started 1 process: "
         "start it with srun --nodes=1 --ntasks-per-node=2 python train.py ..."
     )
     machine.is_in_torchrun(3)
     assert machine.workers() == Workers(3, 1, ())
-    assert machine.fault(devices=2) == (
+    assert machine.error(devices=2) == (
         "trainer.devices=2 asks for 2 workers, but torchrun started 3 processes: "
         "start it with torchrun --nproc-per-node=2 train.py ..."
     )
@@ -239,7 +239,7 @@ def test_an_outer_launcher_must_have_started_what_is_asked_for(machine: Machine)
 def test_more_workers_than_gpus_is_a_fault_also_when_the_launcher_started_them(machine: Machine) -> None:
     machine.has_gpus(2)
     machine.is_in_torchrun(4)
-    assert machine.fault().startswith("torchrun started 4 workers for a machine with 2 GPUs: start 2, set trainer.num_")
+    assert machine.error().startswith("torchrun started 4 workers for a machine with 2 GPUs: start 2, set trainer.num_")
     assert machine.workers(strategy="cpu") == Workers(4, 1, ())
 
 
@@ -261,7 +261,7 @@ def test_tasks_of_several_machines_see_gpus_of_their_own_too(machine: Machine) -
     machine.has_gpus(1)
     machine.is_in_srun(4, gpus_on_node=2)
     assert machine.workers(num_nodes=2) == machine.workers(num_nodes=2, devices=2) == Workers(2, 2, (0, 0))
-    assert "set trainer.num_nodes if they are on several machines" in machine.fault()
+    assert "set trainer.num_nodes if they are on several machines" in machine.error()
 
 
 def test_tasks_that_see_the_same_gpus_take_one_each(machine: Machine) -> None:
@@ -277,19 +277,19 @@ def test_tasks_that_see_the_same_gpus_take_one_each(machine: Machine) -> None:
 def test_tasks_that_share_too_few_gpus_are_a_fault_with_the_cure(machine: Machine) -> None:
     machine.has_gpus(1)
     machine.is_in_srun(2, gpus_on_node=1)
-    assert machine.fault() == (
+    assert machine.error() == (
         "srun started 2 workers for a machine with 1 GPU: start 1, give each a GPU of its own "
         "(srun --gpus-per-task=1), set trainer.num_nodes if they are on several machines, or choose strategy=cpu"
     )
     machine.has_gpus(2)
     machine.is_in_srun(4, gpus_on_node=4)  # --gpu-bind=closest: two tasks to a pair
-    assert "srun started 4 workers for a machine with 2 GPUs" in machine.fault()
+    assert "srun started 4 workers for a machine with 2 GPUs" in machine.error()
 
 
 def test_gpus_that_each_task_sees_alone_have_no_numbers_to_name(machine: Machine) -> None:
     machine.has_gpus(1)
     machine.is_in_srun(2, gpus_on_node=2)
-    assert machine.fault(devices=[0, 1]) == (
+    assert machine.error(devices=[0, 1]) == (
         "trainer.devices=[0,1] names GPUs, but srun gives each task its own, which is number 0 to it: "
         "use trainer.devices=2"
     )
@@ -299,4 +299,4 @@ def test_only_srun_says_how_many_gpus_its_tasks_have_together(machine: Machine) 
     machine.has_gpus(1)
     machine.is_in_srun(1, gpus_on_node=4)
     machine.is_in_torchrun(4)  # within that one task
-    assert machine.fault().startswith("torchrun started 4 workers for a machine with 1 GPU: start 1, set trainer.num_")
+    assert machine.error().startswith("torchrun started 4 workers for a machine with 1 GPU: start 1, set trainer.num_")

@@ -14,7 +14,7 @@ from lockstep.data.sampler import positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.data.transforms.boxes import erasing, inside
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.partition import Share, interval
+from lockstep.distributed.partition import Shard, interval
 from lockstep.distributed.rng import generator
 
 OFF = Augment(
@@ -24,30 +24,30 @@ FILLED = replace(OFF, crop_padding=3, flip=True, cutout=4)
 ALL_PARTS = replace(FILLED, flip="alternating", erasing=0.5, trivial=True, mixup=0.5, cutmix=1.0)
 
 
-def whole(size: int, *, epoch: int = 0, step: int = 0) -> Share:
-    return Share(epoch, step, step, size, 0, size, size)
+def whole(size: int, *, epoch: int = 0, step: int = 0) -> Shard:
+    return Shard(epoch, step, step, size, 0, size, size)
 
 
 def random_images(*shape: int) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def batch_of(augment: Augment, images: Tensor, share: Share) -> Batch:
+def batch_of(augment: Augment, images: Tensor, shard: Shard) -> Batch:
     """The share as the loader gives it: labels and data set indices tell the positions in `images`."""
-    read = positions(share, with_partner=augment.needs_partner)
-    return Batch(images[read], 10 * read, 100 + read, share)
+    read = positions(shard, with_partner=augment.needs_partner)
+    return Batch(images[read], 10 * read, 100 + read, shard)
 
 
 def augmented(augment: Augment, images: Tensor, *, epoch: int = 0) -> Tensor:
-    share = whole(len(images), epoch=epoch)
-    return augment(batch_of(augment, images, share)).inputs
+    shard = whole(len(images), epoch=epoch)
+    return augment(batch_of(augment, images, shard)).inputs
 
 
-def one_by_one(augment: Augment, images: Tensor, share: Share) -> Tensor:
+def one_by_one(augment: Augment, images: Tensor, shard: Shard) -> Tensor:
     """Slice, flip and paint one sample at a time: the slow way."""
     changed = []
     height, width = images.shape[-2:]
-    draws = augment.draw(share, height, width)
+    draws = augment.draw(shard, height, width)
     fill = torch.tensor(augment.fill, dtype=torch.uint8).view(-1, 1, 1)
     for number, image in enumerate(images):
         top, left, mirror = draws.window[:, number].tolist()
@@ -90,12 +90,12 @@ def test_any_cut_of_a_batch_is_augmented_as_the_cut_of_the_whole(
 ) -> None:
     augment = replace(ALL_PARTS, fill=ALL_PARTS.fill[:channels], mixup=mixed[0], cutmix=mixed[1])
     images = random_images(size, channels, 8, 9)
-    expected = augment(batch_of(augment, images, Share(2, step, step, size, 0, size, size)))
+    expected = augment(batch_of(augment, images, Shard(2, step, step, size, 0, size, size)))
     for rank in range(len(loads)):
         low, high = interval(size, loads, rank)
-        share = Share(2, step, step, size, low, high, size)
-        found = augment(batch_of(augment, images, share))
-        assert found.share == share
+        shard = Shard(2, step, step, size, low, high, size)
+        found = augment(batch_of(augment, images, shard))
+        assert found.shard == shard
         for name in ("inputs", "targets", "indices"):
             assert torch.equal(getattr(found, name), getattr(expected, name)[low:high]), name
         assert (found.mix is None) == (expected.mix is None) == (mixed == (0, 0))
@@ -106,7 +106,7 @@ def test_any_cut_of_a_batch_is_augmented_as_the_cut_of_the_whole(
 
 @pytest.mark.parametrize("augment", [FILLED, ALL_PARTS, replace(OFF, trivial=True), replace(OFF, cutmix=1.0)])
 def test_an_empty_share_gives_an_empty_batch_of_the_same_kind(augment: Augment) -> None:
-    found = augment(batch_of(augment, random_images(5, 3, 8, 8), Share(0, 0, 0, 5, 2, 2, 5)))
+    found = augment(batch_of(augment, random_images(5, 3, 8, 8), Shard(0, 0, 0, 5, 2, 2, 5)))
     assert (found.inputs.shape, found.inputs.dtype) == ((0, 3, 8, 8), torch.uint8)
     assert len(found.targets) == len(found.indices) == 0
     assert found.mix is None or len(found.mix.weights) == len(found.mix.targets) == 0
@@ -129,9 +129,9 @@ def test_the_input_is_never_changed(augment: Augment) -> None:
 # -- the draws ---------------------------------------------------------------------------------------------------------
 
 
-def numbers(augment: Augment, share: Share) -> list[float]:
+def numbers(augment: Augment, shard: Shard) -> list[float]:
     """All that is drawn, in one list."""
-    draws = augment.draw(share, 32, 32)
+    draws = augment.draw(shard, 32, 32)
     assert draws.trivial is not None
     assert draws.mixed is not None
     tensors = [draws.window, *draws.filled, *draws.trivial[1:], *draws.mixed]
@@ -139,8 +139,8 @@ def numbers(augment: Augment, share: Share) -> list[float]:
 
 
 def test_every_seed_epoch_and_step_has_its_own_draws() -> None:
-    shares = [whole(64), whole(64, epoch=1), whole(64, step=1)]
-    draws = [*(numbers(ALL_PARTS, share) for share in shares), numbers(replace(ALL_PARTS, seed=6), whole(64))]
+    shards = [whole(64), whole(64, epoch=1), whole(64, step=1)]
+    draws = [*(numbers(ALL_PARTS, shard) for shard in shards), numbers(replace(ALL_PARTS, seed=6), whole(64))]
     assert not any(a == b for i, a in enumerate(draws) for b in draws[:i])
     assert draws[0] == numbers(ALL_PARTS, whole(64))
 
@@ -164,9 +164,9 @@ def test_the_partner_of_the_last_sample_has_the_draws_of_its_own_position() -> N
         images = random_images(6, 3, 16, 16)
         plain = augmented(part, images)
         mixed = replace(part, cutmix=1.0)
-        share = Share(0, 0, 0, 6, 3, 5, 6)
-        pixels = batch_of(mixed, images, share)
-        draws = mixed.draw(share, 16, 16)._replace(mixed=None)
+        shard = Shard(0, 0, 0, 6, 3, 5, 6)
+        pixels = batch_of(mixed, images, shard)
+        draws = mixed.draw(shard, 16, 16)._replace(mixed=None)
         assert torch.equal(mixed.apply(pixels, draws).inputs, plain[3:6])
 
 

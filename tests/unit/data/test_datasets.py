@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torchvision import tv_tensors
 
-from lockstep.data.images.decode import ImageFault
+from lockstep.data.images.decode import ImageError
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Splits
 from lockstep.data.loader import TensorImages
-from lockstep.data.sampler import ShareIndices
+from lockstep.data.sampler import ShardIndices
 from lockstep.data.sources.datasets import dataset, seeded
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 from tests.support.sources import Turned
 
 SETTINGS: dict[str, Any] = {
@@ -111,8 +111,8 @@ def test_batches_are_those_of_torchs_collation_also_empty_ones(targets: list[Any
     loader = TensorImages(part.pixels, part.targets)
     rows = samples_of(splits).rows
     for positions in (torch.arange(len(part)), torch.arange(0)):
-        share = Share(0, 0, 0, len(part), 0, len(positions), len(part))
-        batch = loader.__getitems__(ShareIndices(positions, share))
+        shard = Shard(0, 0, 0, len(part), 0, len(positions), len(part))
+        batch = loader.__getitems__(ShardIndices(positions, shard))
         expected = default_collate([samples[row] for row in rows])
         for found, wanted in zip(batch[:2], expected, strict=True):
             assert type(found) is Tensor
@@ -199,11 +199,11 @@ def test_a_sample_that_differs_or_breaks_later_is_named() -> None:
         splits_of(Listed([*GOOD, (image(side=6), 0)]), val=Listed(GOOD), test=Listed(GOOD), mean=[0] * 3, std=[1] * 3)
     )
     with pytest.raises(
-        ImageFault, match=r"the input of sample 5 is uint8 of shape \(3, 6, 6\), that of the first one .*4, 4"
+        ImageError, match=r"the input of sample 5 is uint8 of shape \(3, 6, 6\), that of the first one .*4, 4"
     ):
         samples.made(torch.tensor([5]), 0)
     broken = splits_of(Turned(broken=7), val=Turned(), test=Turned(), mean=[0], std=[1])
     with pytest.raises(
-        ImageFault, match=r"data\.train: sample 7 cannot be made \(OSError: half a file, in .*sources\.py"
+        ImageError, match=r"data\.train: sample 7 cannot be made \(OSError: half a file, in .*sources\.py"
     ):
         samples_of(broken).made(torch.tensor([7]), 0)

@@ -1,4 +1,4 @@
-"""CSV and Parquet lists of images: the pixels of a folder of the same files, and faults by file, row and column."""
+"""CSV and Parquet lists of images: the pixels of a folder of the same files, and errors by file, row and column."""
 
 import csv
 import re
@@ -12,7 +12,7 @@ from PIL import Image
 
 from lockstep.config import validation
 from lockstep.config.compose import composed
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.presence import check
 from lockstep.data.images.pixels import ImageFiles, Rows, whole
 from lockstep.data.images.splits import Splits
@@ -243,10 +243,10 @@ def test_a_list_that_a_spreadsheet_has_saved_begins_with_its_first_column(tmp_pa
     assert read(file).class_names == ("a", "b")
 
 
-def faults(*texts: str) -> list[str]:
+def errors(*texts: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         check(validation.checked(composed(["data=list", *texts])).data)
-    return caught.value.faults
+    return caught.value.errors
 
 
 def test_a_list_that_is_not_there_or_cannot_be_read_here_is_a_fault_before_the_run(
@@ -254,12 +254,12 @@ def test_a_list_that_is_not_there_or_cannot_be_read_here_is_a_fault_before_the_r
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_listed(tmp_path, suffix=".parquet")
-    assert "data.file=list.csv does not exist" in faults("data.file=list.csv")[0]
+    assert "data.file=list.csv does not exist" in errors("data.file=list.csv")[0]
     Path("list.txt").touch()
-    assert faults("data.file=list.txt") == [
+    assert errors("data.file=list.txt") == [
         "data.file=list.txt is no file that ends in .csv or .parquet: give one of these."
     ]
-    assert "data.root=nowhere does not exist" in faults("data.file=list.parquet", "data.root=nowhere")[0]
+    assert "data.root=nowhere does not exist" in errors("data.file=list.parquet", "data.root=nowhere")[0]
     monkeypatch.setattr("lockstep.config.signatures.is_there", lambda package: False)
-    (line,) = faults("data.file=list.parquet")
+    (line,) = errors("data.file=list.parquet")
     assert line == "data.file=list.parquet needs pyarrow: pip install 'lockstep[parquet]', or give a CSV file."

@@ -8,11 +8,11 @@ from torch import Tensor
 from lockstep.data.transforms import mixing
 from lockstep.data.transforms.mixing import ONE, MixDraws
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 
 
-def whole(size: int) -> Share:
-    return Share(0, 0, 0, size, 0, size, size)
+def whole(size: int) -> Shard:
+    return Shard(0, 0, 0, size, 0, size, size)
 
 
 def batch(size: int, *, height: int = 16, width: int = 12, channels: int = 3) -> Batch:
@@ -25,7 +25,7 @@ def batch(size: int, *, height: int = 16, width: int = 12, channels: int = 3) ->
 
 def mixed(size: int, *, mixup: float, cutmix: float, seed: int = 3) -> tuple[Batch, MixDraws, Batch]:
     before = batch(size)
-    draws = mixing.draw(seed, before.share, 16, 12, mixup=mixup, cutmix=cutmix)
+    draws = mixing.draw(seed, before.shard, 16, 12, mixup=mixup, cutmix=cutmix)
     return before, draws, mixing.apply(before, draws)
 
 

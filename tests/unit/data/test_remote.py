@@ -17,7 +17,7 @@ import pytest
 
 from lockstep.cli import prepare
 from lockstep.config import compose, validation
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import list_classes
 from lockstep.data.transfer import copying, remote
@@ -296,25 +296,25 @@ def test_a_url_that_cannot_be_read_here_is_told_before_anything_starts(
         monkeypatch.delitem(known._registry, name, raising=False)
     with pytest.raises(ConfigError) as caught:
         validation.checked(compose.composed(["data=image_folder", f"data.root='{url}'"]))
-    assert len(caught.value.faults) == 1
-    assert FAULTS[url] in caught.value.faults[0]
+    assert len(caught.value.errors) == 1
+    assert FAULTS[url] in caught.value.errors[0]
     assert "hunter2" not in str(caught.value)
 
 
 def test_settings_of_copies_meet() -> None:
-    def faults(*texts: str) -> list[str]:
+    def errors(*texts: str) -> list[str]:
         try:
             validation.checked(compose.composed(texts))
         except ConfigError as error:
-            return error.faults
+            return error.errors
         return []
 
-    assert faults("data=image_folder", "data.root=memory://x") == []
-    assert faults("data=image_folder", "data.root=memory://x", "data.cache=null", "data.copy_to=y") == []
-    assert "copy_to=data/cache" in faults("data=image_folder", "data.root=memory://x", "data.cache=null")[0]
-    assert "copy_to=data/cache" in faults("data=cifar10", "data.root=memory://x")[0]
-    assert "and there is none" in faults("data=cifar10", "data.copy_remove=true")[0]
-    assert faults("data=cifar10", "data.copy_remove=true", "data.copy_to=x") == []
+    assert errors("data=image_folder", "data.root=memory://x") == []
+    assert errors("data=image_folder", "data.root=memory://x", "data.cache=null", "data.copy_to=y") == []
+    assert "copy_to=data/cache" in errors("data=image_folder", "data.root=memory://x", "data.cache=null")[0]
+    assert "copy_to=data/cache" in errors("data=cifar10", "data.root=memory://x")[0]
+    assert "and there is none" in errors("data=cifar10", "data.copy_remove=true")[0]
+    assert errors("data=cifar10", "data.copy_remove=true", "data.copy_to=x") == []
 
 
 SECRET = "https://host/flowers.zip?token=hunter2&X-Amz-Signature=hunter3"

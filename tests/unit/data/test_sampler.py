@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lockstep.data.loader import ShareLoader
-from lockstep.data.sampler import GlobalBatches, ShareIndices
+from lockstep.data.loader import ShardLoader
+from lockstep.data.sampler import GlobalBatches, ShardIndices
 from lockstep.distributed.batch import Batch
 from tests.support.plans import Plan
 
@@ -27,14 +27,14 @@ PLANS = st.builds(
 )
 
 
-def order_of(batches: GlobalBatches | ShareLoader) -> list[int]:
+def order_of(batches: GlobalBatches | ShardLoader) -> list[int]:
     return [index for batch in batches for index in batch.indices.tolist()]
 
 
-def put_together(shares: list[list[ShareIndices]] | list[list[Batch]]) -> list[list[int]]:
+def put_together(shards: list[list[ShardIndices]] | list[list[Batch]]) -> list[list[int]]:
     """The micro-batches that the ranks read together, in rank order."""
     return [
-        [index for part in parts for index in part.indices.tolist()] for parts in zip(*shares, strict=True)
+        [index for part in parts for index in part.indices.tolist()] for parts in zip(*shards, strict=True)
     ]  # strict: the same number of steps on every rank
 
 
@@ -42,13 +42,13 @@ def put_together(shares: list[list[ShareIndices]] | list[list[Batch]]) -> list[l
 @given(PLANS, LOADS, st.integers(0, 3))
 def test_the_shares_of_all_ranks_are_the_batches_of_one_rank(plan: Plan, loads: list[int], epoch: int) -> None:
     alone = list(plan.of(epoch=epoch))
-    shares = [list(plan.of(rank, loads, epoch=epoch)) for rank in range(len(loads))]
-    assert put_together(shares) == put_together([alone])
-    for parts, (_, whole) in zip(zip(*shares, strict=True), alone, strict=True):
+    shards = [list(plan.of(rank, loads, epoch=epoch)) for rank in range(len(loads))]
+    assert put_together(shards) == put_together([alone])
+    for parts, (_, whole) in zip(zip(*shards, strict=True), alone, strict=True):
         assert [(s.epoch, s.step, s.micro_step, s.size, s.group_size) for _, s in parts] == [
             (whole.epoch, whole.step, whole.micro_step, whole.size, whole.group_size)
         ] * len(loads)
-        assert [len(indices) for indices, _ in parts] == [share.hi - share.lo for _, share in parts]
+        assert [len(indices) for indices, _ in parts] == [shard.hi - shard.lo for _, shard in parts]
 
 
 @repeatable
@@ -56,10 +56,10 @@ def test_the_shares_of_all_ranks_are_the_batches_of_one_rank(plan: Plan, loads: 
 def test_a_share_is_the_same_with_a_partner_as_without(plan: Plan, loads: list[int]) -> None:
     for rank in range(len(loads)):
         pairs = zip(replace(plan, with_partner=True).of(rank, loads), plan.of(rank, loads), strict=True)
-        for (indices, share), (plain, plain_share) in pairs:
-            assert share == plain_share
+        for (indices, shard), (plain, plain_share) in pairs:
+            assert shard == plain_share
             assert indices[: len(plain)].tolist() == plain.tolist()
-            assert len(indices) == len(plain) + (not share.is_empty)
+            assert len(indices) == len(plain) + (not shard.is_empty)
 
 
 @repeatable
@@ -77,30 +77,30 @@ def test_an_epoch_has_every_sample_once_in_full_batches_and_a_rest(plan: Plan, e
 def test_no_sample_is_alone_at_the_end_of_an_epoch_where_another_batch_can_take_it_in(plan: Plan) -> None:
     """Batch norm has nothing to normalize a single value by; batches that are all of one sample stay as they are."""
     plan = replace(plan, num_batches=None)
-    shares = [share for _, share in plan.of()]
+    shards = [shard for _, shard in plan.of()]
     if plan.micro_batch_size > 1 and plan.num_samples > 1:
-        assert min(share.size for share in shares) > 1
+        assert min(shard.size for shard in shards) > 1
     if plan.micro_batch_size * plan.accumulate_grad_batches > 1 and plan.num_samples > 1:
-        assert min(share.group_size for share in shares) > 1
-    assert plan.of().has_single_samples == (min(share.size for share in shares) == 1)
+        assert min(shard.group_size for shard in shards) > 1
+    assert plan.of().has_single_samples == (min(shard.size for shard in shards) == 1)
 
 
 @repeatable
 @given(PLANS, LOADS)
 def test_the_samples_of_a_step_are_the_same_however_it_is_cut_into_micro_batches(plan: Plan, loads: list[int]) -> None:
-    """The positions of a share are those in the global batch, and a partner is the next one there."""
+    """The positions of a shard are those in the global batch, and a partner is the next one there."""
     plan = replace(plan, num_batches=None)
     step_size = plan.micro_batch_size * plan.accumulate_grad_batches
     whole = replace(plan, micro_batch_size=step_size, accumulate_grad_batches=1)
     steps = [indices.tolist() for indices, _ in whole.of()]
     read: list[list[int]] = [[] for _ in steps]
     for parts in zip(*(replace(plan, with_partner=True).of(r, loads) for r in range(len(loads))), strict=True):
-        for indices, share in parts:
-            step = steps[share.step]
-            assert share.group_size == len(step)
-            expected = [step[position % len(step)] for position in range(share.lo, share.hi + 1)]
-            assert indices.tolist() == ([] if share.is_empty else expected)
-            read[share.step] += expected[:-1]
+        for indices, shard in parts:
+            step = steps[shard.step]
+            assert shard.group_size == len(step)
+            expected = [step[position % len(step)] for position in range(shard.lo, shard.hi + 1)]
+            assert indices.tolist() == ([] if shard.is_empty else expected)
+            read[shard.step] += expected[:-1]
     assert read == steps
 
 
@@ -116,19 +116,19 @@ def test_a_limit_keeps_the_first_batches_and_the_order(plan: Plan, limit: int) -
 @repeatable
 @given(PLANS, LOADS)
 def test_the_length_and_the_number_of_samples_are_those_that_are_read(plan: Plan, loads: list[int]) -> None:
-    shares = [list(plan.of(rank, loads)) for rank in range(len(loads))]
-    for rank, read in enumerate(shares):
+    shards = [list(plan.of(rank, loads)) for rank in range(len(loads))]
+    for rank, read in enumerate(shards):
         assert len(plan.of(rank, loads)) == len(plan.loader(rank, loads)) == len(read)
-    assert plan.of().num_epoch_samples == sum(len(batch) for batch in put_together(shares))
+    assert plan.of().num_epoch_samples == sum(len(batch) for batch in put_together(shards))
 
 
 @repeatable
 @given(PLANS, LOADS)
 def test_the_group_size_counts_the_samples_of_the_optimizer_step(plan: Plan, loads: list[int]) -> None:
-    shares = [share for _, share in plan.of(len(loads) - 1, loads)]
-    for start in range(0, len(shares), plan.accumulate_grad_batches):
-        group = shares[start : start + plan.accumulate_grad_batches]
-        assert {share.group_size for share in group} == {sum(share.size for share in group)}
+    shards = [shard for _, shard in plan.of(len(loads) - 1, loads)]
+    for start in range(0, len(shards), plan.accumulate_grad_batches):
+        group = shards[start : start + plan.accumulate_grad_batches]
+        assert {shard.group_size for shard in group} == {sum(shard.size for shard in group)}
 
 
 @repeatable
@@ -182,7 +182,7 @@ def test_only_the_first_pass_after_a_resume_begins_inside() -> None:
 @given(PLANS, LOADS)
 def test_pixels_and_labels_are_those_of_the_indices(plan: Plan, loads: list[int]) -> None:
     for batch in plan.loader(len(loads) - 1, loads):
-        assert batch.inputs.shape == (batch.share.hi - batch.share.lo, 1, 2, 3)
+        assert batch.inputs.shape == (batch.shard.hi - batch.shard.lo, 1, 2, 3)
         assert torch.equal(batch.inputs[:, 0, 0, 0].long(), batch.indices)
         assert torch.equal(batch.targets, 2 * batch.indices)
 
@@ -193,7 +193,7 @@ def test_an_empty_share_yields_empty_batches_of_the_same_kind() -> None:
     for batch in batches:
         assert (batch.inputs.shape, batch.inputs.dtype) == ((0, 1, 2, 3), torch.uint8)
         assert (batch.targets.shape, batch.targets.dtype) == ((0,), torch.int64)
-        assert batch.share.is_empty
+        assert batch.shard.is_empty
 
 
 @repeatable

@@ -18,7 +18,7 @@ from torchvision.datasets import utils as downloads
 from torchvision.transforms.v2 import functional as F
 
 from lockstep.data.images import decoding
-from lockstep.data.images.decode import ImageFault, decode, resize
+from lockstep.data.images.decode import ImageError, decode, resize
 from lockstep.data.images.listing import IMAGE_SUFFIXES, check_folders, list_classes, list_images
 from lockstep.data.images.pixels import whole
 from lockstep.data.images.splits import Images, Splits, cut_by_name
@@ -182,17 +182,17 @@ def test_absent_files_without_download_are_one_error_with_the_cure(
 
 
 @pytest.mark.parametrize("source", [fashion_mnist, cifar10])
-@pytest.mark.parametrize("fault", [OSError("no route"), TimeoutError("too slow"), RuntimeError("bad checksum")])
+@pytest.mark.parametrize("error", [OSError("no route"), TimeoutError("too slow"), RuntimeError("bad checksum")])
 def test_a_failed_download_is_one_error_with_the_cure(
-    source: Any, fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Any, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_network(*_: object, **__: object) -> None:
-        raise fault
+        raise error
 
     monkeypatch.setattr(downloads, "download_url", no_network)
     with pytest.raises(FileNotFoundError, match=r"data\.root=.*looked for.*check the network") as caught:
         source(root=str(tmp_path), download=True, val_fraction=0.1, split_seed=0)
-    assert str(fault) in str(caught.value)
+    assert str(error) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -449,7 +449,7 @@ def test_whatever_a_decoder_raises_names_the_file(
         raise error
 
     monkeypatch.setattr(PngImageFile, "load", broken)
-    with pytest.raises(ImageFault, match=rf"a/0\.png cannot be read \({re.escape(str(error)) or 'MemoryError'}\)"):
+    with pytest.raises(ImageError, match=rf"a/0\.png cannot be read \({re.escape(str(error)) or 'MemoryError'}\)"):
         read(tmp_path, image_size=8)
 
 
@@ -457,7 +457,7 @@ def test_whatever_a_decoder_raises_names_the_file(
 def test_formats_that_are_not_documented_are_no_images(tmp_path: Path, name: str) -> None:
     image = Image.fromarray(pixels_of(0, 16, 16))
     image.save(tmp_path / name, format={"postscript.jpg": "EPS", "icon.png": "ICO", "targa.bmp": "TGA"}[name])
-    with pytest.raises(ImageFault, match=r"cannot be read \(not an image\)"):
+    with pytest.raises(ImageError, match=r"cannot be read \(not an image\)"):
         decode(str(tmp_path / name), 3, "white")
 
 
@@ -469,7 +469,7 @@ def test_an_image_of_more_pixels_than_pillow_warns_of_is_refused(
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 120)
     decode(path, 3, "white")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 119)
-    with pytest.raises(ImageFault, match=r"a\.png cannot be read \(10x12 \(HxW\) are more than 119 pixels\)"):
+    with pytest.raises(ImageError, match=r"a\.png cannot be read \(10x12 \(HxW\) are more than 119 pixels\)"):
         decode(path, 3, "white")
 
 
@@ -796,10 +796,10 @@ def test_what_prediction_cannot_read_is_listed_and_left_out_where_that_is_asked_
     assert torch.equal(whole(images.pixels), whole(sound.pixels)[kept])
     assert images.targets.tolist() == [-1] * 77
     assert [line.split()[1] for line in broken] == [str(tmp_path / f"{number}.png") for number in ("00", "33", "79")]
-    with pytest.raises(ImageFault) as caught:
+    with pytest.raises(ImageError) as caught:
         unlabelled(str(tmp_path), **settings)
-    assert caught.value.faults == broken
-    with pytest.raises(ImageFault, match=r"33\.png cannot be read"):
+    assert caught.value.errors == broken
+    with pytest.raises(ImageError, match=r"33\.png cannot be read"):
         unlabelled(str(tmp_path / "33.png"), **settings, broken=[])
 
 

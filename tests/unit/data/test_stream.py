@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.data.images.decode import ImageFault
-from lockstep.data.loader import ShareLoader, TensorImages
+from lockstep.data.images.decode import ImageError
+from lockstep.data.loader import ShardLoader, TensorImages
 from lockstep.data.prefetch import read_ahead
 from lockstep.data.sampler import GlobalBatches
 from lockstep.distributed.batch import Batch
@@ -76,11 +76,11 @@ def test_leaving_early_ends_the_thread() -> None:
     assert len(made) <= 7
 
 
-def prefetching(plan: Plan, rank: int = 0, loads: list[int] | None = None) -> ShareLoader:
+def prefetching(plan: Plan, rank: int = 0, loads: list[int] | None = None) -> ShardLoader:
     plain = plan.loader(rank, loads)
     images = plain.dataset
     assert isinstance(images, TensorImages)
-    return ShareLoader(images, plain.batch_sampler, prepare=lambda batch: batch)
+    return ShardLoader(images, plain.batch_sampler, prepare=lambda batch: batch)
 
 
 # -- the place ---------------------------------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> TensorImages:
     return TensorImages(images.pixels, images.targets)
 
 
-def streaming(images: TensorImages, rank: int = 0, loads: list[int] | None = None) -> ShareLoader:
-    return ShareLoader(images, batches_of(images, rank, loads), num_workers=2)
+def streaming(images: TensorImages, rank: int = 0, loads: list[int] | None = None) -> ShardLoader:
+    return ShardLoader(images, batches_of(images, rank, loads), num_workers=2)
 
 
 def batches_of(images: TensorImages, rank: int, loads: list[int] | None) -> GlobalBatches:
@@ -102,7 +102,7 @@ def batches_of(images: TensorImages, rank: int, loads: list[int] | None) -> Glob
 
 
 def assert_equal(one: list[Batch], other: list[Batch]) -> None:
-    assert [batch.share for batch in one] == [batch.share for batch in other]
+    assert [batch.shard for batch in one] == [batch.shard for batch in other]
     for a, b in zip(one, other, strict=True):
         assert (a.inputs.dtype, a.targets.dtype) == (torch.uint8, torch.int64)
         assert all(torch.equal(x, y) for x, y in zip(a[:3], b[:3], strict=True))
@@ -128,7 +128,7 @@ def test_the_thread_changes_no_batch_and_no_place(stop_after: int) -> None:
 def test_processes_change_no_batch_and_no_place_in_any_epoch(
     streamed: TensorImages, rank: int, loads: list[int]
 ) -> None:
-    plain = ShareLoader(streamed, batches_of(streamed, rank, loads))
+    plain = ShardLoader(streamed, batches_of(streamed, rank, loads))
     ahead = streaming(streamed, rank, loads)
     for epoch in (0, 1):
         plain.batch_sampler.set_epoch(epoch)
@@ -146,7 +146,7 @@ def test_processes_go_on_in_the_middle_and_after_being_left_early(streamed: Tens
     ahead = streaming(streamed)
     first = [batch for _, batch in zip(range(2), ahead, strict=False)]
     state = ahead.state_dict()
-    plain = ShareLoader(streamed, batches_of(streamed, 0, None))
+    plain = ShardLoader(streamed, batches_of(streamed, 0, None))
     expected = list(plain)
     assert_equal(first, expected[:2])
     for loader in (ahead, streaming(streamed)):  # its processes have read on; fresh ones have not
@@ -157,20 +157,20 @@ def test_processes_go_on_in_the_middle_and_after_being_left_early(streamed: Tens
 @pytest.mark.processes
 def test_a_thread_may_read_ahead_of_processes(streamed: TensorImages) -> None:
     batches = batches_of(streamed, 0, None)
-    both = ShareLoader(streamed, batches, num_workers=1, prepare=lambda batch: batch)
-    assert_equal(list(both), list(ShareLoader(streamed, batches_of(streamed, 0, None))))
+    both = ShardLoader(streamed, batches, num_workers=1, prepare=lambda batch: batch)
+    assert_equal(list(both), list(ShardLoader(streamed, batches_of(streamed, 0, None))))
 
 
 UNGUARDED = """
 from pathlib import Path
 
-from lockstep.data.loader import ShareLoader, TensorImages
+from lockstep.data.loader import ShardLoader, TensorImages
 from tests.support.image_files import read
 from tests.support.plans import Plan
 
 images = read(Path({root!r}), memory="stream").train
 batches = Plan(num_samples=len(images.targets), micro_batch_size=7).of(0, None)
-print(len(list(ShareLoader(TensorImages(images.pixels, images.targets), batches, num_workers=1))), "batches")
+print(len(list(ShardLoader(TensorImages(images.pixels, images.targets), batches, num_workers=1))), "batches")
 """
 
 
@@ -197,7 +197,7 @@ def test_a_broken_image_is_one_error_that_names_it(tmp_path: Path) -> None:
     images = read(root, memory="stream").train
     for path in root.rglob("*.png"):
         path.write_bytes(b"no image")
-    with pytest.raises(ImageFault) as caught:
+    with pytest.raises(ImageError) as caught:
         list(streaming(TensorImages(images.pixels, images.targets)))
     (line,) = str(caught.value).splitlines()
     assert line.startswith(f"image {root}")
@@ -210,7 +210,7 @@ def test_streamed_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None
         write_folder(tmp_path / part, count=5)
     write_image(tmp_path / "val" / "red fox" / "zzz.png", height=7, width=9)
     images = read(tmp_path, memory="stream", image_size=None).val
-    with pytest.raises(ImageFault, match=r"has 10x12 .HxW. and .*zzz\.png has 7x9: set data\.image_size, e\.g\. 10"):
+    with pytest.raises(ImageError, match=r"has 10x12 .HxW. and .*zzz\.png has 7x9: set data\.image_size, e\.g\. 10"):
         list(streaming(TensorImages(images.pixels, images.targets)))
 
 

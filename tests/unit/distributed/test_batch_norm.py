@@ -117,7 +117,7 @@ def trained(case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype |
     return Result(ys, dxs, gradients, buffers, evaluated, is_channels_last)
 
 
-def trained_share(cases: list[Case]) -> list[Result]:
+def trained_shard(cases: list[Case]) -> list[Result]:
     """On one rank: every case, one after the other."""
     results = []
     for case in cases:
@@ -154,7 +154,7 @@ def results(ranks: Ranks) -> dict[Case, list[Result]]:
     found: dict[Case, list[Result]] = {}
     for world_size in (1, 2, 3):
         cases = [case for case in ALL if len(case.loads) == world_size]
-        of_ranks = ranks.run(world_size, trained_share, cases)
+        of_ranks = ranks.run(world_size, trained_shard, cases)
         found |= dict(zip(cases, map(list, zip(*of_ranks, strict=True)), strict=True))
     return found
 
@@ -290,7 +290,7 @@ def gradients_of(net: nn.Module, lo: int, hi: int) -> list[Tensor]:
     return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
 
 
-def gradients_of_share(all_loads: list[list[int]]) -> list[list[Tensor]]:
+def gradients_of_shard(all_loads: list[list[int]]) -> list[list[Tensor]]:
     return [
         gradients_of(ExactBatchNorm().apply(network()), *interval(NUM_SAMPLES, loads, dist.get_rank()))
         for loads in all_loads
@@ -303,7 +303,7 @@ def test_gradients_through_a_network_add_up_to_those_of_one_process(ranks: Ranks
     all_loads = [loads for loads in LOADS if len(loads) == world_size]
     whole = gradients_of(network(), 0, NUM_SAMPLES)
     assert len(whole) == 11
-    for of_ranks in zip(*ranks.run(world_size, gradients_of_share, all_loads), strict=True):
+    for of_ranks in zip(*ranks.run(world_size, gradients_of_shard, all_loads), strict=True):
         assert difference(sums(list(of_ranks)), whole) <= 1e-12
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from lockstep import Batch, sum_over_global
-from lockstep.distributed.partition import Share, interval
+from lockstep.distributed.partition import Shard, interval
 from tests.support.processes import Ranks, started
 
 NUM_SAMPLES = 7
@@ -22,9 +22,9 @@ def ranks() -> Iterator[Ranks]:
 
 
 def batch_of(lo: int, hi: int) -> Batch:
-    share = Share(epoch=0, step=0, micro_step=0, size=NUM_SAMPLES, lo=lo, hi=hi, group_size=NUM_SAMPLES)
+    shard = Shard(epoch=0, step=0, micro_step=0, size=NUM_SAMPLES, lo=lo, hi=hi, group_size=NUM_SAMPLES)
     rows = torch.arange(lo, hi)
-    return Batch(rows, rows, rows, share)
+    return Batch(rows, rows, rows, shard)
 
 
 def loss_of(net: nn.Module, lo: int, hi: int) -> tuple[Tensor, list[Tensor]]:
@@ -42,7 +42,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
 
-def of_a_share(loads: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
+def of_a_shard(loads: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
     loss, gradients = loss_of(network(), *interval(NUM_SAMPLES, loads, dist.get_rank()))
     for gradient in gradients:
         dist.all_reduce(gradient)
@@ -54,7 +54,7 @@ def of_a_share(loads: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("loads", LOADS, ids=str)
 def test_any_split_has_the_value_and_the_gradient_of_one_worker(ranks: Ranks, loads: tuple[int, ...]) -> None:
     loss, gradients = loss_of(network(), 0, NUM_SAMPLES)
-    for found, found_gradients in ranks.run(len(loads), of_a_share, loads):
+    for found, found_gradients in ranks.run(len(loads), of_a_shard, loads):
         torch.testing.assert_close(found, loss, rtol=1e-13, atol=0)
         for one, other in zip(found_gradients, gradients, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

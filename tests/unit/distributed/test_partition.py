@@ -5,7 +5,7 @@ from math import ceil, floor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.distributed.partition import Share, interval
+from lockstep.distributed.partition import Shard, interval
 
 LOADS = st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any)
 repeatable = settings(deadline=None, derandomize=True)
@@ -62,4 +62,4 @@ def test_only_the_ratio_of_the_loads_counts(size: int, loads: list[int], factor:
 @given(st.integers(0, 300), LOADS)
 def test_a_share_is_empty_exactly_when_it_owns_no_position(size: int, loads: list[int]) -> None:
     for lo, hi in intervals(size, loads):
-        assert Share(0, 0, 0, size, lo, hi, size).is_empty == (len(range(lo, hi)) == 0)
+        assert Shard(0, 0, 0, size, lo, hi, size).is_empty == (len(range(lo, hi)) == 0)

@@ -8,18 +8,18 @@ from timm.layers import DropPath  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from lockstep.distributed.partition import Share, interval
+from lockstep.distributed.partition import Shard, interval
 from lockstep.distributed.rng import ExactDropout, drawing_layer, generator, replace_dropout, seed_of
 
 repeatable = settings(deadline=None, derandomize=True)
 
 
-def whole(size: int, *, epoch: int = 0, step: int = 0) -> Share:
-    return Share(epoch, step, step, size, 0, size, size)
+def whole(size: int, *, epoch: int = 0, step: int = 0) -> Shard:
+    return Shard(epoch, step, step, size, 0, size, size)
 
 
-def dropped(layer: ExactDropout, x: Tensor, share: Share) -> Tensor:
-    layer.share = share
+def dropped(layer: ExactDropout, x: Tensor, shard: Shard) -> Tensor:
+    layer.shard = shard
     return layer(x)
 
 
@@ -76,7 +76,7 @@ def test_any_cut_of_a_batch_is_dropped_as_the_cut_of_the_whole(
     parts = []
     for rank in range(len(loads)):
         lo, hi = interval(size, loads, rank)
-        parts.append(dropped(layer, x[lo:hi], Share(2, step, step, size, lo, hi, size)))
+        parts.append(dropped(layer, x[lo:hi], Shard(2, step, step, size, lo, hi, size)))
     assert torch.equal(torch.cat(parts), dropped(layer, x, whole(size, epoch=2, step=step)))
 
 
@@ -123,19 +123,19 @@ def test_evaluation_and_p_of_zero_return_the_very_input() -> None:
 
 def test_an_empty_share_gives_an_empty_output() -> None:
     layer = ExactDropout(p=0.5, per_channel=False, keys=(1,))
-    assert dropped(layer, torch.ones(0, 4), Share(0, 0, 0, 7, 3, 3, 7)).shape == (0, 4)
+    assert dropped(layer, torch.ones(0, 4), Shard(0, 0, 0, 7, 3, 3, 7)).shape == (0, 4)
 
 
 def test_training_without_a_share_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no share"):
+    with pytest.raises(ValueError, match="has no shard"):
         ExactDropout(p=0.5, per_channel=False, keys=(1,))(torch.ones(3, 4))
 
 
 def test_every_layer_epoch_and_step_has_a_mask_of_its_own() -> None:
     x = torch.ones(20, 20)
     masks = [
-        dropped(ExactDropout(p=0.5, per_channel=False, keys=(seed, "dropout", path)), x, share)
-        for seed, path, share in (
+        dropped(ExactDropout(p=0.5, per_channel=False, keys=(seed, "dropout", path)), x, shard)
+        for seed, path, shard in (
             (1, "a", whole(20)),
             (2, "a", whole(20)),
             (1, "b", whole(20)),
@@ -202,7 +202,7 @@ def test_stochastic_depth_drops_whole_samples_by_their_place_in_the_global_batch
     x = 1 + torch.rand(30, 2, 3, generator=generator("x"))
     y = dropped(exact, x, whole(30))
     intervals = [interval(30, loads, rank) for rank in range(len(loads))]
-    parts = [dropped(exact, x[lo:hi], Share(0, 0, 0, 30, lo, hi, 30)) for lo, hi in intervals]
+    parts = [dropped(exact, x[lo:hi], Shard(0, 0, 0, 30, lo, hi, 30)) for lo, hi in intervals]
     assert torch.equal(torch.cat(parts), y)
     kept = [bool(sample.any()) for sample in y]
     scale = 1.0 if getattr(layer, "scale_by_keep", True) is False else 1 / 0.7
@@ -211,8 +211,8 @@ def test_stochastic_depth_drops_whole_samples_by_their_place_in_the_global_batch
     is_joint = getattr(layer, "mode", "row") == "batch"
     steps = [dropped(exact, x, whole(30, step=step)).flatten(1).any(1) for step in range(40)]
     assert all(step.all() or not step.any() for step in steps) == is_joint
-    share_of_kept = torch.stack(steps)[:, :1].double().mean() if is_joint else torch.stack(steps).double().mean()
-    assert abs(share_of_kept - 0.7) < (0.3 if is_joint else 0.07)
+    shard_of_kept = torch.stack(steps)[:, :1].double().mean() if is_joint else torch.stack(steps).double().mean()
+    assert abs(shard_of_kept - 0.7) < (0.3 if is_joint else 0.07)
 
 
 def test_a_dropout_whose_rows_are_not_the_samples_is_refused() -> None:

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 
-from lockstep.data.loader import ShareLoader, TensorImages
+from lockstep.data.loader import ShardLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.schedules import Schedule, constant
@@ -61,7 +61,7 @@ def images(num_samples: int) -> TensorImages:
 
 def loader(
     num_samples: int, rank: int = 0, loads: list[int] | None = None, *, accumulate_grad_batches: int = 1
-) -> ShareLoader:
+) -> ShardLoader:
     batches = GlobalBatches(
         num_samples,
         global_batch_size=4 * accumulate_grad_batches,
@@ -71,7 +71,7 @@ def loader(
         loads=loads or [1],
         num_batches=None,
     )
-    return ShareLoader(images(num_samples), batches)
+    return ShardLoader(images(num_samples), batches)
 
 
 def training_batches() -> GlobalBatches:
@@ -117,16 +117,16 @@ def test_losses_of_shares_have_the_gradient_of_the_mean_over_the_global_batch(
     per_rank = [list(loader(26, rank, loads, accumulate_grad_batches=num_micro_batches)) for rank in range(world_size)]
     micro_steps = list(zip(*per_rank, strict=True))
     num_groups = 0
-    for _, group in groupby(micro_steps, lambda shares: shares[0].share.micro_step // num_micro_batches):
+    for _, group in groupby(micro_steps, lambda shards: shards[0].shard.micro_step // num_micro_batches):
         module.zero_grad()
-        shares = [share for micro_step in group for share in micro_step]
-        for share in shares:
-            (module.scaled_loss(share) / world_size).backward()  # DDP takes the mean
+        shards = [shard for micro_step in group for shard in micro_step]
+        for shard in shards:
+            (module.scaled_loss(shard) / world_size).backward()  # DDP takes the mean
         found = [parameter.grad for parameter in module.parameters()]
 
         module.zero_grad()
-        logits = logits_of(module, torch.cat([share.inputs for share in shares]))
-        labels = torch.cat([share.targets for share in shares])
+        logits = logits_of(module, torch.cat([shard.inputs for shard in shards]))
+        labels = torch.cat([shard.targets for shard in shards])
         nn.CrossEntropyLoss(label_smoothing=smoothing)(logits, labels).backward()
         for gradient, parameter in zip(found, module.parameters(), strict=True):
             torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-12)
@@ -183,7 +183,7 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-def scores_of_shares(all_loads: list[list[int]]) -> list[dict[str, float]]:
+def scores_of_shards(all_loads: list[list[int]]) -> list[dict[str, float]]:
     module, found = classifier(), []
     for loads in all_loads:
         module.eval().on_validation_epoch_start()
@@ -199,7 +199,7 @@ def scores_of_shares(all_loads: list[list[int]]) -> list[dict[str, float]]:
 def test_every_rank_computes_the_scores_of_all_ranks(ranks: Ranks, world_size: int) -> None:
     loss, accuracy = expected_scores(classifier(), NUM_VAL)
     all_loads = [loads for loads in SPLITS if len(loads) == world_size]
-    for of_rank in ranks.run(world_size, scores_of_shares, all_loads):
+    for of_rank in ranks.run(world_size, scores_of_shards, all_loads):
         for scores in of_rank:
             assert scores["val/loss"] == pytest.approx(loss, rel=1e-12)
             assert scores["val/accuracy"] == pytest.approx(accuracy, rel=1e-6)
@@ -265,7 +265,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
 
     module, logger = classifier(scheduler=scheduler), Written()
     its_trainer = trainer(logger)
-    its_trainer.fit(module, ShareLoader(images(NUM_TRAIN), training_batches()), loader(NUM_VAL))
+    its_trainer.fit(module, ShardLoader(images(NUM_TRAIN), training_batches()), loader(NUM_VAL))
     path: Path = tmp_path_factory.mktemp("fit") / "last.ckpt"
     its_trainer.save_checkpoint(path)
     checkpoint = torch.load(path, weights_only=True)

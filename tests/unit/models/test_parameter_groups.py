@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from lockstep.data.loader import ShareLoader, TensorImages
+from lockstep.data.loader import ShardLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, constant, cosine
@@ -105,7 +105,7 @@ def fitted(
     pixels = torch.randint(0, 256, (16, 1, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     images = TensorImages(pixels, torch.arange(16) % 4)
     loaders = [
-        ShareLoader(
+        ShardLoader(
             images,
             GlobalBatches(
                 16,

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.autograd import grad
 
-from lockstep.data.loader import ShareLoader, TensorImages
+from lockstep.data.loader import ShardLoader, TensorImages
 from lockstep.data.sampler import GlobalBatches
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 from lockstep.models.classifier import Classifier
 from lockstep.models.step import HINT, MOST_PENDING, LossGuard, NonFiniteLoss
 from lockstep.runs.folder import FailedElsewhere
@@ -62,7 +62,7 @@ def fitted(
     batches = GlobalBatches(
         NUM_SAMPLES, global_batch_size=8, accumulate_grad_batches=2, shuffle_seed=0, rank=0, loads=[1], num_batches=None
     )
-    trainer.fit(module, ShareLoader(images, batches))
+    trainer.fit(module, ShardLoader(images, batches))
     return trainer, module
 
 
@@ -127,8 +127,8 @@ def test_the_norm_of_the_gradient_is_clipped_before_the_update() -> None:
 
 def batch_of(rank: int, micro_step: int) -> Batch:
     empty = torch.empty(0)
-    share = Share(epoch=1, step=0, micro_step=micro_step, size=4, lo=0, hi=2, group_size=8)
-    return Batch(empty, empty, torch.tensor([10 * rank, 10 * rank + 1]), share)
+    shard = Shard(epoch=1, step=0, micro_step=micro_step, size=4, lo=0, hi=2, group_size=8)
+    return Batch(empty, empty, torch.tensor([10 * rank, 10 * rank + 1]), shard)
 
 
 def guarded_weights(is_deferred: bool) -> tuple[nn.Parameter, torch.optim.Optimizer, LossGuard]:

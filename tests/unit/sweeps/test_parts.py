@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from lockstep.cli import train
 from lockstep.config import storage, validation
 from lockstep.config.compose import Source, composed, plain
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.launch import parent
 from lockstep.runs.discovery import look_at
@@ -30,7 +30,7 @@ from lockstep.sweeps import ledger as ledgers
 from lockstep.sweeps import table as tables
 from lockstep.sweeps.command import monitored, opened, prepared
 from lockstep.sweeps.course import Course, Grid
-from lockstep.sweeps.devices import Devices, Machine, Need, Share, need, num_at_once
+from lockstep.sweeps.devices import Devices, Machine, Need, Shard, need, num_at_once
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.table import Objective, table, text, told, write
@@ -114,15 +114,15 @@ def test_no_two_trials_ever_hold_the_same_gpu_or_core_and_all_of_them_are_used()
     for machine, kind in ((GPUS, "gpus"), (CPU, "cores")):
         draw = random.Random(0)
         devices = Devices(machine, at_once=4)
-        running: list[Share] = []
+        running: list[Shard] = []
         used: set[object] = set()
         for _ in range(500):
             count = draw.choice([1, 1, 2, 4])
-            share = devices.take(Need(count, count if kind == "gpus" else ()))
-            if share is not None:
-                running.append(share)
-                assert len(getattr(share, kind)) == count
-                used |= set(getattr(share, kind))
+            shard = devices.take(Need(count, count if kind == "gpus" else ()))
+            if shard is not None:
+                running.append(shard)
+                assert len(getattr(shard, kind)) == count
+                used |= set(getattr(shard, kind))
             held = [device for each in running for device in getattr(each, kind)]
             assert len(held) == len(set(held))
             if running and draw.random() < 0.6:
@@ -154,13 +154,13 @@ def test_gpus_named_by_number_are_waited_for_and_stay_visible_under_their_number
 
 
 def test_a_cpu_trial_sees_no_gpu_and_has_threads_for_its_cores() -> None:
-    share = Devices(CPU, at_once=2).take(Need(1, ()))
-    assert share is not None
-    assert (share.cores, share.label) == ((0, 1), "cores 0-1")
-    variables = environ_of(share, {"PYTHONPATH": "here"})
+    shard = Devices(CPU, at_once=2).take(Need(1, ()))
+    assert shard is not None
+    assert (shard.cores, shard.label) == ((0, 1), "cores 0-1")
+    variables = environ_of(shard, {"PYTHONPATH": "here"})
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["OMP_NUM_THREADS"]) == ("", "2")
     assert variables["PYTHONPATH"] == "here"
-    assert environ_of(share, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert environ_of(shard, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 
 
 IMPORTS = """
@@ -409,7 +409,7 @@ def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) ->
 
     pool = Pool(Devices(CPU, at_once=1))
     view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 1, is_silent=True)
-    pool.running.append(Running(ledger.trials[0], Share((), (0,), 1, False), process))
+    pool.running.append(Running(ledger.trials[0], Shard((), (0,), 1, False), process))
     course = Course(ledger, Fails([]), pool, view, lambda trial: Need(1, ()), 1, None, "train")
     with pytest.raises(OSError, match="disk full"):
         course.run()

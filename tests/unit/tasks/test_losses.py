@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.distributed.batch import Batch, Mix
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 from lockstep.tasks import Classification, Multilabel, Regression, SupervisedTask, Task
 from lockstep.tasks.task import checked_losses
 from tests.support.modules import classification
@@ -16,7 +16,7 @@ NUM_CLASSES = 5
 
 def batch_of(targets: Tensor, mix: Mix | None = None) -> Batch:
     count = len(targets)
-    return Batch(torch.empty(count, 0), targets, torch.arange(count), Share(0, 0, 0, count, 0, count, count), mix)
+    return Batch(torch.empty(count, 0), targets, torch.arange(count), Shard(0, 0, 0, count, 0, count, count), mix)
 
 
 def example(size: int) -> tuple[Tensor, Tensor, Mix]:

@@ -19,9 +19,9 @@ from torchmetrics.classification import (
 )
 
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.partition import Share, interval
+from lockstep.distributed.partition import Shard, interval
 from lockstep.tasks import Multilabel, Regression, Task
-from lockstep.tasks.scores import MetricFault, Scores
+from lockstep.tasks.scores import MetricError, Scores
 from tests.support.modules import classification
 from tests.support.processes import Ranks, started
 
@@ -36,8 +36,8 @@ def ranks() -> Iterator[Ranks]:
 
 
 def batch_of(targets: Tensor, positions: Tensor) -> Batch:
-    share = Share(0, 0, 0, len(positions), 0, len(positions), len(positions))
-    return Batch(torch.empty(len(positions), 0), targets[positions], positions, share)
+    shard = Shard(0, 0, 0, len(positions), 0, len(positions), len(positions))
+    return Batch(torch.empty(len(positions), 0), targets[positions], positions, shard)
 
 
 def update(scores: Scores, task: Task, outputs: Tensor, targets: Tensor, positions: Tensor) -> None:
@@ -103,8 +103,8 @@ def expected(kind: str) -> dict[str, float]:
     }
 
 
-def scores_of_shares(kind: str, loads: list[int]) -> dict[str, float]:
-    """Those of all ranks, each with its share of every batch of ten."""
+def scores_of_shards(kind: str, loads: list[int]) -> dict[str, float]:
+    """Those of all ranks, each with its shard of every batch of ten."""
     task, outputs, targets = made_up(kind)
     scores = Scores({name: make() for name, make in METRICS[kind].items()})
     task.eval()
@@ -121,7 +121,7 @@ def scores_of_shares(kind: str, loads: list[int]) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", METRICS)
 def test_metrics_of_a_split_are_those_of_scikit_learn(kind: str) -> None:
-    found = scores_of_shares(kind, [1])
+    found = scores_of_shards(kind, [1])
     for name, value in expected(kind).items():
         assert found[name] == pytest.approx(value, rel=1e-6), name
     if kind == "classes":
@@ -133,8 +133,8 @@ def test_metrics_of_a_split_are_those_of_scikit_learn(kind: str) -> None:
 @pytest.mark.parametrize("kind", METRICS)
 def test_any_shares_over_real_ranks_have_the_metrics_of_one(ranks: Ranks, kind: str, loads: list[int]) -> None:
     """Also where a rank has nothing at all."""
-    alone = scores_of_shares(kind, [1])
-    for found in ranks.run(len(loads), scores_of_shares, kind, loads):
+    alone = scores_of_shards(kind, [1])
+    for found in ranks.run(len(loads), scores_of_shards, kind, loads):
         assert found == pytest.approx(alone, rel=1e-12 if kind == "numbers" else 1e-6, abs=1e-12)
 
 
@@ -170,7 +170,7 @@ def test_a_sample_that_is_lost_or_counted_twice_is_an_error(num_seen: int) -> No
 
 
 class AveragesBatches(Metric):
-    """The mean of the means of batches: another number for other shares."""
+    """The mean of the means of batches: another number for other shards."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -194,12 +194,12 @@ def test_a_metric_that_gives_many_numbers_is_refused_by_name() -> None:
     scores = Scores({"each": MulticlassAccuracy(4, average="none")})
     scores.start(CPU)
     update(scores, classification(), torch.zeros(3, 4), torch.tensor([0, 1, 2]), torch.arange(3))
-    with pytest.raises(MetricFault, match=r"task\.metrics\.each \(MulticlassAccuracy\) gives no single number"):
+    with pytest.raises(MetricError, match=r"task\.metrics\.each \(MulticlassAccuracy\) gives no single number"):
         scores.compute("val", 3)
 
 
 def test_a_metric_that_cannot_take_what_the_task_gives_is_refused_by_name() -> None:
     scores = Scores({"pearson": PearsonCorrCoef()})
     scores.start(CPU)
-    with pytest.raises(MetricFault, match=r"task\.metrics\.pearson \(PearsonCorrCoef\) cannot be updated"):
+    with pytest.raises(MetricError, match=r"task\.metrics\.pearson \(PearsonCorrCoef\) cannot be updated"):
         update(scores, classification(), torch.zeros(3, 4), torch.tensor([0, 1, 2]), torch.arange(3))

@@ -5,7 +5,7 @@ import pytest
 from lightning.pytorch.callbacks import EMAWeightAveraging, TQDMProgressBar
 
 from lockstep.config import compose, validation
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.training.train import built_callbacks
 from tests.support.harness import SMALL

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import RunFolder
 from lockstep.training import checkpoints
 
@@ -78,8 +78,8 @@ def test_where_no_checkpoint_is_whole_all_are_named_and_none_is_touched(folder: 
     before = [path.read_bytes() for path in paths]
     with pytest.raises(ConfigError) as caught:
         checkpoints.chosen(folder, folder.last_checkpoint)
-    (fault,) = caught.value.faults
-    assert all(str(path) in fault for path in paths)
+    (error,) = caught.value.errors
+    assert all(str(path) in error for path in paths)
     assert [path.read_bytes() for path in paths] == before
     assert sorted(folder.checkpoints.iterdir()) == paths
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.config.schema import Config
 from lockstep.models.libraries import Origin

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from lockstep.config import compose, faults, validation
+from lockstep.config import compose, errors, validation
 from lockstep.config.schema import Config
 from lockstep.config.sections import Trainer
 from lockstep.runs.folder import RunFolder
@@ -130,13 +130,13 @@ def test_float32_is_float32_whatever_was_set_before(card: Card, before: str) -> 
 
 def test_tf32_needs_a_gpu_that_has_it(card: Card) -> None:
     card.capability = (7, 5)
-    with pytest.raises(faults.ConfigError) as caught:
+    with pytest.raises(errors.ConfigError) as caught:
         opened("trainer.precision=tf32")
-    assert caught.value.faults == ["trainer.precision=tf32, but A Card has no TF32: use float32"]
+    assert caught.value.errors == ["trainer.precision=tf32, but A Card has no TF32: use float32"]
     assert opened("trainer.precision=auto") == ("float32", "A Card has no bfloat16 arithmetic")
-    with pytest.raises(faults.ConfigError) as caught:
+    with pytest.raises(errors.ConfigError) as caught:
         opened("trainer.precision=tf32", "strategy=cpu")
-    assert caught.value.faults == ["trainer.precision=tf32 needs GPUs, and this run uses none: use float32"]
+    assert caught.value.errors == ["trainer.precision=tf32 needs GPUs, and this run uses none: use float32"]
 
 
 def test_every_precision_is_known_to_lightning() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.config import compose, validation
-from lockstep.config.faults import ConfigError
+from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.data import Images
 from lockstep.data.images.samples import Samples
@@ -107,10 +107,10 @@ def test_targets_of_another_kind_or_shape_are_refused_with_the_task_to_choose(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         refuse(config, TASKS[name], torch.zeros(outputs), train=targets)
-    (fault,) = caught.value.faults
-    assert fault.startswith(f"task._target_=lockstep.tasks.Classification takes {KINDS[name].partition(' takes ')[2]}")
-    assert ", and train has " in fault
-    assert fault.endswith(f": {fix}")
+    (error,) = caught.value.errors
+    assert error.startswith(f"task._target_=lockstep.tasks.Classification takes {KINDS[name].partition(' takes ')[2]}")
+    assert ", and train has " in error
+    assert error.endswith(f": {fix}")
 
 
 @pytest.mark.parametrize(

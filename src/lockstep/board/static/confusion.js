@@ -1,4 +1,4 @@
-// What classes were taken for: true classes down, predicted ones across, shaded by the share of the true class.
+// What classes were taken for: true classes down, predicted ones across, shaded by the shard of the true class.
 import {count, make} from './elements.js';
 
 const MOST_NUMBERS = 20; // classes of a matrix with room for numbers, as in the picture

@@ -28,19 +28,19 @@ TURNS = {  # by the orientation in EXIF
 TRANSPARENT_SCALES = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
 
 
-class ImageFault(ValueError):
-    """Image files that cannot be used, each named with the reason in a line of `faults`; the message shows ten.
+class ImageError(ValueError):
+    """Image files that cannot be used, each named with the reason in a line of `errors`; the message shows ten.
 
     `positions` are those of the files among all that were read, where they were read to the end.
     """
 
-    def __init__(self, faults: Sequence[str], positions: Sequence[int] = ()) -> None:
-        super().__init__(faults, positions)
-        self.faults = list(faults)
+    def __init__(self, errors: Sequence[str], positions: Sequence[int] = ()) -> None:
+        super().__init__(errors, positions)
+        self.errors = list(errors)
         self.positions = positions
 
     def __str__(self) -> str:
-        return shortened(self.faults)
+        return shortened(self.errors)
 
 
 def shortened(lines: Sequence[str]) -> str:
@@ -69,7 +69,7 @@ class DecodedImage(NamedTuple):
 
 
 def decode(path: str, channels: int, background: str) -> DecodedImage:
-    """One image file, upright, transparent pixels laid on `background`, 16 bits cut to 8. Raises ImageFault.
+    """One image file, upright, transparent pixels laid on `background`, 16 bits cut to 8. Raises ImageError.
 
     By Pillow, because torchvision's own decoders are deprecated since 0.29; the RGB pixels are the same.
     """
@@ -82,7 +82,7 @@ def decode(path: str, channels: int, background: str) -> DecodedImage:
     except Exception as error:  # the border to decoders, which raise anything
         text = " ".join(str(error).split()) or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
-        raise ImageFault([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
+        raise ImageError([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
 
 
 def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, bool]:
@@ -168,9 +168,9 @@ def resize(images: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def check_size(image: Tensor, path: str, size: tuple[int, int], first: str) -> None:
-    """Raise ImageFault when `image` is not of the one `size` that the file `first` has."""
+    """Raise ImageError when `image` is not of the one `size` that the file `first` has."""
     if size_of(image) != size:
-        raise ImageFault(
+        raise ImageError(
             [
                 f"data.image_size=null takes images of one size, but {first} has {size[0]}x{size[1]} (HxW) and "
                 f"{path} has {image.shape[1]}x{image.shape[2]}: set data.image_size, e.g. {min(size)}."
@@ -192,11 +192,11 @@ def decode_all(
 
     Images are fitted to `shape`, that of all (N, C, H, W), or refused when `same_size` and one differs. `show` gets the
     number of those done.
-    Returns the number of animated files. Raises ImageFault that names every file that cannot be read, after all others
+    Returns the number of animated files. Raises ImageError that names every file that cannot be read, after all others
     are stored.
     """
     channels, size = shape[1], (shape[2], shape[3])
-    faults: dict[int, str] = {}
+    errors: dict[int, str] = {}
 
     def decode_run(start: int) -> int:
         num_animated = 0
@@ -205,8 +205,8 @@ def decode_all(
         for position, (pixels, path) in enumerate(zip(block, paths, strict=True), start):
             try:
                 image, _, is_animated = decode(path, channels, background)
-            except ImageFault as error:
-                faults[position] = str(error)
+            except ImageError as error:
+                errors[position] = str(error)
                 continue
             num_animated += is_animated
             if same_size:
@@ -221,9 +221,9 @@ def decode_all(
             num_animated += animated
             if show is not None:
                 show(min(run * NUM_PER_RUN, len(files)))
-    if faults:
-        positions = sorted(faults)
-        raise ImageFault([faults[position] for position in positions], positions)
+    if errors:
+        positions = sorted(errors)
+        raise ImageError([errors[position] for position in positions], positions)
     return num_animated
 
 

@@ -124,7 +124,7 @@ class Decoding:
     def decoded(self) -> Tensor:
         """All images, from the cache where there is one; decoded by this process, unless another one filled the cache.
 
-        Raises ImageFault that names every broken image, NoSpace, or ValueError where the cache cannot be written.
+        Raises ImageError that names every broken image, NoSpace, or ValueError where the cache cannot be written.
         """
         if self.cache is None:
             table = room_for(self.table.setting, self.shape())

@@ -48,7 +48,7 @@ class ImageFiles:
 
     `files` are their paths as the file system has them: an array of bytes reaches worker processes ten times as fast as
     a list. Transparent pixels are laid on `background`. `first` names the file whose size all have; empty where they
-    are scaled. Raises ImageFault in brackets.
+    are scaled. Raises ImageError in brackets.
     """
 
     files: NDArray[np.bytes_]

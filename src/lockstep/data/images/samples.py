@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lockstep.data.images.decode import ImageFault
+from lockstep.data.images.decode import ImageError
 from lockstep.distributed.rng import seed_of
 
 
@@ -63,7 +63,7 @@ class Samples:
     def made(self, positions: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         """Inputs (n, C, H, W) and targets (n, ...) at `positions`, int64 (n,), as torch's default_collate has them.
 
-        Raises ImageFault with the setting, the row and the reason, where one cannot be made or differs from the others.
+        Raises ImageError with the setting, the row and the reason, where one cannot be made or differs from the others.
         """
         keys = () if self.is_evaluated else (epoch,)
         inputs, targets = [], []
@@ -73,7 +73,7 @@ class Samples:
                 one_input, target = pair(self.dataset, row, self.setting)
                 for what, value, like in (("input", one_input, self.no_inputs), ("target", target, self.no_targets)):
                     if (value.shape, value.dtype) != (like.shape[1:], like.dtype):
-                        raise ImageFault([self._difference(row, what, value, like)])
+                        raise ImageError([self._difference(row, what, value, like)])
                 inputs.append(one_input)
                 targets.append(target)
         if not inputs:
@@ -89,30 +89,30 @@ class Samples:
 
 
 def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]:
-    """Input and target of a sample as tensors. Raises ImageFault, which names it, where it cannot be made or used."""
+    """Input and target of a sample as tensors. Raises ImageError, which names it, where it cannot be made or used."""
     try:
         sample = dataset[row]
-    except (ImageFault, MemoryError):
+    except (ImageError, MemoryError):
         raise
     except Exception as error:  # the border to somebody else's code
-        raise ImageFault(
+        raise ImageError(
             [f"{setting}: sample {row} cannot be made ({reason_of(error)}): fix or leave it out."]
         ) from error
     what = f"{setting}: sample {row} is"
     if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise ImageFault([f"{what} a {type(sample).__name__}: give a pair (input, target)."])
+        raise ImageError([f"{what} a {type(sample).__name__}: give a pair (input, target)."])
     one_input, target = sample
     if not isinstance(one_input, Tensor):
         hint = "end the transforms of the Dataset with torchvision.transforms.v2.ToImage()"
-        raise ImageFault([f"{what} a {type(one_input).__name__} and not a tensor: {hint}."])
+        raise ImageError([f"{what} a {type(one_input).__name__} and not a tensor: {hint}."])
     if one_input.dim() != 3 or not (one_input.dtype == torch.uint8 or one_input.is_floating_point()):
-        raise ImageFault([f"{what} {told(one_input)}: give an image (C, H, W), uint8 of 0 to 255 or floats."])
+        raise ImageError([f"{what} {told(one_input)}: give an image (C, H, W), uint8 of 0 to 255 or floats."])
     if isinstance(target, bool | int | np.generic | np.ndarray):
         target = torch.as_tensor(target)
     elif isinstance(target, float):
         target = torch.tensor(target, dtype=torch.float64)  # as default_collate has it
     if not isinstance(target, Tensor):
-        raise ImageFault([f"{what} given a {type(target).__name__} as its target: give a number or a tensor."])
+        raise ImageError([f"{what} given a {type(target).__name__} as its target: give a number or a tensor."])
     return one_input.as_subclass(Tensor), target.as_subclass(Tensor)
 
 

@@ -156,7 +156,7 @@ def _from_torchvision(dataset: type[T], root: str, download: bool, folder: str) 
             return dataset(root, train=True, download=download), dataset(root, train=False, download=download)
     # Absent files and no network: RuntimeError, URLError (an OSError). Damaged files: also ValueError.
     except (RuntimeError, OSError, ValueError) as error:
-        cure = (
+        hint = (
             "check the network, or copy the files there"
             if download
             else "set data.download=true, or copy the files there"
@@ -164,5 +164,5 @@ def _from_torchvision(dataset: type[T], root: str, download: bool, folder: str) 
         raise FileNotFoundError(
             f"data.root={root} has no readable {dataset.__name__}: looked for {Path(root) / folder} "
             f"with data.download={str(download).lower()} ({' '.join(str(error).split())}). "
-            f"Please {cure}; delete damaged files first."
+            f"Please {hint}; delete damaged files first."
         ) from error

@@ -54,7 +54,7 @@ def dataset(
 
     `class_names` None takes the `classes` that `train` has. `mean` and `std` are those of each channel of uint8 images,
     in [0, 1]; None measures them on up to 4,096 training samples. Floats reach the network as they are.
-    Raises ValueError for Datasets that cannot be used so, and ImageFault for samples.
+    Raises ValueError for Datasets that cannot be used so, and ImageError for samples.
     """
     given = {name: part for name, part in {"train": train, "val": val, "test": test}.items() if part is not None}
     looks = {name: _looked_at(part, f"data.{name}") for name, part in given.items()}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from typing_extensions import Doc
 
-from lockstep.data.images.decode import ImageFault, check_channels, decode_all, decoders
+from lockstep.data.images.decode import ImageError, check_channels, decode_all, decoders
 from lockstep.data.images.decoding import Decoding, into, print_animated, room_for
 from lockstep.data.images.listing import (
     IMAGE_SUFFIXES,
@@ -88,7 +88,7 @@ def unlabelled_folder(
     """Read every image below a folder in sorted order, or one image file, scaled and cropped to `image_size` (H, W).
 
     The geometry is that of `image_folder`: a model sees the same pixels of a file in training and here. Labels are -1.
-    Images that cannot be read are left out, with a line for each in `broken`. Raises ImageFault where that is not
+    Images that cannot be read are left out, with a line for each in `broken`. Raises ImageError where that is not
     given, or none can be read.
     """
     check_channels(channels)
@@ -110,10 +110,10 @@ def unlabelled_folder(
             store=into(pixels),
         )
         print_animated(root, num_animated)
-    except ImageFault as fault:
-        kept = sorted(set(range(len(files))) - set(fault.positions))
+    except ImageError as error:
+        kept = sorted(set(range(len(files))) - set(error.positions))
         if broken is None or not kept:
             raise
-        broken += fault.faults
+        broken += error.errors
         names, pixels = [names[row] for row in kept], pixels[kept]
     return Images(pixels, torch.full((len(names),), -1), names)

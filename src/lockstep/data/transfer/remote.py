@@ -36,7 +36,7 @@ def name_of(url: str) -> str:
     return re.sub(r"[^\w.-]+", "_", unquote(words[-1])).lstrip(".")[:80] or "files"
 
 
-def faults(url: str) -> Iterator[str]:
+def errors(url: str) -> Iterator[str]:
     """Errors in a URL that are found without asking its server."""
     from fsspec import get_filesystem_class
 

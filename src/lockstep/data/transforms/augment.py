@@ -16,7 +16,7 @@ from lockstep.data.transforms import boxes, mixing, trivial
 from lockstep.data.transforms.mixing import MixDraws
 from lockstep.data.transforms.trivial import TrivialDraws
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import generator, seed_of
 
 
@@ -56,37 +56,37 @@ class Augment:
 
     @property
     def needs_partner(self) -> bool:
-        """Whether a share must come with the sample that follows its last one."""
+        """Whether a shard must come with the sample that follows its last one."""
         return self.mixup > 0 or self.cutmix > 0
 
     def __call__(self, batch: Batch) -> Batch:
-        """Augment a share of a micro-batch, on the device where it is."""
+        """Augment a shard of a micro-batch, on the device where it is."""
         if not (self.trivial or self.crop_padding or self.flip or self.cutout or self.erasing or self.needs_partner):
             return batch
         height, width = batch.inputs.shape[-2:]
-        draws = self.draw(batch.share, height, width)
+        draws = self.draw(batch.shard, height, width)
         return self.apply(batch, apply_to_collection(draws, Tensor, sent, batch.inputs.device))
 
-    def draw(self, share: Share, height: int, width: int) -> Draws:
-        """Draw on the CPU for the whole global batch, then cut to the share and the partner of its last sample.
+    def draw(self, shard: Shard, height: int, width: int) -> Draws:
+        """Draw on the CPU for the whole global batch, then cut to the shard and the partner of its last sample.
 
         So a sample has the same numbers on any rank of any world size, and in any micro-batch. Each part has a
         generator of its own: switching one on or off leaves the others as they were.
         """
-        kept = positions(share, with_partner=self.needs_partner)
-        source = self._source(share, "augment")
+        kept = positions(shard, with_partner=self.needs_partner)
+        source = self._source(shard, "augment")
         ends = (2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 2, height, width)
-        top, left, mirror, y, x = (torch.randint(end, (share.group_size,), generator=source)[kept] for end in ends)
+        top, left, mirror, y, x = (torch.randint(end, (shard.group_size,), generator=source)[kept] for end in ends)
         filled = [boxes.square(y, x, self.cutout)] if self.cutout else []
         if self.erasing:
-            erased = boxes.erasing(self._source(share, "erasing"), share.group_size, self.erasing, height, width)
+            erased = boxes.erasing(self._source(shard, "erasing"), shard.group_size, self.erasing, height, width)
             filled.append(erased[:, kept])
         operations = None
         if self.trivial:
-            operations = trivial.draw(self._source(share, "trivial"), share.group_size, kept, height, width)
+            operations = trivial.draw(self._source(shard, "trivial"), shard.group_size, kept, height, width)
         mixed = None
         if self.needs_partner:
-            mixed = mixing.draw(self.seed, share, height, width, mixup=self.mixup, cutmix=self.cutmix)
+            mixed = mixing.draw(self.seed, shard, height, width, mixup=self.mixup, cutmix=self.cutmix)
         return Draws(torch.stack([top, left, mirror]), tuple(filled), operations, mixed)
 
     def apply(self, batch: Batch, draws: Draws) -> Batch:
@@ -97,7 +97,7 @@ class Augment:
         if self.crop_padding or self.flip:
             top, left, mirror = draws.window
             if self.flip == "alternating":
-                mirror = (_bits(self.seed, batch.indices) + batch.share.epoch) % 2
+                mirror = (_bits(self.seed, batch.indices) + batch.shard.epoch) % 2
             move = partial(
                 self._crop_and_flip, top=top.unsqueeze(1), left=left.unsqueeze(1), mirror=mirror.unsqueeze(1)
             )
@@ -109,8 +109,8 @@ class Augment:
         batch = batch._replace(inputs=images)
         return mixing.apply(batch, draws.mixed) if draws.mixed else batch
 
-    def _source(self, share: Share, purpose: str) -> torch.Generator:
-        return generator(self.seed, share.epoch, share.step, purpose)
+    def _source(self, shard: Shard, purpose: str) -> torch.Generator:
+        return generator(self.seed, shard.epoch, shard.step, purpose)
 
     def _crop_and_flip(self, images: Tensor, top: Tensor, left: Tensor, mirror: Tensor) -> Tensor:
         batch, channels, height, width = images.shape

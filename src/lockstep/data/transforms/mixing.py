@@ -8,39 +8,39 @@ from torch import Tensor
 
 from lockstep.data.transforms import boxes
 from lockstep.distributed.batch import Batch, Mix
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import seed_of
 
 ONE = 1 << 16  # images are mixed in 65536ths: whole numbers below 2**24, which float32 holds exactly on every device
 
 
 class MixDraws(NamedTuple):
-    """How the B samples of a share are mixed. `parts` is ONE where CutMix was drawn, the box empty where MixUp was."""
+    """How the B samples of a shard are mixed. `parts` is ONE where CutMix was drawn, the box empty where MixUp was."""
 
     weights: Tensor  # float32 (B,), of the own label
     parts: Tensor | None  # float32 (B,), of the own image in 65536ths; None without MixUp
     boxes: Tensor | None  # int64 (4, B), what the partner covers; None without CutMix
 
 
-def draw(seed: int, share: Share, height: int, width: int, *, mixup: float, cutmix: float) -> MixDraws:
+def draw(seed: int, shard: Shard, height: int, width: int, *, mixup: float, cutmix: float) -> MixDraws:
     """Draw lambda of Beta(alpha, alpha), on the CPU, for the whole global batch, then cut.
 
     `mixup` and `cutmix` are the alphas; where both are above 0, each sample takes one of them with probability 1/2.
     """
-    source = np.random.default_rng(seed_of(seed, share.epoch, share.step, "mix"))
-    is_cut = source.random(share.group_size) < (0.5 if mixup and cutmix else bool(cutmix))
+    source = np.random.default_rng(seed_of(seed, shard.epoch, shard.step, "mix"))
+    is_cut = source.random(shard.group_size) < (0.5 if mixup and cutmix else bool(cutmix))
     alpha = np.where(is_cut, cutmix, mixup)
-    own_share = source.beta(alpha, alpha)
+    own_shard = source.beta(alpha, alpha)
     box = []
     for side in (height, width):
-        half = np.where(is_cut, np.sqrt(1 - own_share) * side / 2, 0).astype(np.int64)
-        centre = source.integers(side, size=share.group_size)
+        half = np.where(is_cut, np.sqrt(1 - own_shard) * side / 2, 0).astype(np.int64)
+        centre = source.integers(side, size=shard.group_size)
         box += [(centre - half).clip(min=0), (centre + half).clip(max=side)]
     top, bottom, left, right = box
     area = (bottom - top) * (right - left)  # what is pasted, not what lambda asked for: boxes end at the edge
-    parts = np.where(is_cut, ONE, np.rint(own_share * ONE))
+    parts = np.where(is_cut, ONE, np.rint(own_shard * ONE))
     weights = np.where(is_cut, 1 - area / (height * width), parts / ONE)
-    mine = slice(share.lo, share.hi)
+    mine = slice(shard.lo, shard.hi)
     return MixDraws(
         torch.from_numpy(weights[mine]).float(),
         torch.from_numpy(parts[mine]).float() if mixup else None,

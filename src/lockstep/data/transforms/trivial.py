@@ -15,7 +15,7 @@ NUM_LEVELS = 31
 
 
 class TrivialDraws(NamedTuple):
-    """What happens to the B samples of a share, sorted by operation; `counts` is known to the host, so no one waits."""
+    """What happens to the B samples of a shard, sorted by operation; `counts` is known to the host, so no one waits."""
 
     counts: tuple[int, ...]  # samples of each operation
     order: Tensor  # int64 (B,), the samples in the order of their operations

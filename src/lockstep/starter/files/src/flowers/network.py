@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """Images (B, in_channels, H, W) to logits (B, num_classes). A worker's share can be empty: B can be 0."""
+    """Images (B, in_channels, H, W) to logits (B, num_classes). A worker's shard can be empty: B can be 0."""
 
     def __init__(self, in_channels: int, num_classes: int, *, width: int, dropout: float) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""A drawing of an epoch over three workers: `python -m tests.support.shares > docs/images/shares.svg`.
+"""A drawing of an epoch over three workers: `python -m tests.support.shards > docs/images/shards.svg`.
 
 The picture of docs/exactness.md; who owns what is asked of the sampler itself.
 """
 
 from lockstep.data.sampler import GlobalBatches
-from lockstep.distributed.partition import Share
+from lockstep.distributed.partition import Shard
 from tests.support.svg import page
 
 NUM_SAMPLES, MICRO_BATCH, PER_STEP, LOADS = 22, 5, 2, (2, 1, 1)
@@ -27,7 +27,7 @@ STYLE = """
   }"""
 
 
-def shares() -> list[list[Share]]:
+def shards() -> list[list[Shard]]:
     """The shares of each rank, one for every micro-batch of the epoch."""
     batches = [
         GlobalBatches(
@@ -41,32 +41,32 @@ def shares() -> list[list[Share]]:
         )
         for rank in range(len(LOADS))
     ]
-    return [[found.share for found in each] for each in batches]
+    return [[found.shard for found in each] for each in batches]
 
 
 def drawing() -> str:
     """The picture as SVG, light or dark as the page around it."""
-    of_rank = shares()
+    of_rank = shards()
     num_ranks, world = len(LOADS), range(len(LOADS))
     bottom = TOP + ROW * (num_ranks + 1)
     parts = [_label(0, "order of the epoch", "from seed and epoch")]
     parts += [_label(rank + 1, f"worker {rank}", f"load {LOADS[rank]} of {sum(LOADS)}") for rank in world]
     for micro_step, found in enumerate(zip(*of_rank, strict=True)):
-        share = found[0]
-        first = share.step * MICRO_BATCH * PER_STEP  # of this step in the order of the epoch
+        shard = found[0]
+        first = shard.step * MICRO_BATCH * PER_STEP  # of this step in the order of the epoch
         begin = micro_step * MICRO_BATCH
         left = _x(begin)
-        middle = left + share.size * CELL // 2
+        middle = left + shard.size * CELL // 2
         if begin == first:
-            width = CELL * share.group_size + GAP_OF_PARTS * (-(-share.group_size // MICRO_BATCH) - 1)
+            width = CELL * shard.group_size + GAP_OF_PARTS * (-(-shard.group_size // MICRO_BATCH) - 1)
             parts.append(
-                _text(left + width // 2, 30, f"step {share.step + 1}: {share.group_size} images", "name middle")
+                _text(left + width // 2, 30, f"step {shard.step + 1}: {shard.group_size} images", "name middle")
             )
-            scale = f"loss: sum &#215; {num_ranks} / {share.group_size}"
+            scale = f"loss: sum &#215; {num_ranks} / {shard.group_size}"
             parts.append(_text(left + width // 2, bottom + 22, scale, "middle"))
-        parts.append(_text(middle, TOP - 12, f"micro-batch of {share.size}", "note middle"))
+        parts.append(_text(middle, TOP - 12, f"micro-batch of {shard.size}", "note middle"))
         for rank, own in enumerate(found):
-            for place in range(begin, begin + share.size):
+            for place in range(begin, begin + shard.size):
                 is_own = own.lo <= place - first < own.hi
                 if is_own:
                     parts += [_cell(place, 0, f"own{rank}"), _number(place, 0, place - first)]
@@ -75,7 +75,7 @@ def drawing() -> str:
                     parts.append(_cell(place, rank + 1, "free"))
             if own.is_empty:
                 y = TOP + ROW * (rank + 1)
-                box = f'x="{left}" y="{y}" width="{share.size * CELL - 3}" height="{CELL - 3}"'
+                box = f'x="{left}" y="{y}" width="{shard.size * CELL - 3}" height="{CELL - 3}"'
                 parts.append(f'<rect class="empty" {box} rx="4"/>')
                 parts.append(_text(middle, y + 20, "empty", "note middle"))
     note = "A number is a position in the global batch: it decides which image is there and what is drawn for it."

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: every fault at once, each with its key and its cure."""
+"""What is wrong with a configuration: every error at once, each with its key and its hint."""
 
 import json
 import sys
@@ -16,18 +16,18 @@ PREFIX = "config error: "
 
 
 class ConfigError(ValueError):
-    """All faults of a configuration, one line each."""
+    """All errors of a configuration, one line each."""
 
-    def __init__(self, faults: Sequence[str]) -> None:
-        self.faults = [redacted(fault) for fault in faults]
-        super().__init__("\n".join(self.faults))
+    def __init__(self, errors: Sequence[str]) -> None:
+        self.errors = [redacted(error) for error in errors]
+        super().__init__("\n".join(self.errors))
 
 
 def exit_with(error: ConfigError) -> NoReturn:
-    """Print every fault and leave with the exit code of a bad configuration."""
-    for fault in error.faults:
-        print(f"{PREFIX}{fault}", file=sys.stderr)
-    print(f"{plural(len(error.faults), 'fault')}; nothing was started. See --help.", file=sys.stderr)
+    """Print every error and leave with the exit code of a bad configuration."""
+    for message in error.errors:
+        print(f"{PREFIX}{message}", file=sys.stderr)
+    print(f"{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
     raise SystemExit(EXIT_CONFIG)
 
 
@@ -77,5 +77,5 @@ def near(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -
 
 
 def question(meant: Sequence[str], otherwise: str) -> str:
-    """The end of a fault: the names that may have been meant, else what there is to do."""
+    """The end of an error: the names that may have been meant, else what there is to do."""
     return f": did you mean {' or '.join(meant)}?" if meant else f": {otherwise}"
