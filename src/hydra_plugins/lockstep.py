@@ -1,4 +1,4 @@
-"""What Hydra finds: the launcher of sweeps, and the sweeper that draws their values. The work is in lockstep.sweeps."""
+"""The plugins that Hydra finds: a launcher of sweeps, and a sweeper that draws values; see lockstep.sweeps."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -27,7 +27,7 @@ class Composer:
         self._config = config
 
     def __call__(self, overrides: Sequence[str], number: int) -> "tuple[Config, str]":
-        """The checked configuration of a trial, and the name of its folder. Raises ConfigError."""
+        """Return the checked configuration of a trial, and the name of its folder. Raises ConfigError."""
         from lockstep.config.overrides import of_job
 
         cfg = self._composed(list(overrides))
@@ -44,7 +44,7 @@ class Composer:
 
 
 class Workstation(Launcher):
-    """Runs the trials of a sweep side by side, each with devices of its own."""
+    """Runs the trials of a sweep in parallel, each on its own devices."""
 
     @override
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -53,7 +53,7 @@ class Workstation(Launcher):
 
     @override
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs. Leaves with the exit code of the sweep where that is not 0."""
+        """Run the trials. Exits with the code of the sweep if it is not 0."""
         from lockstep.config.errors import ConfigError, exit_with
         from lockstep.sweeps import array, command
         from lockstep.sweeps.course import Grid
@@ -72,9 +72,7 @@ class Workstation(Launcher):
                     return []
             with _ledger(self._config, config.sweep.name) as ledger:
                 made = [command.prepared(ledger, texts, partial(self._compose, texts)) for texts in job_overrides]
-                configs = {trial.number: config for trial, config in made}
-                trials = [trial for trial, _ in made]
-                left = [trial for trial in trials if trial.state not in DONE]
+                left = [trial for trial, _ in made if trial.state not in DONE]
                 objective = command.monitored(config)
                 if is_submitted:
                     array.submit(ledger, made, objective)
@@ -82,21 +80,21 @@ class Workstation(Launcher):
                 code = command.run(
                     ledger,
                     Grid(left),
-                    configs,
+                    {trial.number: trial_config for trial, trial_config in made},
                     config=config,
-                    total=len(trials),
-                    num_done=len(trials) - len(left),
+                    total=len(made),
+                    num_done=len(made) - len(left),
                     objectives=[objective],
                 )
         except ConfigError as error:
             exit_with(error)
         if code:
             raise SystemExit(code)
-        return [_returned(objective.of(trial.folder, objective)) for trial in trials]
+        return []  # for Hydra: the results are in the table
 
 
 class Study(Sweeper):
-    """Draws the values of a sweep by Optuna, and runs its trials as Workstation does."""
+    """Draws the values of a sweep by Optuna, and runs its trials like Workstation."""
 
     @override
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -106,7 +104,7 @@ class Study(Sweeper):
 
     @override
     def sweep(self, arguments: list[str]) -> None:
-        """Run the study. Leaves with the exit code of the sweep where that is not 0."""
+        """Run the study. Exits with the code of the sweep if it is not 0."""
         from lockstep.config.errors import ConfigError, exit_with
         from lockstep.config.sweep_space import Interval, searched
         from lockstep.sweeps import command, search
@@ -118,7 +116,9 @@ class Study(Sweeper):
             first = [f"{key}={drawn.low if isinstance(drawn, Interval) else drawn[0]}" for key, drawn in space.items()]
             config, _ = self._compose([*fixed, *first], 0)
             if config.cluster.name != "none":
-                raise ConfigError(["a search draws from what has ended, job by job: leave cluster=... out"])
+                raise ConfigError(
+                    ["search=... needs the results of earlier trials before it draws: leave cluster=... out"]
+                )
             if config.search is None:
                 raise ConfigError(["hydra/sweeper=optuna is chosen by search=...: use search=tpe"])
             with _ledger(self._config, config.sweep.name) as ledger:
@@ -159,7 +159,7 @@ class Study(Sweeper):
 
 
 def _remove_empty(path: Path) -> None:
-    """Take back what Hydra made for a sweep that does not begin; what is there already stays."""
+    """Remove the empty folders that Hydra made for a sweep that does not start."""
     if not (path / "sweep.json").exists():
         for folder in (path, path.parent, path.parent.parent):
             try:
@@ -173,7 +173,3 @@ def _ledger(config: DictConfig, name: str | None) -> "AbstractContextManager[Led
     from lockstep.sweeps.ledger import command_of
 
     return command.opened(Path(config.hydra.sweep.dir), name, command_of(config.hydra.overrides.task))
-
-
-def _returned(value: float | None) -> JobReturn:
-    return JobReturn(_return_value=float("nan") if value is None else value, status=JobStatus.COMPLETED)

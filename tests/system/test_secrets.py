@@ -71,7 +71,7 @@ def test_a_training_keeps_its_secrets_and_goes_on_by_a_url_that_was_signed_again
 @pytest.mark.processes
 def test_a_sweep_keeps_its_secrets_and_goes_on(tmp_path: Path) -> None:
     words = [*sweeps.TINY, *NOTIFY, OWN, "+callbacks.own.api_token=hunter1,fail-hunter2"]
-    for begins in ("A sweep of 2 trials", "Going on with"):
+    for begins in ("A sweep of 2 trials", "Resuming"):
         done = sweeps.run(tmp_path, *words)
         assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
         assert begins in done.stdout

@@ -1,4 +1,4 @@
-"""What SLURM has forgotten: its data base knows it, by a real slurmdbd."""
+"""Jobs that SLURM has forgotten: their states come from its database, a real slurmdbd."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def forgetful() -> Iterator[Slurm]:
         yield running
 
 
-def test_the_data_base_tells_how_jobs_have_ended_that_slurm_has_forgotten(forgetful: Slurm, tmp_path: Path) -> None:
+def test_the_states_of_forgotten_jobs_come_from_the_database(forgetful: Slurm, tmp_path: Path) -> None:
     shell = Shell(forgetful, tmp_path)
     begun = [
         shell.submit(*TINY, "trainer.max_epochs=1", "name=through"),

@@ -1,4 +1,4 @@
-"""Sweeps that are killed, broken or stopped, by real signals: nothing stays alive, nothing is lost, and they go on."""
+"""Sweeps that are killed, broken or stopped by real signals: no process stays, nothing is lost, and they resume."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     done = run(tmp_path, *overrides[-4:], *recipe)  # the order of the words makes no other sweep
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same command again" not in done.stdout
-    assert "Going on with" in done.stdout
+    assert "Resuming" in done.stdout
     assert "1 of 3 trials are done" in done.stdout
     assert "Trial 0" not in done.stdout
     assert {path: path.stat().st_mtime_ns for path in folders[0].path.rglob("*")} == before
@@ -91,7 +91,7 @@ def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp
     assert (
         "Stopping all trials, each with a checkpoint: " + {"ctrl-c": "signal SIGINT", "flag": "stop flag: lunch"}[way]
     ) in out
-    assert "Not everything is done: the same command again goes on." in out
+    assert "Not all trials are done: the same command again resumes the sweep." in out
     folders = trials_of(tmp_path)
     assert [folder.read_status()["state"] for folder in folders] == ["stopped", "stopped"]
     (tmp_path / "fast").touch()

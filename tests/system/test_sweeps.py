@@ -1,4 +1,4 @@
-"""Sweeps with real processes: side by side on devices of their own, with a table; errors are told before they start."""
+"""Sweeps in real processes: parallel trials on separate devices, their table, and refused sweeps."""
 
 import itertools
 import os
@@ -10,6 +10,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
 
+from lockstep.config import overrides
+from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import RunFolder
 from tests.support.callbacks import SEES
 from tests.support.harness import (
@@ -27,8 +29,8 @@ pytestmark = pytest.mark.processes
 def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alone(tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
-    overrides = [*TINY, "optimizer.lr=0.01,0.1", "seed=0,1,2,3", "launcher.parallel=2", SEES % "0"]
-    done = run(tmp_path, *overrides, OMP_NUM_THREADS=None)
+    texts = [*TINY, "optimizer.lr=0.01,0.1", "seed=0,1,2,3", "launcher.parallel=2", SEES % "0"]
+    done = run(tmp_path, *texts, OMP_NUM_THREADS=None)
     assert done.returncode == 0, done.stdout + done.stderr
     folders = trials_of(tmp_path)
     facts = [seen(folder) for folder in folders]
@@ -62,8 +64,8 @@ def steps_of_test(folder: RunFolder) -> list[int]:
 
 def test_trials_with_one_and_two_workers_see_gpus_of_their_own_and_all_are_used(tmp_path: Path) -> None:
     path = f"{ROOT / 'tests' / 'support' / 'faked_gpus'}:{ROOT}"
-    overrides = [*TINY, "strategy=auto", "trainer.devices=2,1", "seed=0,1,2", SEES % "2", "sweep.test=none"]
-    done = run(tmp_path, *overrides, PYTHONPATH=path)
+    texts = [*TINY, "strategy=auto", "trainer.devices=2,1", "seed=0,1,2", SEES % "2", "sweep.test=none"]
+    done = run(tmp_path, *texts, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     folders = trials_of(tmp_path)
     facts = [{**seen(folder), "seen": seen(folder)["gpus"].split(",")} for folder in folders]
@@ -79,12 +81,12 @@ def test_trials_with_one_and_two_workers_see_gpus_of_their_own_and_all_are_used(
 
 
 def test_the_best_trial_may_be_of_an_earlier_command_and_all_are_tested_on_demand(tmp_path: Path) -> None:
-    for overrides, tested in (
+    for texts, tested in (
         (["optimizer.lr=0.1", "sweep.test=none"], []),
         (["optimizer.lr=0.0000001"], [0]),
         (["optimizer.lr=0.0000001", "sweep.test=all"], [0, 1]),
     ):
-        done = run(tmp_path, *TINY, "trainer.max_epochs=5", "sweep.name=two", "launcher.parallel=1", *overrides)
+        done = run(tmp_path, *TINY, "trainer.max_epochs=5", "sweep.name=two", "launcher.parallel=1", *texts)
         assert done.returncode == 0, done.stdout + done.stderr
         trials = table_of(tmp_path)["trials"]
         assert sorted(trial["trial"] for trial in trials if trial.get("test_accuracy") is not None) == tested
@@ -141,22 +143,36 @@ def test_what_changed_under_a_name_is_refused_before_anything_runs(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("texts", "error"),
     [
-        (["launcher.parallel=99"], "launcher.parallel=99, but this machine has"),
         (["launcher.parallel=1,2"], "is of the whole sweep: give one"),
-        (["hydra/launcher=basic"], "leave hydra/launcher out; launcher.mode=sequential runs one trial at a time"),
         (["resume=somewhere"], "resume goes on with one run: leave -m out"),
-        (["scale_with_workers=true"], "say how many workers a trial of a sweep has"),
         (["optimizer.lr=interval(0.1,1)"], "needs a search that draws values (search=tpe)"),
-        (["search=tpe"], "search=... needs something to draw"),
         (["search=tpe", "optimizer.lr=interval(1,0.1)"], "ends before it begins: write the smaller number first"),
-        (["hydra/sweeper=optuna", "optimizer.lr=interval(0.1,1)"], "hydra/sweeper=optuna is chosen by search=..."),
-        (["search=tpe", "search.objectives={val/acc:max}"], "search.objectives has val/acc, which is never measured"),
+        (
+            ["search=tpe", "seed=1,2", "search.objectives={val/acc:max}"],
+            "search.objectives has val/acc, which is never",
+        ),
     ],
 )
-def test_faults_of_a_sweep_are_told_before_it_starts(tmp_path: Path, overrides: list[str], words: str) -> None:
-    done = run(tmp_path, *TINY, *overrides)
+def test_errors_of_a_sweep_are_found_by_its_check(texts: list[str], error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        overrides.check([*TINY, *texts], is_multirun=True)
+    assert error in " ".join(caught.value.errors)
+
+
+@pytest.mark.parametrize(
+    ("texts", "error"),
+    [
+        (["launcher.parallel=99"], "launcher.parallel=99, but this machine has"),
+        (["hydra/launcher=basic"], "leave hydra/launcher out; launcher.mode=sequential runs one trial at a time"),
+        (["search=tpe"], "search=... needs something to draw"),
+        (["scale_with_workers=true"], "needs the number of workers of a trial: set trainer.devices=..."),
+        (["hydra/sweeper=optuna", "optimizer.lr=interval(0.1,1)"], "hydra/sweeper=optuna is chosen by search=..."),
+    ],
+)
+def test_a_refused_sweep_trains_nothing(tmp_path: Path, texts: list[str], error: str) -> None:
+    done = run(tmp_path, *TINY, *texts)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert words in done.stderr
+    assert error in done.stderr
     assert not list(tmp_path.glob("outputs/*/*/*/status.json"))

@@ -147,7 +147,6 @@ class Benchmark:
         if live is None:
             self._say(f"{head} ...")
         with contextlib.ExitStack() as held:
-            held.callback(folder.remove_leftovers)  # also after a second Ctrl-C
             held.enter_context(folder.lock())
             held.enter_context(live or contextlib.nullcontext())
             held.callback(workers.kill)
@@ -227,7 +226,6 @@ def exit_code(records: Sequence[results.Record], received: int) -> int:
 
 
 def _progress(folder: RunFolder, job: Job) -> str:
-    """The state of a run, from its status."""
     if job.task != "train":
         return "evaluating"
     status = folder.read_status()
@@ -240,7 +238,6 @@ def _progress(folder: RunFolder, job: Job) -> str:
 
 
 def _summary(record: results.Record) -> str:
-    """The result of an environment in one line."""
     if record["state"] == "failed":
         return f"failed: {record['reason']}"
     rate, accuracy = record["images_per_s"], record["val_accuracy"]
@@ -251,7 +248,6 @@ def _summary(record: results.Record) -> str:
 
 
 def _failure(folder: RunFolder) -> str:
-    """The last line of the failure of a run."""
     for path in (folder.failure, folder.path / LOG):
         lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
         if lines:

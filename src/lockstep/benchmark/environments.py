@@ -70,7 +70,7 @@ def _environment(
 
 
 def _missing(device: str, entry: ExecutionEnvironment, num_present: int) -> str:
-    """The cores or GPUs that this machine lacks for an environment; empty if it has all."""
+    """Return the cores or GPUs that this machine lacks for an environment; empty if it has all."""
     what = "GPU" if device == "gpu" else "core"
     has = f"this machine has {num_present or 'no'} {what}{'' if num_present == 1 else 's'}"
     if num_present == 0:

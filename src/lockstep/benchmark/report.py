@@ -39,7 +39,7 @@ def write(path: Path, benchmark: dict[str, Any]) -> None:
 
 
 def page(benchmark: dict[str, Any]) -> Figure:
-    """The verdict, the table, the facts and the chart on a page of A4, or on a longer page if they need one."""
+    """Draw the verdict, the table, the facts and the chart on a page of A4, or on a longer one if they need it."""
     records, shown = benchmark["environments"], timed(benchmark)
     lines = [f"{name:<14}{value}" for name, value in facts(benchmark)]
     notes = wrapped(results.notes(records))
@@ -60,24 +60,21 @@ def page(benchmark: dict[str, Any]) -> Figure:
 
 
 def wrapped(paragraphs: Sequence[str], indent: int = 0) -> str:
-    """The paragraphs in lines that fit on the page."""
     return "\n".join(textwrap.fill(printable(text), 105, subsequent_indent=" " * indent) for text in paragraphs)
 
 
 def as_text(records: Sequence[Record]) -> str:
-    """The table of the terminal, without trailing blanks."""
+    """Return the table of the terminal, without trailing blanks."""
     file = io.StringIO()
     Console(file=file, width=105).print(results.table(records))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def timed(benchmark: dict[str, Any]) -> list[Record]:
-    """The environments with a time for the chart."""
     return [r for r in benchmark["environments"] if r.get("epoch_s")]
 
 
 def title(benchmark: dict[str, Any]) -> str:
-    """Network, data and precision."""
     precisions = dict.fromkeys(r["precision"] for r in benchmark["environments"] if r.get("precision"))
     what = f"{benchmark['experiment']['model']} on {benchmark['experiment']['data']}"
     return printable(", ".join(filter(None, [f"Benchmark: {what}", " and ".join(precisions)])))

@@ -20,12 +20,11 @@ FEWEST = 3  # epochs, fewer of them do not show whether the machine was quiet
 
 
 def skipped(environment: Environment, reason: str) -> Record:
-    """The record of an environment without a run."""
     return {"name": environment.name, "device": environment.device, "state": "skipped", "reason": reason}
 
 
 def record(environment: Environment, folder: RunFolder, state: str, reason: str) -> Record:
-    """The record of a run; `state` is measured, stopped or failed.
+    """Return the record of a run; `state` is measured, stopped or failed.
 
     The speed is that of whole epochs; without one, `is_extrapolated`: from the images per second of the steps so far.
     """
@@ -65,7 +64,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def accuracy(folder: RunFolder) -> float | None:
-    """The validation accuracy of best.ckpt, from the training or from an evaluation after it; None without one."""
+    """Return the validation accuracy of best.ckpt, from the training or an evaluation after it; None without one."""
     if not folder.best_checkpoint.exists():
         return None
     status = folder.read_status()
@@ -74,19 +73,19 @@ def accuracy(folder: RunFolder) -> float | None:
 
 
 def most_accurate(records: Sequence[Record]) -> Record | None:
-    """The environment with the best network on the validation split, the first of equals."""
+    """Return the environment with the best network on the validation split, the first of equals."""
     validated = [r for r in records if r.get("val_accuracy") is not None]
     return max(validated, key=lambda r: r["val_accuracy"], default=None)
 
 
 def alone(of: Record, records: Sequence[Record]) -> Record | None:
-    """The record of one worker on the same device."""
+    """Return the record of one worker on the same device."""
     same = (r for r in records if r["device"] == of["device"] and r.get("workers") == 1)
     return next((r for r in same if r["images_per_s"]), None)
 
 
 def is_unsteady(r: Record) -> bool:
-    """True if another process has probably slowed down some epochs, so that their median is not to be trusted."""
+    """Return True if some epochs were probably slowed down by another process, so that the median is unreliable."""
     return r["images_per_s"]["deviation"] > STEADY * r["images_per_s"]["median"]
 
 
@@ -99,7 +98,7 @@ def speed_up(r: Record, records: Sequence[Record]) -> float | None:
 
 
 def verdict(records: Sequence[Record]) -> list[str]:
-    """A sentence for each environment with several workers: whether they pay."""
+    """Return a sentence for each environment with several workers, on whether they pay."""
     several = [r for r in records if r.get("workers", 1) > 1 and r["images_per_s"]]
     if not several:
         return ["No environment with several workers was measured."]
@@ -126,7 +125,7 @@ def _pays(r: Record, records: Sequence[Record]) -> str:
 
 
 def table(records: Sequence[Record]) -> Table:
-    """A row for each environment with a run; - for a missing number. Fits into 80 columns."""
+    """Return a row for each environment with a run; - for a missing number. Fits into 80 columns."""
     found = Table("environment", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     found.columns[0].overflow = "fold"
     for name in ("workers", "batch", "epochs", "time", "s/epoch", "images\nper s", "speed-\nup", "val\nacc."):

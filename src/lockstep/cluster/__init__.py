@@ -1,1 +1,1 @@
-"""Jobs: runs that a scheduler, or the background of this machine, trains. Their records are in the run folders."""
+"""Jobs: runs that SLURM or the background of this machine trains. Their records are in the run folders."""

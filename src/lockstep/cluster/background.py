@@ -1,11 +1,10 @@
-"""A run is trained in the background of this machine: a process of its own session, which no terminal can end."""
+"""Jobs in the background of this machine: a process in its own session, which outlives the terminal."""
 
 import fcntl
 import os
 import secrets
 import shlex
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.cluster.slurm import exports, interpreter
@@ -14,30 +13,27 @@ from lockstep.config.sections import Cluster
 from lockstep.runs.folder import RunFolder
 
 
-def script(cluster: Cluster, folder: RunFolder, task: str, code: Path) -> str:
-    """The shell lines of the process."""
+def script(cluster: Cluster, folder: RunFolder, code: Path, job_id: str) -> str:
     prefix, python = interpreter(cluster)
-    command = f"exec {prefix}{python} -u -m lockstep.cluster.job {shlex.quote(str(folder.path))} {task}"
+    command = f"exec {prefix}{python} -u -m lockstep.cluster.job {shlex.quote(str(folder.path))} {job_id}"
     return "\n".join([*cluster.setup, *exports(code), command])
 
 
-def start(
-    cluster: Cluster, folders: Sequence[RunFolder], *, task: str, code: Path, cwd: Path
-) -> list[tuple[str, Path, int]]:
-    """Start the process of one run. Returns its id, log and number."""
-    if len(folders) != 1:
-        message = f"cluster=local trains one run, not {len(folders)}: they would take each other's cores and GPUs"
-        raise ConfigError([message])
-    folder = folders[0]
-    name = f"local-{secrets.token_hex(3)}"
+def new_id() -> str:
+    return f"local-{secrets.token_hex(3)}"
+
+
+def start(cluster: Cluster, folder: RunFolder, *, code: Path, cwd: Path) -> tuple[str, Path, int]:
+    """Start the process of a run, with the signals blocked until it can handle them. Returns its id, log and pid."""
+    job_id = new_id()
     folder.job_files.mkdir(exist_ok=True)
-    log = folder.job_files / f"{name}_0_log.out"
+    log = folder.job_files / f"{job_id}_0_log.out"
     lock = os.open(folder.job_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process shares it, to its end
-        with open(log, "ab") as file:  # signals are blocked until the run takes them
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shared with the process, until it ends
+        with open(log, "ab") as file:
             process = subprocess.Popen(
-                ["bash", "-c", script(cluster, folder, task, code)],
+                ["bash", "-c", script(cluster, folder, code, job_id)],
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -46,7 +42,7 @@ def start(
                 pass_fds=[lock],
             )
     except BlockingIOError as error:
-        raise ConfigError([f"{folder.path} has a job in the background already: cancel it first"]) from error
+        raise ConfigError([f"{folder.path} already has a job in the background: cancel it first"]) from error
     finally:
         os.close(lock)
-    return [(name, log, process.pid)]
+    return job_id, log, process.pid

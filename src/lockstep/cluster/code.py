@@ -1,4 +1,4 @@
-"""What a job runs is what was there when it was submitted: the source is copied, and edits come too late."""
+"""A copy of the project's source for each submission: later edits do not affect a job that waits."""
 
 import os
 import shutil
@@ -15,25 +15,24 @@ from lockstep.monitoring.cells import size
 from lockstep.runs.naming import quoted, shown
 from lockstep.system import provenance
 
-WITHOUT_GIT = ("src", "conf")  # beside modules and packages
-RUNS = "outputs"  # with copies of the code in them, also where a command was typed elsewhere in the project
-# names of files and folders that stay where they are; a module among them is code
+WITHOUT_GIT = ("src", "conf")  # next to modules and packages
+RUNS = "outputs"  # at any depth: a command may be started in a folder of the project
+# files and folders that are not copied, except modules
 CREDENTIALS = (".env", ".env.*", ".netrc", ".pypirc", "*credential*", "id_rsa*", "id_ed25519*", "*.pem", "*.key")
 MAX_BYTES = 100 * 2**20
 COMMIT, CHANGES = provenance.FROZEN_COMMIT, "CHANGES.diff"
-GIT_TIMEOUT_S = 60.0
 
 
 def files(root: Path, max_bytes: int = MAX_BYTES) -> list[Path]:
-    """Files of the project relative to `root`: those git knows, and others it does not ignore.
+    """List the files of the project relative to `root`: those that git tracks or would add.
 
-    Without git, or where it ignores all of it, src, conf, train.py, and the modules and packages beside it. Raises
-    ConfigError when they are too large to be copied for every job.
+    Without git, or if it ignores all of them: src, conf, train.py, and the modules and packages next to it. Raises
+    ConfigError if they have more than `max_bytes`.
     """
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     names = sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
     paths = [path for path in map(Path, names) if RUNS not in path.parts]
-    chosen = [path for path in paths if (root / path).is_file()]  # not what is gone, no other repositories
+    chosen = [path for path in paths if (root / path).is_file()]  # no deleted files, no other repositories
     if not chosen:
         chosen = [path for path in _walk(root) if RUNS not in path.parts]
     chosen = [path for path in chosen if not _is_credential(path)]
@@ -41,38 +40,31 @@ def files(root: Path, max_bytes: int = MAX_BYTES) -> list[Path]:
     total = sum(sizes.values())
     if total > max_bytes:
         largest = ", ".join(f"{path} ({size(sizes[path])})" for path in sorted(chosen, key=lambda p: -sizes[p])[:3])
-        message = f"the code in {shown(root)} has {size(total)}, and a job gets a copy of at most {size(max_bytes)}"
-        raise ConfigError([f"{message}: let .gitignore name what is not code, largest are {largest}"])
+        message = f"the code in {shown(root)} has {size(total)}, a job gets a copy of at most {size(max_bytes)}"
+        raise ConfigError([f"{message}: add other files to .gitignore, the largest are {largest}"])
     return chosen
 
 
 def needed(configs: Iterable[Config], root: Path) -> list[Path]:
-    """As `files`. Raises ConfigError, too, where a package that one of the configurations names would be left out."""
+    """As `files`. Also raises ConfigError if git ignores a package of the project that a configuration names."""
     paths = files(root)
-    beside, copied = set(os.listdir(root)), {path.parts[0] for path in paths}
-    if (root / "src").is_dir():
-        beside |= set(os.listdir(root / "src"))
-        copied |= {path.parts[1] for path in paths if path.parts[0] == "src"}
-    errors = []
+    errors: dict[str, None] = {}
     for key, target in (name for config in configs for name in called(to_tree(config))):
         package = target.partition(".")[0]
-        left_out = {package, f"{package}.py"} & beside
-        if left_out and not left_out & copied:
-            where = next(path for path in (root, root / "src") if left_out & set(os.listdir(path)))
-            what = f"{package} in {shown(where)} is not copied for a job, because git ignores it"
-            errors.append(f"{key}={target}: {what}: see git check-ignore -v {quoted(where / package)}")
+        candidates = (package, f"{package}.py", f"src/{package}", f"src/{package}.py")
+        present = [name for name in candidates if (root / name).exists()]
+        if present and not any(path.is_relative_to(name) for path in paths for name in present):
+            what = f"{key}={target}: {package} in {shown((root / present[0]).parent)} is not copied for a job"
+            errors[f"{what}, because git ignores it: see git check-ignore -v {quoted(root / present[0])}"] = None
     if errors:
-        raise ConfigError(list(dict.fromkeys(errors)))
+        raise ConfigError(list(errors))
     return paths
 
 
 def freeze(paths: Sequence[Path], base: Path, root: Path) -> Path:
-    """Copy `paths` into the next free folder of `base`, with the commit and what differs from it. Returns the folder.
-
-    Never one that is there: a job that waits or runs may read it.
-    """
+    """Copy `paths` into a new folder of `base`, with the commit and the differences from it. Returns the folder."""
     target = next_folder(base)
-    target.mkdir(parents=True)  # also where there is no code
+    target.mkdir(parents=True)  # even without code
     try:
         for path in paths:
             (target / path).parent.mkdir(parents=True, exist_ok=True)
@@ -88,14 +80,9 @@ def freeze(paths: Sequence[Path], base: Path, root: Path) -> Path:
 
 
 def next_folder(base: Path) -> Path:
-    """Where in `base` the next copy of the code has its place: `1`, then `2`, ..."""
+    """Return the folder of `base` for the next copy: `1`, then `2`, ..."""
     numbers = [int(path.name) for path in base.glob("*") if path.name.isdecimal()]
     return base / str(max(numbers, default=0) + 1)
-
-
-def search_path(code: Path) -> str:
-    """What stands first in PYTHONPATH of a job; then an editable install of the project is not found."""
-    return f"{code / 'src'}:{code}"
 
 
 def _is_credential(path: Path) -> bool:
@@ -113,10 +100,10 @@ def _walk(root: Path) -> Iterator[Path]:
                     yield path.relative_to(root)
 
 
-def _git(root: Path, *words: str) -> bytes:
-    """What git prints, empty where there is no git or no repository."""
+def _git(root: Path, *arguments: str) -> bytes:
+    """Return the output of git, empty without git or a repository."""
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, timeout=GIT_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True)
+    except FileNotFoundError:
         return b""
     return done.stdout if done.returncode == 0 else b""

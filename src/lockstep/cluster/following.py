@@ -1,4 +1,4 @@
-"""`lockstep jobs follow`, `wait` and `result`: the end of a job, from any shell."""
+"""`lockstep jobs follow`, `wait` and `result`: the log, the end and the result of a job, from any shell."""
 
 import argparse
 import sys
@@ -13,53 +13,33 @@ from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED
 from lockstep.system import output
 from lockstep.system.terminal import printable
 
-ASK_EVERY_S = 5.0  # between two questions to the scheduler
-SILENT_S = 120.0  # one that does not answer for longer is an error
+LOOK_EVERY_S = 5.0  # between two calls of squeue
+SILENT_S = 120.0  # a scheduler that does not answer for longer is an error
 READ_EVERY_S = 0.2
-# SLURM's reasons that a newcomer meets first
-REASONS = {
-    "Resources": "waits for free nodes",
-    "Priority": "others come first",
-    "BeginTime": "was requeued, starts in a moment",
-    "Dependency": "waits for another job",
-    "JobHeldUser": "held: scontrol release lets it go",
-    "JobHeldAdmin": "held by an administrator",
-    "JobArrayTaskLimit": "cluster.parallel others of the array run",
-    "PartitionTimeLimit": "cluster.time_min is above what the partition allows",
-    "PartitionNodeLimit": "the partition has not so many nodes",
-    "ReqNodeNotAvail": "nodes are down or reserved",
-    "NodeDown": "a node is down",
-}
-
-
-def explained(reason: str) -> str:
-    """A reason of SLURM with what it means, where a newcomer meets it first."""
-    meaning = REASONS.get(reason.partition(",")[0].strip("()"))
-    return printable(f"{reason} ({meaning})" if meaning else reason)
 
 
 def _looks(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
-    """The same jobs again and again, as they were at most some seconds ago. Without those that were deleted."""
-    answered = asked = time.monotonic()
+    """Yield the same jobs again and again, at most some seconds old. Deleted ones are left out."""
+    answered = looked = time.monotonic()
     while True:
         yield chosen_jobs
         time.sleep(READ_EVERY_S)
-        if time.monotonic() - asked < ASK_EVERY_S:
+        if time.monotonic() - looked < LOOK_EVERY_S:
             continue
         try:
             chosen_jobs, answered = jobs.again(chosen_jobs), time.monotonic()
         except ValueError:
             if time.monotonic() - answered > SILENT_S:
                 raise
-        asked = time.monotonic()
+        looked = time.monotonic()
 
 
 def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    """Print what a job prints, to its end. Returns its exit code. Raises ValueError where there is not one job."""
+    """Print the log of a job until it ends. Returns its exit code. Raises ValueError for more than one job."""
     if len(chosen_jobs) > 1:
         ids = ", ".join(job.id for job in chosen_jobs)
         raise ValueError(f"follow shows one job, not {len(chosen_jobs)}: choose from {ids}.")
-    job, shown_state, log, at = chosen_jobs[0], "", "", 0
+    job, shown_state, log, position = chosen_jobs[0], "", "", 0
     try:
         for looked in _looks(chosen_jobs):
             if not output.is_read():  # the job continues
@@ -68,35 +48,40 @@ def follow(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
                 raise ValueError(f"job {job.id} was deleted.")
             job = looked[0]
             if job.record.log != log:
-                log, at = job.record.log, 0
-            at = _print_from(Path(log), at)
-            state = f"{job.state}: {explained(job.scheduled.reason)}" if job.scheduled.reason else job.state
+                log, position = job.record.log, 0
+            position = _print_from(Path(log), position)
+            state = f"{job.state}: {job.scheduled.reason}" if job.scheduled.reason else job.state
             if state != shown_state and job.state != "running":
-                print(f"[job {job.id} {state}]", file=sys.stderr, flush=True)
+                print(printable(f"[job {job.id} {state}]"), file=sys.stderr, flush=True)
             shown_state = state
             if not job.is_live:
-                return job.exit_code or 0
+                return _code(job)
     except KeyboardInterrupt:
         print(f"\nJob {job.id} continues: lockstep jobs cancel {job.id} ends it.", file=sys.stderr)
     return EXIT_INTERRUPTED
 
 
-def _print_from(log: Path, at: int) -> int:
-    """Print what the log has from byte `at` on. Returns where it ends now."""
+def _code(job: Job) -> int:
+    """Return the exit code of a job that has ended, 1 if it is unknown."""
+    return EXIT_FAILED if job.exit_code is None else job.exit_code
+
+
+def _print_from(log: Path, position: int) -> int:
+    """Print the log from this byte on. Returns the new position."""
     try:
         with open(log, "rb") as file:
-            file.seek(at)
+            file.seek(position)
             text = file.read()
-    except FileNotFoundError:  # it has not begun
-        return at
+    except FileNotFoundError:  # the job has not begun
+        return position
     sys.stdout.flush()
     sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
-    return at + len(text)
+    return position + len(text)
 
 
 def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    """Wait for the end of all jobs, and name each as it ends. Returns the first exit code that is not 0, else 0."""
+    """Wait for all jobs, and print each as it ends. Returns the first exit code that is not 0, else 0."""
     reported: set[str] = set()
     try:
         for looked in _looks(chosen_jobs):
@@ -106,17 +91,17 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
                     print(f"{job.id}\t{job.state}\t{job.run.name}", flush=True)
             reported |= {job.id for job in ended}
             if len(ended) == len(looked):
-                return next((job.exit_code for job in ended if job.exit_code), 0)
+                return next(filter(None, map(_code, ended)), 0)
     except KeyboardInterrupt:
         print("The jobs continue.", file=sys.stderr)
     return EXIT_INTERRUPTED
 
 
 def result(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    """Print the summaries of the jobs as JSON. Returns 1 where one has none."""
+    """Print the summaries of the jobs as JSON. Returns 1 if one has none."""
     results = [job.folder.read_summary() or None for job in chosen_jobs]
-    for job, result in zip(chosen_jobs, results, strict=True):
-        if result is None:
+    for job, summary in zip(chosen_jobs, results, strict=True):
+        if summary is None:
             reason = f": {job.facts['reason']}" if job.facts.get("reason") else ""
             text = f"job {job.id} has no result: it is {job.state}, its run {job.facts['state']}{reason}"
             print(f"lockstep: {printable(text)}", file=sys.stderr)

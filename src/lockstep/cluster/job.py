@@ -1,4 +1,4 @@
-"""Inside a job: its run is trained as by any other command, and its exit code decides whether the job is requeued.
+"""The process of a job: trains its run like any other command, and exits with the code that requeues it or not.
 
 A signal -> the stop flag of all ranks -> a checkpoint between two steps -> exit code REQUEUE of rank 0 -> the script of
 the job, which is outside of any container, calls `scontrol requeue` -> the same folder. Lightning requeues on SIGUSR1
@@ -12,9 +12,10 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from lockstep.cluster import record
+from lockstep.cluster.record import Record
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.runs.naming import quoted
 from lockstep.system.hardware import num_visible_gpus
@@ -24,48 +25,43 @@ from lockstep.system.signals import STOP_SIGNALS
 from lockstep.system.wording import plural
 
 HELD = (*STOP_SIGNALS, signal.SIGUSR2)
-# the first words of every process of a job: signals wait until the run can take them
+# starts every process of a job: blocks the signals until the run can handle them
 HOLD = (
     "import os, signal, sys; "
     f"signal.pthread_sigmask(signal.SIG_BLOCK, [{', '.join(f'signal.{number.name}' for number in HELD)}]); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
-REQUEUE = 76  # instead of EXIT_STOPPED where the scheduler stopped the run; nobody but the script of the job sees it
-# signals by which the scheduler stops a run, and the reason in its status: sbatch asks for SIGUSR1 as the warning
+REQUEUE = 76  # replaces EXIT_STOPPED if the scheduler stopped the run; only the script of the job sees it
+# signals by which the scheduler stops a run, and the reason in its status; sbatch sends SIGUSR1 as the warning
 REASONS = {
     "SIGUSR1": "time limit: the job is requeued, unless the limit has passed already",
     "SIGTERM": "SIGTERM: the job is requeued if it was preempted, not if it was cancelled",
 }
+RECORD_S = 300.0  # a network file system may show a new file a minute late
 
 
-class Settings(NamedTuple):
-    """What a job must know before its record is there. In the background of a machine nothing is requeued."""
+def run(path: str) -> NoReturn:
+    """Train the run of a SLURM job; submitit calls this in every task of srun. Exits with the code of the run."""
+    import submitit
 
-    task: str
-    max_requeues: int
-    gpus_per_node: int
-    is_slurm: bool = True
-
-
-def run(path: str, settings: tuple[str, int, int]) -> NoReturn:
-    """What submitit calls, in every task of srun. Exits with the code of the run."""
     signal.signal(signal.SIGCONT, signal.SIG_DFL)  # SLURM sends it when it ends a job; submitit warns of it, twice
-    leave(lambda: work(RunFolder(Path(path)), Settings(*settings)))
+    leave(lambda: work(RunFolder(Path(path)), submitit.JobEnvironment().job_id))
 
 
-def work(folder: RunFolder, settings: Settings) -> int:
+def work(folder: RunFolder, job_id: str) -> int:
     """Train the run of a job. Returns the exit code of this process."""
     take_signals()
+    job = _record(folder, job_id)
     world = outer_world(os.environ)
     is_first = world is None or world.rank == 0
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-    reason = _refusal(folder, settings, restarts)
-    code = EXIT_STOPPED if reason else _trained(folder, settings)
+    reason = _refusal(folder, job, restarts)
+    code = EXIT_STOPPED if reason else _train(folder, job)
     if is_first and reason:
         _update(folder, state="stopped", reason=reason, exit_code=code)
         print(reason, flush=True)
     elif is_first and code == EXIT_STOPPED:
-        code, reason = after_stop(folder, settings, restarts)
+        code, reason = _after_stop(folder, job, restarts)
         _update(folder, reason=reason, exit_code=None if code == REQUEUE else code)
         print(reason, flush=True)
     elif is_first:
@@ -77,16 +73,26 @@ def work(folder: RunFolder, settings: Settings) -> int:
     return code
 
 
+def _record(folder: RunFolder, job_id: str) -> Record:
+    """Return the record of this job, which is written once its id is known. Raises TimeoutError if it is missing."""
+    deadline = time.monotonic() + RECORD_S
+    while (job := record.read(folder)) is None or job.id != job_id:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{folder.job_file} is not of job {job_id}, whose submission was interrupted")
+        time.sleep(0.2)
+    return job
+
+
 def _update(folder: RunFolder, **fields: Any) -> None:
-    """Change some fields of the status, unless another process has the run: then it is that one's."""
+    """Change fields of the status, unless another process has the run and writes it."""
     if not folder.is_locked():
         folder.update_status(**fields)
 
 
 def take_signals() -> None:
-    """Replace submitit's handlers by one that does nothing; blocked signals stay so until the run takes them.
+    """Replace submitit's handlers by one that does nothing; blocked signals stay blocked until the run handles them.
 
-    A handler, for to ignore a signal is to forget one that waits.
+    A handler, because ignoring a signal would discard a pending one.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, _pass)
@@ -95,67 +101,61 @@ def take_signals() -> None:
 
 
 def _pass(number: int, frame: FrameType | None) -> None:
-    """Handle a signal by doing nothing."""
+    pass
 
 
-def _trained(folder: RunFolder, settings: Settings) -> int:
-    error = _gpu_error(settings)
-    if error:
+def _train(folder: RunFolder, job: Record) -> int:
+    is_slurm = job.engine == "slurm"
+    if is_slurm and job.gpus_per_node and (num_gpus := num_visible_gpus()) < job.gpus_per_node:
+        error = (
+            f"cluster.gpus_per_node={job.gpus_per_node}, but SLURM shows {plural(num_gpus, 'GPU')} on "
+            f"{socket.gethostname()}: choose another partition, or strategy=cpu"
+        )
         folder.record_failure(f"config error: {error}\n")
         _update(folder, state="failed", reason=error)
         print(f"config error: {error}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
     from lockstep.launch import runner
 
-    return runner.do(folder.path, settings.task)
+    return runner.do(folder.path, job.task)
 
 
-def _gpu_error(settings: Settings) -> str:
-    count = num_visible_gpus() if settings.gpus_per_node else 0
-    if count >= settings.gpus_per_node:
-        return ""
-    return (
-        f"cluster.gpus_per_node={settings.gpus_per_node}, but SLURM shows {plural(count, 'GPU')} on "
-        f"{socket.gethostname()}: choose another partition, or strategy=cpu"
-    )
+# -- whether the job is requeued --------------------------------------------------------------------------------------
 
 
-# -- what becomes of the job ------------------------------------------------------------------------------------------
-
-
-def _refusal(folder: RunFolder, settings: Settings, restarts: int) -> str:
-    """Why a job that SLURM has started is not wanted any more."""
-    if record.is_cancelled(folder):
+def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
+    """Return the reason not to train in a job that SLURM has started again; empty if there is none."""
+    if job.cancelled:
         return "cancelled"
-    if settings.is_slurm and restarts > settings.max_requeues and not folder.read_summary():
-        return _over_limit(folder, settings, restarts)
+    if job.engine == "slurm" and restarts > job.cluster["max_requeues"] and not folder.read_summary():
+        return _over_limit(folder, job, restarts)
     return ""
 
 
-def _over_limit(folder: RunFolder, settings: Settings, restarts: int) -> str:
+def _over_limit(folder: RunFolder, job: Record, restarts: int) -> str:
     return (
-        f"the job was requeued {plural(restarts, 'time')}, and cluster.max_requeues={settings.max_requeues} allows no "
-        f"more: continue with lockstep jobs requeue {quoted(folder.path)}"
+        f"requeued {plural(restarts, 'time')}, the limit is cluster.max_requeues={job.cluster['max_requeues']}: "
+        f"resume with lockstep jobs requeue {quoted(folder.path)}"
     )
 
 
-def after_stop(folder: RunFolder, settings: Settings, restarts: int) -> tuple[int, str]:
-    """Exit code of a job whose run has stopped, and the reason for people. Never requeues what a person stopped."""
+def _after_stop(folder: RunFolder, job: Record, restarts: int) -> tuple[int, str]:
+    """Exit code and reason of a job whose run has stopped. A run that a person stopped is never requeued."""
     status = folder.read_status()
     reason, number = status.get("reason", ""), status.get("signal")
-    waiting = signal.sigpending() & set(STOP_SIGNALS)
-    if waiting:  # no run took it: the job waited for another process, whose status this is
-        number = min(waiting).name
+    pending = signal.sigpending() & set(STOP_SIGNALS)
+    if pending:  # the job waited for another process that has the run, and that wrote the status
+        number = min(pending).name
         reason = f"signal {number}"
-    if record.is_cancelled(folder):
+    if folder.read_job().get("cancelled"):
         return EXIT_STOPPED, "cancelled"
-    if not settings.is_slurm or number not in REASONS:
+    if job.engine != "slurm" or number not in REASONS:
         return EXIT_STOPPED, reason
-    if restarts >= settings.max_requeues:
-        return EXIT_STOPPED, _over_limit(folder, settings, restarts)
+    if restarts >= job.cluster["max_requeues"]:
+        return EXIT_STOPPED, _over_limit(folder, job, restarts)
     return REQUEUE, REASONS[number]
 
 
-if __name__ == "__main__":  # in the background of this machine: python -m lockstep.cluster.job FOLDER TASK
-    path, task = sys.argv[1:]
-    leave(lambda: work(RunFolder(Path(path).resolve()), Settings(task, 0, 0, is_slurm=False)))
+if __name__ == "__main__":  # in the background of this machine: python -m lockstep.cluster.job FOLDER ID
+    path, own_id = sys.argv[1:]
+    leave(lambda: work(RunFolder(Path(path).resolve()), own_id))

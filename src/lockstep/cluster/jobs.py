@@ -1,4 +1,4 @@
-"""All jobs below a folder: their records, their state by the scheduler, and the status of their runs."""
+"""All jobs below a folder: their records, their states in the scheduler, and the status of their runs."""
 
 import os
 import socket
@@ -16,23 +16,22 @@ from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import shown
 from lockstep.system.terminal import printable
+from lockstep.system.wording import plural
 
 # states of a job that its scheduler has forgotten, by the state of its run
 ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped"}
 
+Recorded = tuple[DiscoveredRun, Record]
+
 
 @dataclass(frozen=True)
 class Job:
-    """A job: where its run is, its record, the facts of the run, and what the scheduler has.
-
-    `is_certain` is False where SLURM cannot be asked and the run does not say that the job has ended: it may wait.
-    """
+    """A job: its run, its record, the facts of the run, and its state in the scheduler."""
 
     run: DiscoveredRun
     record: Record
     facts: dict[str, Any]
     scheduled: Scheduled
-    is_certain: bool
 
     @property
     def id(self) -> str:
@@ -41,52 +40,45 @@ class Job:
 
     @property
     def folder(self) -> RunFolder:
-        """The folder of the job's run."""
         return self.run.folder
 
     @property
     def state(self) -> str:
-        """One word for people: pending, running, completed, failed, cancelled, timeout, ..."""
+        """The state as people read it: pending, running, completed, failed, cancelled, timeout, ..., unknown."""
         return self.scheduled.state
 
     @property
     def reason(self) -> str:
-        """Why the job waits, what its run is about, or how it ended; empty where no reason is known."""
+        """Why the job waits, or what its run reports; empty if there is nothing to report."""
         run_reason = self.facts.get("reason", "")
         if self.scheduled.reason or not self.is_live:
             return self.scheduled.reason or run_reason
-        # a run that has not begun has a word of its submission alone
+        # the status of a run that has not begun is about its submission
         return f"{self.facts['state']}: {run_reason}" if run_reason and self.facts["state"] in LIVE_STATES else ""
 
     @property
     def is_live(self) -> bool:
-        """Whether the job waits or runs."""
+        """True if the job waits or runs."""
         return self.scheduled.is_live
 
     @property
     def exit_code(self) -> int | None:
-        """0 where the run is through, None before the end of the job, or where nobody knows of it."""
-        if self.is_live or not self.is_certain:
+        """0 if the run is finished, None if the job has not ended or its end is unknown."""
+        if self.is_live or self.state == "unknown":
             return None
-        if self.facts["state"] == "finished" and self.state in ("completed", "unknown"):
+        if self.facts["state"] == "finished" and self.state == "completed":
             return 0
         run_code = self.folder.read_status().get("exit_code")
         code = run_code if isinstance(run_code, int) else self.scheduled.exit_code
         return code or (EXIT_STOPPED if self.record.cancelled else EXIT_FAILED)
 
 
-def below(roots: Iterable[Path], *, may_be_silent: bool = False) -> list[Job]:
-    """Every job below the folders, in the order of submission.
-
-    Raises ValueError where SLURM does not answer; where it `may_be_silent`, a line says so, and no job is certain that
-    has not ended.
-    """
-    records = {}
+def recorded(roots: Iterable[Path]) -> list[Recorded]:
+    """Find every run below the folders that has the record of a job, in the order of submission."""
+    records: dict[Path, Recorded] = {}
     for root in roots:
         for run in discovery.scan(root).values():
             path = run.folder.path.resolve()
-            if path in records:
-                continue
             try:
                 read = record.read(RunFolder(path))
             except (OSError, ValueError) as error:
@@ -94,94 +86,92 @@ def below(roots: Iterable[Path], *, may_be_silent: bool = False) -> list[Job]:
                 continue
             if read is not None:
                 records[path] = DiscoveredRun(run.id, shown(path), RunFolder(path)), read
-    ordered = sorted(records.values(), key=lambda pair: (pair[1].submitted, _number(pair[1].id)))
-    return _joined(ordered, may_be_silent=may_be_silent)
+    return sorted(records.values(), key=lambda pair: (pair[1].submitted, int(pair[1].id.partition("_")[2] or 0)))
 
 
-def again(jobs: Sequence[Job]) -> list[Job]:
-    """The same jobs as they are now, perhaps submitted again. Those that were deleted are left out."""
-    read = [(job.run, record.read(job.folder)) for job in jobs]
-    return _joined([(run, job_record) for run, job_record in read if job_record is not None])
+def chosen(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorded]:
+    """Select those named by the id of a job or array, by a run folder, or by a folder of runs; `latest` is the newest.
 
-
-def of(folder: RunFolder) -> Job | None:
-    """The job of a run, None where nobody submitted it. Raises ValueError as `record.read` and `scheduler.states`."""
-    read = record.read(folder)
-    return None if read is None else _joined([(DiscoveredRun("", shown(folder.path), folder), read)])[0]
-
-
-def need_certain(jobs: Iterable[Job]) -> None:
-    """Raise ValueError for a job that may wait or run where SLURM cannot be asked."""
-    for job in jobs:
-        if not job.is_certain:
-            raise ValueError(
-                f"job {job.id}: SLURM cannot be asked from here: use a login node, or remove "
-                f"{shown(job.folder.job_file)} if there is no such job any more."
-            )
-
-
-def chosen(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
-    """The jobs of ids, of arrays, and of run folders or folders that hold them; `latest` is the newest job.
-
-    Raises ValueError for a name that is of none, with those there are.
+    Raises ValueError for an unknown name, with the known ones.
     """
-    picked: dict[str, Job] = {}
+    picked: dict[str, Recorded] = {}
     for name in names:
         path = Path(name).resolve()
-        meant = [job for job in jobs if name in (job.id, job.id.partition("_")[0])]
-        meant = meant or [job for job in jobs if job.folder.path.is_relative_to(path)]
-        if not meant and name == "latest":
-            meant = list(jobs[-1:])
-        if not meant:
-            newest = ", ".join(job.id for job in list(reversed(jobs))[:20])
+        matches = [pair for pair in found if name in (pair[1].id, pair[1].id.partition("_")[0])]
+        matches = matches or [pair for pair in found if pair[0].folder.path.is_relative_to(path)]
+        if not matches and name == "latest":
+            matches = list(found[-1:])
+        if not matches:
+            newest = ", ".join(known.id for _, known in list(reversed(found))[:20])
             raise ValueError(f"{name} is no job: known are {newest or 'none, submit one with cluster=slurm'}.")
-        picked |= {job.id: job for job in meant}
+        picked |= {pair[1].id: pair for pair in matches}
     return list(picked.values())
 
 
-def _joined(read: Sequence[tuple[DiscoveredRun, Record]], *, may_be_silent: bool = False) -> list[Job]:
-    ids = [job_record.id for _, job_record in read if job_record.engine == "slurm"]
-    is_slurm_here = scheduler.is_here()
-    known: dict[str, Scheduled] = {}
+def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job]:
+    """Return the jobs of these records with their present states.
+
+    Raises ValueError if SLURM does not answer and a run has no final exit code: its job may wait or run. If SLURM is
+    not needed, prints a note in place of that; the states of such jobs are unknown.
+    """
+    facts = [discovery.look(run) for run, _ in found]
+    ids = [known.id for _, known in found if known.engine == "slurm"]
+    states: dict[str, Scheduled] = {}
+    unsure: list[str] = []
     try:
-        known = scheduler.states(ids) if ids and is_slurm_here else {}
+        states = scheduler.states(ids) if ids else {}
     except ValueError as error:
-        if not may_be_silent:
-            raise
-        is_slurm_here = False
-        print(f"lockstep: {error}: what is listed is what the runs say themselves.", file=sys.stderr)
-    joined = []
-    for run, job_record in read:
-        facts = discovery.look(run)
-        scheduled = known.get(job_record.id) or _without_scheduler(run.folder, job_record, facts)
-        is_certain = job_record.engine == "local" or is_slurm_here or _has_ended(run.folder, facts)
-        joined.append(Job(run, job_record, facts, scheduled, is_certain))
-    return joined
+        pairs = zip(found, facts, strict=True)
+        unsure = [known.id for (run, known), each in pairs if known.id in ids and not _has_ended(run.folder, each)]
+        if unsure and is_slurm_needed:
+            raise ValueError(f"the state of job {unsure[0]} is unknown: {error}") from error
+        if unsure:
+            print(f"lockstep: {error} The states below are those of the runs.", file=sys.stderr)
+    jobs = []
+    for (run, known), each in zip(found, facts, strict=True):
+        scheduled = states.get(known.id)
+        if scheduled is None:
+            scheduled = _without_scheduler(run.folder, known, each["state"], is_sure=known.id not in unsure)
+        jobs.append(Job(run, known, each, scheduled))
+    return jobs
 
 
-def _without_scheduler(folder: RunFolder, job: Record, facts: dict[str, Any]) -> Scheduled:
-    """The state of a job in the background, or of one that SLURM has forgotten, by the status of its run."""
+def again(jobs: Sequence[Job]) -> list[Job]:
+    """Return the same jobs as they are now, even if they were submitted again. Deleted ones are left out."""
+    read = [(job.run, record.read(job.folder)) for job in jobs]
+    return look([(run, known) for run, known in read if known is not None])
+
+
+def of(folder: RunFolder) -> Job | None:
+    """Return the job of a run, None if it was never submitted. Raises ValueError like `record.read` and `look`."""
+    read = record.read(folder)
+    return None if read is None else look([(DiscoveredRun("", shown(folder.path), folder), read)])[0]
+
+
+def _without_scheduler(folder: RunFolder, job: Record, run_state: str, *, is_sure: bool) -> Scheduled:
+    """Return the state of a job in the background, or of one that SLURM has forgotten, by the status of its run."""
     is_here = job.engine == "local" and job.host == socket.gethostname()
     has_job = folder.has_job_here() if is_here else None
-    if facts["state"] in LIVE_STATES if has_job is None else has_job:
+    if run_state in LIVE_STATES if has_job is None else has_job:
         return Scheduled("running", nodes=job.host if job.engine == "local" else "")
-    state = "cancelled" if job.cancelled else ENDED.get(facts["state"], "unknown")
-    return Scheduled("completed" if facts["state"] == "finished" else state)
+    if run_state != "finished" and not is_sure:
+        return Scheduled("unknown")
+    if run_state != "finished" and job.cancelled:
+        return Scheduled("cancelled")
+    return Scheduled(ENDED.get(run_state, "unknown" if has_job is None else "failed"))
 
 
 def _has_ended(folder: RunFolder, facts: dict[str, Any]) -> bool:
-    """Whether the job of a run left with a code, and was not requeued."""
+    """Return True if the job of a run exited with a code and is not requeued."""
     return facts["state"] in ENDED and isinstance(folder.read_status().get("exit_code"), int)
 
 
-def _number(job: str) -> int:
-    """The place of a job in its array, 0 for a job without one."""
-    place = job.partition("_")[2]
-    return int(place) if place else 0
+def requested(job: Record) -> str:
+    gpus = f", {plural(job.gpus_per_node, 'GPU')} per node" if job.gpus_per_node else ""
+    return f"{plural(job.num_nodes, 'node')}, {plural(job.workers_per_node, 'worker')} per node{gpus}"
 
 
-def plain(job: Job) -> dict[str, Any]:
-    """Everything that is known of a job, as values for JSON."""
+def as_json(job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "state": job.state,

@@ -1,4 +1,4 @@
-"""The script of a job of SLURM, or of an array of them: written and submitted through submitit."""
+"""The script of a SLURM job or of an array of them, written and submitted by submitit."""
 
 import contextlib
 import os
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cluster import job
-from lockstep.cluster.code import search_path
 from lockstep.config.errors import ConfigError
 from lockstep.config.sections import Cluster
 from lockstep.config.workers import Workers
@@ -19,19 +18,19 @@ from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 if TYPE_CHECKING:
     import submitit
 
-# what an outer launcher left would be taken for the place of a rank
+# variables of an outer launcher, which a job would take for its own
 OUTER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-# variables of sbatch that hold where the configuration does not say their option; any other would be above the script
+# SBATCH_* override the script: kept are the defaults of a site, where the configuration does not set the option
 KEPT = ("account", "partition", "qos", "constraint", "reservation")
 
-ALL = 10**9  # tasks of an array at once, of those that there are; submitit alone would take 256
+ALL = 10**9  # tasks of an array at a time; submitit's default is 256
 
 
 def executor(
     cluster: Cluster, workers: Workers, *, name: str, files: Path, code: Path, cwd: Path
 ) -> "submitit.SlurmExecutor":
-    """Submitit's executor with all that the configuration says; `files` is where scripts and logs go."""
+    """Create submitit's executor with all settings of a job; scripts and logs go to the folder `files`."""
     import submitit
 
     prefix, python = interpreter(cluster)
@@ -48,6 +47,7 @@ def executor(
         "constraint": cluster.constraint,
         "array_parallelism": cluster.parallel or ALL,
     }
+    options = [line.removeprefix("--").partition("=") for line in cluster.sbatch]
     slurm_executor.update_parameters(
         **{key: value for key, value in parameters.items() if value is not None},
         job_name=name,
@@ -57,92 +57,82 @@ def executor(
         setup=[_requeue(), *cluster.setup, *exports(code), "export SUBMITIT_LOG_LEVEL=WARNING"],
         stderr_to_stdout=True,
         srun_args=[
-            "--open-mode=append",  # the log goes on after a requeue
+            "--open-mode=append",  # keeps the log of before a requeue
             "--kill-on-bad-exit=1",  # a rank that failed leaves others in a collective
-            *([f"--cpus-per-task={cpus}"] if cpus is not None else []),  # srun does not read it since SLURM 22.05
+            *([f"--cpus-per-task={cpus}"] if cpus is not None else []),  # not inherited from sbatch since SLURM 22.05
         ],
         additional_parameters={
-            "signal": f"USR1@{cluster.warn_s}",  # instead of submitit's, on which it requeues inside a handler
+            "signal": f"USR1@{cluster.warn_s}",  # replaces submitit's, on which it requeues inside a handler
             "requeue": True,
             "chdir": str(cwd),
-            **{
-                key: value if sign else True
-                for key, sign, value in (line[2:].partition("=") for line in cluster.sbatch)
-            },
+            **{key: value if sign else True for key, sign, value in options},
         },
     )
     return slurm_executor
 
 
 def interpreter(cluster: Cluster) -> tuple[str, str]:
-    """What stands before python, with a space behind it, and python for a shell: inside of a container its own."""
+    """Return the container command with a trailing space, if any, and its python, or this python without one."""
     return (f"{cluster.container} ", "python") if cluster.container else ("", shlex.quote(sys.executable))
 
 
 def exports(code: Path) -> list[str]:
-    """Shell lines after which python finds the frozen code, and nothing beside the current folder."""
-    path = shlex.quote(search_path(code))
+    """Return lines that let python find the copied code before an editable install, and not the current folder."""
+    path = shlex.quote(f"{code / 'src'}:{code}")
     return [f"export PYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}}", "export PYTHONSAFEPATH=1"]
 
 
 def _requeue() -> str:
-    """A shell line after which the script, which is in no container, requeues its job if the exit code asks for that.
+    """Return the shell line by which the script, outside of any container, requeues its job on exit code REQUEUE.
 
-    A cancelled or preempted job ends bash itself: then the code is another one.
+    SLURM ends bash itself when a job is cancelled or preempted: its exit code is another one then.
     """
     job_id = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
     return f"trap 'if [ $? = {job.REQUEUE} ]; then scontrol requeue \"{job_id}\"; exit {EXIT_STOPPED}; fi' EXIT"
 
 
 def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
-    """What sbatch would get for so many runs."""
+    """Return the script that sbatch would receive for `num_runs` runs."""
     if num_runs > 1:
         slurm_executor.parameters["map_count"] = num_runs
     # submitit has no public way to get the text (1.5.4)
     return slurm_executor._make_submission_file_text(slurm_executor._submitit_command_str, uuid.uuid4().hex)
 
 
-def submit(
-    slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder], settings: job.Settings
-) -> list[tuple[str, Path, None]]:
-    """Submit runs, several as one array. Returns id and log of each, and no process. Raises ConfigError."""
+def submit(slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder]) -> list[tuple[str, Path, None]]:
+    """Submit runs, several as one array. Returns id, log and no pid for each. Raises ConfigError."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    paths = [str(folder.path) for folder in folders]
     try:
-        with _own_environment({*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}):
-            jobs = slurm_executor.map_array(job.run, paths, [settings] * len(paths))
+        with _clean_environment({*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}):
+            jobs = slurm_executor.map_array(job.run, [str(folder.path) for folder in folders])
     except (FailedJobError, FailedSubmissionError, OSError) as error:
-        raise ConfigError([f"sbatch refused the job: {_said(error)}"]) from error
+        raise ConfigError([f"sbatch refused the job: {_reason(error)}"]) from error
     for submitted in jobs:
         submitted.paths.submission_file.chmod(0o600)  # cluster.setup may hold secrets
     return [(submitted.job_id, submitted.paths.stdout, None) for submitted in jobs]
 
 
-def _said(error: Exception) -> str:
-    """What sbatch said, without the traceback that submitit puts in front."""
+def _reason(error: Exception) -> str:
+    """Return the message of sbatch, without the traceback that submitit puts before it."""
     lines = [line.removeprefix("sbatch: error: ").strip() for line in str(error).splitlines()]
     reasons = [line for line in lines if line and not line.startswith(("Traceback", "File ", "stderr", "stdout"))]
     return "; ".join(reasons[-3:]) or type(error).__name__
 
 
 @contextlib.contextmanager
-def _own_environment(options: Collection[str]) -> Iterator[None]:
-    """Without the variables of a job or launcher around this process, which sbatch would pass on.
-
-    And without those of sbatch that would override `options`, which the configuration sets.
-    """
+def _clean_environment(options: Collection[str]) -> Iterator[None]:
+    """Remove the variables of an outer job or launcher, and those of sbatch that would override `options`."""
     is_inside = "SLURM_JOB_ID" in os.environ
 
-    def is_left(name: str) -> bool:
+    def is_removed(name: str) -> bool:
         option = name.removeprefix("SBATCH_").lower()
         if name.startswith("SBATCH_"):
             return option not in KEPT or option in options
         return name in OUTER or (is_inside and name.startswith("SLURM") and name != "SLURM_CONF")
 
-    left = [name for name in os.environ if is_left(name)]
-    kept = {name: os.environ.pop(name) for name in left}
+    removed = {name: os.environ.pop(name) for name in list(os.environ) if is_removed(name)}
     try:
         yield
     finally:
-        os.environ.update(kept)
+        os.environ.update(removed)

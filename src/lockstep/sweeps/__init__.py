@@ -1,1 +1,1 @@
-"""The trials of one command: what they are, where each one runs, and what came of them."""
+"""The trials of a sweep: their settings, their devices, and their results."""

@@ -1,4 +1,4 @@
-"""The trials of a sweep as one array of jobs on a cluster: submitted, and looked at again by the same command."""
+"""The trials of a sweep as one array of jobs: submitted, and shown or submitted again by the same command."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,37 +15,30 @@ from lockstep.system.wording import plural
 
 
 def script(path: Path, config: Config, num_trials: int) -> str:
-    """What would be submitted for so many trials of a sweep in `path`. Nothing is written."""
+    """Return the script that would be submitted for the trials of a sweep in `path`. Nothing is written."""
     return submission.script(RunFolder(path.resolve()), config, name=_name(config), num_runs=num_trials)
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError for a cluster that takes no sweeps."""
+    """Raise ConfigError for a cluster that runs no sweeps."""
     if config.cluster.name == "local":
-        hint = "leave it out and start the sweep with nohup ... &, the same command goes on with it"
+        hint = "leave it out and start the sweep with nohup ... &, the same command resumes it"
         raise ConfigError([f"cluster=local trains one run in the background, no sweep: {hint}"])
 
 
 def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Objective) -> None:
-    """Submit the trials that are neither done nor on their way, and show the table. Raises ConfigError."""
+    """Submit the trials that are neither done nor live, and show the table. Raises ConfigError."""
     config = made[0][1]
-    try:
-        states = {job.folder.path: job.state for job in jobs.below([ledger.path]) if job.is_live}
-    except ValueError as error:  # SLURM does not answer
-        raise ConfigError([str(error)]) from error
-    live: dict[int, str] = {}
-    for trial, _ in made:
-        state = states.get(trial.folder.path.resolve(), trial.state)
-        if trial.folder.path.resolve() in states or state in LIVE_STATES:  # also without a job, as a resume elsewhere
-            live[trial.number] = state
-    left = [(t, c) for t, c in made if t.state not in DONE and t.number not in live]
+    live = {trial.number: trial.state for trial, _ in made if trial.state in LIVE_STATES}  # with or without a job
+    live |= {trial.number: job.state for trial, job in live_jobs(ledger)}
+    left = [(trial, each) for trial, each in made if trial.state not in DONE and trial.number not in live]
     array = ""
-    ledger.write()  # also where nothing is submitted the same command goes on with these trials
+    ledger.write()  # even if nothing is submitted, so that the same command resumes these trials
     if left:
         with submission.interruptible():
             records = submission.submit_all(
                 [trial.folder for trial, _ in left],
-                [left_config for _, left_config in left],
+                [each for _, each in left],
                 base=RunFolder(ledger.path),
                 name=_name(config),
                 task="train" if config.sweep.test == "all" else "train-without-test",
@@ -61,18 +54,28 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]], objective: Obje
         print(_next(ledger, len(left), len(live), array))
 
 
+def live_jobs(ledger: Ledger) -> list[tuple[Trial, jobs.Job]]:
+    """Return the trials whose jobs wait or run. Raises ConfigError if SLURM does not answer."""
+    try:
+        found = {job.folder.path: job for job in jobs.look(jobs.recorded([ledger.path]))}
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    pairs = [(trial, found.get(trial.folder.path.resolve())) for trial in ledger.trials]
+    return [(trial, job) for trial, job in pairs if job is not None and job.is_live]
+
+
 def _name(config: Config) -> str:
     return config.sweep.name or config.run_name
 
 
 def _next(ledger: Ledger, num_submitted: int, num_live: int, array: str) -> str:
-    """What was submitted, and what there is to be typed now."""
+    """Describe the submission, and list the commands for it."""
     where = quoted(ledger.path)
     if num_submitted:
-        text = f"Submitted {plural(num_submitted, 'trial')} as job {array}. The same command shows how far they are."
+        text = f"Submitted {plural(num_submitted, 'trial')} as job {array}. The same command shows their progress."
     elif num_live:
-        text = "Nothing to submit: the rest is on its way."
+        text = "Nothing to submit: the other trials wait or run."
     else:
         return "All trials are done. Measure the best one on the test set by the same command without cluster=..."
-    words = [f"lockstep jobs list {where}", f"lockstep jobs wait {where}", f"lockstep jobs cancel {where}"]
-    return "\n  ".join([text, *words, f"lockstep board --logdir {where}"])
+    commands = [f"lockstep jobs {command} {where}" for command in ("list", "wait", "cancel")]
+    return "\n  ".join([text, *commands, f"lockstep board --logdir {where}"])

@@ -1,4 +1,4 @@
-"""A sweep from its first trial to its table: trials are prepared, run on the devices of this machine, and compared."""
+"""A sweep on this machine, from its first trial to its table."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from lockstep.cluster import jobs, submission
+from lockstep.cluster import submission
 from lockstep.config import build, project, storage, trust
 from lockstep.config.errors import ConfigError
 from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
@@ -16,7 +16,7 @@ from lockstep.config.schema import Config
 from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_FAILED, LIVE_STATES, RunFolder
 from lockstep.runs.naming import quoted, shown
-from lockstep.sweeps import devices, views
+from lockstep.sweeps import array, devices, views
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.ledger import DONE, Ledger, Trial, trial_of
@@ -32,16 +32,16 @@ from lockstep.system.wording import plural
 def prepared(
     ledger: Ledger, overrides: Sequence[str], compose: Callable[[int], tuple[Config, str]]
 ) -> tuple[Trial, Config]:
-    """The trial of some overrides, known or new, and its configuration, which is saved in its folder.
+    """Return the known or new trial of some overrides, and its configuration, which is saved in its folder.
 
-    `compose` makes the configuration and the name of the folder of a trial by its number. Raises ConfigError where the
-    trial is known with other values: then it is not the same sweep any more.
+    `compose` makes the configuration and the folder name of a trial from its number. Raises ConfigError if the known
+    trial has other values.
     """
     trial_overrides = trial_of(overrides)
     trial = ledger.find(trial_overrides)
     config, subdir = compose(ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
-        raise ConfigError(["scale_with_workers=true: say how many workers a trial of a sweep has, trainer.devices=..."])
+        raise ConfigError(["scale_with_workers=true needs the number of workers of a trial: set trainer.devices=..."])
     config = build.scaled(config)
     saved = submission.for_job(config)
     trial = trial or ledger.add(trial_overrides, subdir)
@@ -55,7 +55,7 @@ def prepared(
 
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
-    """Raise ConfigError where a trial would compute something else; how many workers do so is another matter."""
+    """Raise ConfigError if a trial would compute something else than before; the number of workers may change."""
     tree = storage.to_tree(config)
     before, after = (dict(leaves(config_tree, "")) for config_tree in (storage.to_tree(saved), tree))
     for key in {**before, **after}:
@@ -67,11 +67,11 @@ def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> 
 def check_study(
     ledger: Ledger, overrides: Sequence[str], compose: Callable[[Sequence[str], int], tuple[Config, str]]
 ) -> None:
-    """Raise ConfigError where a study that goes on would draw from something else, or train something else."""
+    """Raise ConfigError if a resumed study would draw from another space, or train something else."""
     if not ledger.trials:
         return
     if changed := {*trial_of(ledger.command)} ^ {*trial_of(redacted(overrides))}:
-        what = f"{shown(ledger.path)} was begun with other settings, see {min(changed)}"
+        what = f"{shown(ledger.path)} was started with other settings, see {min(changed)}"
         raise ConfigError([f"{what}: choose another sweep.name"])
     first = ledger.trials[0]
     if first.folder.config.exists():
@@ -89,31 +89,31 @@ def run(
     num_done: int,
     objectives: Sequence[Objective],
 ) -> int:
-    """Run the trials of a source, write and show the table. Returns the exit code.
+    """Run the trials of a source, test the best one, write and show the table. Returns the exit code.
 
-    `configs` has the configuration of every trial by number, and may grow; `config` says what holds for all of them. Of
-    `total` trials `num_done` are done.
+    `configs` maps trial numbers to configurations, and may grow; `config` has the settings that all share. Of `total`
+    trials `num_done` are done.
     """
     _refuse_live(ledger)
     machine = machine_here()
-    at_once = devices.num_at_once(config.launcher, machine, total, list(configs.values()) or [config])
+    num_parallel = devices.num_parallel(config.launcher, machine, total, list(configs.values()) or [config])
     for trial_config in configs.values():
-        devices.need(trial_config, machine, at_once)
+        devices.need(trial_config, machine, num_parallel)
 
     table_of = partial(table, ledger, objectives, monitored=monitored(config))
 
     def need_of(trial: Trial) -> devices.Need:
         trial_config = configs.get(trial.number) or storage.load(trial.folder.config)  # of an earlier command
-        return devices.need(trial_config, machine, at_once)
+        return devices.need(trial_config, machine, num_parallel)
 
     view = views.View(table_of, total, is_silent=config.silent)
-    pool = Pool(Devices(machine, at_once))
-    course_of = partial(Course, ledger=ledger, pool=pool, need_of=need_of, at_once=at_once)
+    pool = Pool(Devices(machine, num_parallel))
+    course_of = partial(Course, ledger=ledger, pool=pool, need_of=need_of, num_parallel=num_parallel)
     task = "train" if config.sweep.test == "all" else "train-without-test"
-    ledger.stop_flag.clear_stop()  # of a sweep that was killed before it could
+    ledger.stop_flag.clear_stop()  # of a sweep that was killed
     ledger.write()
     if not config.silent:
-        say(terminal(), _begins(ledger, num_done, total, at_once))
+        say(terminal(), _first_line(ledger, num_done, total, num_parallel))
     try:
         code = course_of(source=source, view=view, max_failed=config.sweep.max_failed, task=task).run()
     finally:
@@ -122,7 +122,7 @@ def run(
         print(source.note, flush=True)
     chosen, untested = _to_be_tested(table_of({}), config)
     if chosen:
-        for trial in chosen:  # what others have trained may be here: no trial of this command, and no modules of it
+        for trial in chosen:  # may be of an earlier command, trained by another user
             trust.check(trial.folder, storage.load(trial.folder.config), configs.get(trial.number, config))
             project.record(trial.folder)
         if not config.silent:
@@ -135,34 +135,33 @@ def run(
     if not config.silent:
         views.show(table_of({}), shown(ledger.path))
         if code:
-            print("Not everything is done: the same command again goes on.", flush=True)
+            print("Not all trials are done: the same command again resumes the sweep.", flush=True)
     if untested and not code:
         print(untested, file=sys.stderr, flush=True)
         return EXIT_FAILED
     return code
 
 
-def _begins(ledger: Ledger, num_done: int, total: int, at_once: int) -> str:
-    """What is to be done, and what is done already."""
+def _first_line(ledger: Ledger, num_done: int, total: int, num_parallel: int) -> str:
     where = shown(ledger.path)
     verb = "is" if total == 1 else "are"
     if num_done >= total:
         return f"All {plural(num_done, 'trial')} of {where} {verb} done: sweep.name=... starts another sweep."
-    many = f"{at_once} at once" if at_once > 1 else "one at a time"
-    if num_done or ledger.is_known:
-        return f"Going on with {where}: {num_done} of {plural(total, 'trial')} {verb} done; the others {many}."
-    return f"A sweep of {plural(total, 'trial')}, {many}, in {where}"
+    how = f"{num_parallel} in parallel" if num_parallel > 1 else "one at a time"
+    if any(trial.state != "queued" for trial in ledger.trials):
+        return f"Resuming {where}: {num_done} of {plural(total, 'trial')} {verb} done; the others {how}."
+    return f"A sweep of {plural(total, 'trial')}, {how}, in {where}"
 
 
 def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]:
-    """The trials to measure on the test set now, and why the sweep ends without the test it should have."""
+    """Return the trials to test now, and the reason if the required test is not possible."""
     rows = [row for row in sweep_table.rows if row.state == "finished"]
     left = [row for row in sweep_table.rows if row.state not in (*DONE, "failed")]
     if config.sweep.test == "none":
         return [], ""
     if left:
         what = ", ".join(f"trial {row.trial.number} is {row.state}" for row in left)
-        hint = "Resume by the command that began them, or use sweep.test=none."
+        hint = "Resume by the command that started them, or use sweep.test=none."
         return [], f"No test at the end: {what}. {hint}"
     if config.sweep.test == "best":
         name, rows = sweep_table.objectives[0].name, [sweep_table.best] if sweep_table.best else []
@@ -173,55 +172,50 @@ def _to_be_tested(sweep_table: Table, config: Config) -> tuple[list[Trial], str]
 
 
 def _refuse_live(ledger: Ledger) -> None:
-    """Raise ConfigError while somebody else trains a trial, or a cluster is about to."""
-    try:
-        cluster_jobs = jobs.below([ledger.path])
-        jobs.need_certain(cluster_jobs)
-    except ValueError as error:  # SLURM does not answer
-        raise ConfigError([str(error)]) from error
-    on_their_way = {job.folder.path for job in cluster_jobs if job.is_live}
+    """Raise ConfigError if another process or a job trains a trial, or a job will."""
+    for trial, _ in array.live_jobs(ledger):
+        where = quoted(ledger.path)
+        what = f"trial {trial.number} of {shown(ledger.path)} is a job that waits or runs"
+        hint = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
+        raise ConfigError([f"{what}: {hint}"])
     for trial in ledger.trials:
-        if trial.folder.path.resolve() in on_their_way:
-            what = f"trial {trial.number} of {shown(ledger.path)} is a job that waits or runs"
-            where = quoted(ledger.path)
-            hint = f"wait for it, or lockstep jobs cancel {where}; with cluster=slurm the same command shows its state"
-            raise ConfigError([f"{what}: {hint}"])
         if trial.state in LIVE_STATES:
             what = f"{shown(trial.folder.path)} is being trained by another process"
             raise ConfigError([f"{what}: stop it first, or wait for its end"])
 
 
 def machine_here() -> Machine:
-    """The GPUs and cores this process may use."""
+    """Return the GPUs and cores that this process may use."""
     num_gpus = hardware.num_visible_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(num_gpus)]
-    # of a quota, which names no cores, any: others of the machine would all take the first ones, too
+    # a quota names no cores: random ones, or all containers of a machine would take the first ones
     cores = sorted(random.sample(hardware.cores(), hardware.num_cores()))
     return Machine(tuple(names[:num_gpus]), tuple(cores))
 
 
 def monitored(config: Config) -> Objective:
-    """The objective by which best.ckpt is chosen."""
+    """Return the objective by which best.ckpt is chosen."""
     monitor, mode = build.monitored(config)
     return Objective(monitor, mode == "max")
 
 
 @contextlib.contextmanager
 def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Ledger]:
-    """The ledger of a sweep, held for this process, in its folder, which is made where it is not there.
+    """Create or open the ledger of a sweep, and lock its folder inside the block.
 
-    Raises ConfigError where it cannot be read, or is held by another process.
+    Raises ConfigError if it cannot be read, or another process holds it.
     """
     path.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(RunFolder(path.resolve()).lock())
             ledger = Ledger.opened(path.resolve(), name, redacted(command))
-        except BlockingIOError as why:
+        except BlockingIOError as error:
             what = f"{shown(path)} is being run by another process"
-            raise ConfigError([f"{what}: stop it, or wait for its end"]) from why
-        except (OSError, ValueError) as why:
-            raise ConfigError([f"{shown(path)}/sweep.json cannot be read ({why}): choose another sweep.name"]) from why
-        ledger.stop_flag.remove_leftovers(is_deep=False)  # those of a trial are for whoever trains it
+            raise ConfigError([f"{what}: stop it, or wait for its end"]) from error
+        except (OSError, ValueError) as error:
+            what = f"{shown(path)}/sweep.json cannot be read ({error})"
+            raise ConfigError([f"{what}: choose another sweep.name"]) from error
+        ledger.stop_flag.remove_leftovers(is_deep=False)  # not those of trials, which other processes may train
         yield ledger

@@ -1,4 +1,4 @@
-"""The course of a sweep: trials are started as devices come free, watched, and brought to one end."""
+"""The course of a sweep: starts trials as devices become free, watches them, and stops them."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -19,47 +19,46 @@ PRUNED = "other trials were better by now"
 class Grid:
     """Trials that are known from the start, each proposed once. A search draws them as the sweep runs."""
 
-    note = ""  # printed when they are through
+    note = ""  # printed after the last trial
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._left = list(trials)
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
-        """Trials to run: at most `num_free` where they are drawn; of a grid all, in the first call."""
+        """Return the next trials: all in the first call; a search returns at most `num_free`."""
         trials, self._left = self._left, []
         return trials
 
     def is_poor(self, trial: Trial) -> bool:
-        """Whether a running trial should be pruned: none of a grid."""
+        """Return True if a running trial should be pruned."""
         return False
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Take in the state in which a trial ended: a grid has nothing to learn from it."""
+        """Use the result of a trial, which ended in this state."""
 
 
 @dataclass
 class Course:
-    """One pass over the trials of a ledger. Changes sweep.json as it goes."""
+    """One pass over the trials of a ledger. Changes sweep.json as it proceeds."""
 
     ledger: Ledger
     source: Grid
     pool: Pool
     view: View
     need_of: Callable[[Trial], Need]
-    at_once: int
+    num_parallel: int
     max_failed: int | None
     task: str
 
     def run(self) -> int:
-        """Run all trials there are. Returns the exit code of the sweep: 0, 1 failed trials, 75 stopped, 130 left."""
+        """Run all trials. Returns the exit code: 0 done, 1 failed trials, 75 stopped, 130 interrupted."""
         flag = SignalList()
         with flag.installed():
             try:
                 with self.view.live:
                     return self._run(flag.numbers)
             finally:
-                self.pool.leave()  # where something has failed; else none runs any more
-                self.pool.kill()
+                self.pool.kill()  # after an error; otherwise none runs any more
 
     def _run(self, received: Sequence[int]) -> int:
         queue: list[Trial] = []
@@ -70,15 +69,14 @@ class Course:
             for trial, code in self.pool.ended():
                 states[trial.number] = self._end(trial, code, is_pruned=trial.number in pruned)
             if received.count(signal.SIGINT) > 1 or LEAVE in received:
-                self.pool.kill()
                 return EXIT_INTERRUPTED
             if not stopped:
-                stopped = self._why_to_stop(received, list(states.values()))
+                stopped = self._stop_reason(received, list(states.values()))
                 if stopped:
                     self.pool.stop()
                     self.view.stopping(stopped)
                 else:
-                    queue += self.source.proposed(self.at_once - len(self.pool.running) - len(queue))
+                    queue += self.source.proposed(self.num_parallel - len(self.pool.running) - len(queue))
                     self._start(queue)
             if not self.pool.running and (stopped or not queue):
                 break
@@ -95,9 +93,9 @@ class Course:
         return EXIT_STOPPED if stopped or "stopped" in states.values() else 0
 
     def _start(self, queue: list[Trial]) -> None:
-        """Start what there are devices for, the first ones first."""
+        """Start the trials for which enough devices are free, in order."""
         for trial in list(queue):
-            if len(self.pool.running) >= self.at_once:
+            if len(self.pool.running) >= self.num_parallel:
                 return
             if self.pool.start(trial, self.need_of(trial), self.task):
                 queue.remove(trial)
@@ -109,7 +107,7 @@ class Course:
         if self.task != "test" and trial.state == "finished":  # killed after its summary
             state = "finished"
         if is_pruned:
-            trial.folder.clear_stop()  # also where the trial was through before it saw the request
+            trial.folder.clear_stop()  # the trial may have finished before it read the request
         if state == "pruned":
             trial.folder.update_status(state=state, reason=PRUNED)
         self.ledger.write()
@@ -117,7 +115,8 @@ class Course:
         self.view.ended(trial, state)
         return state
 
-    def _why_to_stop(self, received: Sequence[int], states: Sequence[str]) -> str:
+    def _stop_reason(self, received: Sequence[int], states: Sequence[str]) -> str:
+        """Return why all trials must stop; empty if they continue."""
         if received:
             return f"signal {signal.Signals(received[0]).name}"
         if self.ledger.stop_flag.stop_flag.exists():

@@ -1,4 +1,4 @@
-"""Which devices a trial gets, and which are free: GPUs by number or name, cores where no GPU is used. Pure."""
+"""Assigns devices to trials: GPUs by number or name, cores if no GPU is used. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,21 +11,21 @@ from lockstep.system.wording import plural
 
 
 class Machine(NamedTuple):
-    """What trials share: GPUs as CUDA_VISIBLE_DEVICES names them, and the numbers of cores."""
+    """The devices that trials share: GPUs as in CUDA_VISIBLE_DEVICES, and the numbers of cores."""
 
     gpus: tuple[str, ...]
     cores: tuple[int, ...]
 
 
 class Need(NamedTuple):
-    """What a trial asks for: worker processes, and GPUs as a count or by their positions; () for none."""
+    """The devices that a trial needs: worker processes, and GPUs as a count or by their positions; () for none."""
 
     num_workers: int
     gpus: int | tuple[int, ...]
 
 
 class Shard(NamedTuple):
-    """What a trial holds while it runs. `is_named`: the trial says its GPUs by number itself, so all stay visible."""
+    """The devices that a trial holds. `is_named`: it names its GPUs by number, so all stay visible."""
 
     gpus: tuple[str, ...]
     cores: tuple[int, ...]
@@ -34,7 +34,7 @@ class Shard(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The devices as people read them: `GPU 0,1` or `cores 2-3`."""
+        """The devices for people: `GPU 0,1` or `cores 2-3`."""
         if self.gpus:
             return f"GPU {','.join(self.gpus)}"
         first, last = self.cores[0], self.cores[-1]
@@ -44,10 +44,10 @@ class Shard(NamedTuple):
         return f"cores {first}-{last}" if is_range else f"cores {','.join(map(str, self.cores))}"
 
 
-def num_at_once(launcher: Launcher, machine: Machine, num_trials: int, configs: Sequence[Config]) -> int:
-    """How many trials may run side by side. Raises ConfigError when the machine has not so many devices.
+def num_parallel(launcher: Launcher, machine: Machine, num_trials: int, configs: Sequence[Config]) -> int:
+    """Count the trials that may run in parallel. Raises ConfigError if the machine has too few devices.
 
-    On GPUs as many as there are, on a CPU as many as have a core for each of their workers.
+    On GPUs one for each, on a CPU as many as have a core for each of their workers.
     """
     if launcher.mode == "sequential":
         if launcher.parallel not in ("auto", 1):
@@ -66,8 +66,8 @@ def num_at_once(launcher: Launcher, machine: Machine, num_trials: int, configs: 
     return max(1, min(num_devices // fewest, num_trials))
 
 
-def need(config: Config, machine: Machine, at_once: int) -> Need:
-    """What a trial asks for when so many run at once. Raises ConfigError for GPUs the machine does not have."""
+def need(config: Config, machine: Machine, num_parallel: int) -> Need:
+    """Return the devices of a trial if `num_parallel` of them run. Raises ConfigError for missing GPUs."""
     devices = config.trainer.devices
     if not _uses_gpus(config, machine):
         return Need(_num_cpu_workers(config), ())
@@ -78,7 +78,7 @@ def need(config: Config, machine: Machine, at_once: int) -> Need:
             raise ConfigError([f"{too_many}: use smaller numbers"])
         return Need(len(devices), tuple(devices))
     if devices == "auto":
-        devices = 1 if config.strategy.name == "single_device" else max(1, num_gpus // at_once)
+        devices = 1 if config.strategy.name == "single_device" else max(1, num_gpus // num_parallel)
     if devices > num_gpus:
         raise ConfigError([f"{too_many}: use at most {num_gpus}"])
     return Need(devices, devices)
@@ -95,37 +95,36 @@ def _num_cpu_workers(config: Config) -> int:
 
 @dataclass
 class Devices:
-    """The devices of the machine, and which of them trials hold. A core belongs to one CPU trial at a time."""
+    """The devices of the machine, and those that trials hold. A core belongs to one CPU trial at a time."""
 
     machine: Machine
-    at_once: int
+    num_parallel: int
     held: list[Shard] = field(default_factory=list)
 
-    def take(self, wanted: Need) -> Shard | None:
-        """Devices that no other trial holds; None while too few are free."""
-        if len(self.held) >= self.at_once:
+    def take(self, need: Need) -> Shard | None:
+        """Take devices that no other trial holds. Returns None while too few are free."""
+        if len(self.held) >= self.num_parallel:
             return None
-        shard = self._gpus(wanted) if wanted.gpus else self._cores(wanted)
+        shard = self._gpus(need) if need.gpus else self._cores(need)
         if shard is not None:
             self.held.append(shard)
         return shard
 
-    def _cores(self, wanted: Need) -> Shard | None:
+    def _cores(self, need: Need) -> Shard | None:
         free = [core for core in self.machine.cores if all(core not in shard.cores for shard in self.held)]
         num_cores = len(self.machine.cores)
-        count = min(num_cores, max(wanted.num_workers, num_cores // self.at_once))
-        shard = Shard((), tuple(free[:count]), max(1, count // wanted.num_workers), False)
+        count = min(num_cores, max(need.num_workers, num_cores // self.num_parallel))
+        shard = Shard((), tuple(free[:count]), max(1, count // need.num_workers), False)
         return shard if len(free) >= count else None
 
-    def _gpus(self, wanted: Need) -> Shard | None:
-        num_threads = max(1, len(self.machine.cores) // (self.at_once * wanted.num_workers))
+    def _gpus(self, need: Need) -> Shard | None:
+        num_threads = max(1, len(self.machine.cores) // (self.num_parallel * need.num_workers))
         held = {gpu for shard in self.held for gpu in shard.gpus}
-        if isinstance(wanted.gpus, tuple):
-            named = tuple(self.machine.gpus[position] for position in wanted.gpus)
+        if isinstance(need.gpus, tuple):
+            named = tuple(self.machine.gpus[position] for position in need.gpus)
             return None if held & set(named) else Shard(named, (), num_threads, True)
         free = [gpu for gpu in self.machine.gpus if gpu not in held]
-        return Shard(tuple(free[: wanted.gpus]), (), num_threads, False) if len(free) >= wanted.gpus else None
+        return Shard(tuple(free[: need.gpus]), (), num_threads, False) if len(free) >= need.gpus else None
 
     def give_back(self, shard: Shard) -> None:
-        """Free the devices of a trial that has ended."""
         self.held.remove(shard)

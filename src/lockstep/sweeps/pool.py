@@ -1,8 +1,7 @@
-"""The processes of trials: one each, on devices of its own, in good order to its end."""
+"""The processes of trials: one for each, on its own devices."""
 
 import contextlib
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +14,12 @@ from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.sweeps.devices import Devices, Need, Shard
 from lockstep.sweeps.ledger import Trial
 
-LEAVE_S = 30.0  # for trials to save, when the sweep itself has failed
-LOG = "output.log"  # what a trial says, in its run folder
+LOG = "output.log"  # the output of a trial, in its run folder
 
 
 @dataclass
 class Running:
-    """A trial that runs."""
+    """A running trial."""
 
     trial: Trial
     shard: Shard
@@ -29,15 +27,15 @@ class Running:
 
 
 class Pool:
-    """Trials side by side. A trial that ends, however it ends, gives its devices back."""
+    """Parallel trials. The devices of a trial are free when it ends, however it ends."""
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
         self.running: list[Running] = []
 
-    def start(self, trial: Trial, wanted: Need, task: str) -> bool:
-        """Start a task of `lockstep.launch.runner` on a trial. False while too few devices are free."""
-        shard = self._devices.take(wanted)
+    def start(self, trial: Trial, need: Need, task: str) -> bool:
+        """Start a task of `lockstep.launch.runner` on a trial. Returns False while too few devices are free."""
+        shard = self._devices.take(need)
         if shard is None:
             return False
         trial.device = shard.label
@@ -48,13 +46,13 @@ class Pool:
         return True
 
     def ended(self) -> list[tuple[Trial, int]]:
-        """The trials that have ended since the last call, with their exit codes; their devices are free."""
+        """Free the devices of the trials that have ended since the last call. Returns these with their exit codes."""
         ended = [(active, code) for active in self.running if (code := active.process.exitcode) is not None]
         for active, code in ended:
             self.running.remove(active)
             self._devices.give_back(active.shard)
-            with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone, or not ours to write
-                _account_for(active.trial, code)
+            with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone or read-only
+                _record_end(active.trial, code)
         return [(active.trial, code) for active, code in ended]
 
     def await_end(self, most_s: float) -> None:
@@ -62,19 +60,12 @@ class Pool:
         connection.wait([active.process.sentinel for active in self.running], most_s)
 
     def stop(self) -> None:
-        """Ask all trials to stop in good order."""
+        """Request a checkpoint and the end of all trials."""
         for active in self.running:
             active.process.terminate()
 
-    def leave(self) -> None:
-        """Stop all trials in good order, and wait for their ends; not for ever."""
-        self.stop()
-        deadline = time.monotonic() + LEAVE_S
-        for active in self.running:
-            active.process.join(max(0.0, deadline - time.monotonic()))
-
     def kill(self) -> None:
-        """End all trials at once; their workers die with them."""
+        """End all trials immediately; their workers die with them."""
         for active in self.running:
             active.process.kill()
         for active in self.running:
@@ -82,7 +73,7 @@ class Pool:
 
 
 def environ_of(shard: Shard, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a trial: the GPUs it may see, and threads for its cores."""
+    """Return the variables of a trial: the GPUs it may see, and threads for its cores."""
     variables = dict(environ)
     if not shard.is_named:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(shard.gpus)
@@ -90,12 +81,12 @@ def environ_of(shard: Shard, environ: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def _account_for(trial: Trial, code: int) -> None:
-    """Write down the end of a trial that could not do so itself."""
+def _record_end(trial: Trial, code: int) -> None:
+    """Record the failure of a trial that could not do so itself."""
     if code in (0, EXIT_STOPPED):
         return
     folder = trial.folder
-    text = f"the process of the trial left with code {code or EXIT_FAILED}\n"
+    text = f"the process of the trial exited with code {code or EXIT_FAILED}\n"
     if code < 0:
         text = vitals.end_of(folder, 0, "the process of the trial", code)
         vitals.forget(folder, 0)

@@ -1,4 +1,4 @@
-"""A search: Optuna proposes trials, hears how they ended, and says which ones are poor while they run.
+"""A search: Optuna proposes trials, receives their results, and prunes poor ones.
 
 hydra-optuna-sweeper 1.3.0 needs Optuna 2, starts trials in batches that wait for their slowest, and cannot prune.
 """
@@ -18,20 +18,21 @@ from lockstep.config import build
 from lockstep.config.errors import ConfigError
 from lockstep.config.sweep_space import Interval, Space
 from lockstep.config.target_sections import Search
+from lockstep.runs.discovery import read_rows
 from lockstep.runs.naming import shown
 from lockstep.sweeps.course import Grid
 from lockstep.sweeps.ledger import DONE, Ledger, Trial
-from lockstep.sweeps.table import Objective, number
+from lockstep.sweeps.table import Objective
 from lockstep.system.wording import plural
 
-JOURNAL = "study.journal"  # everything Optuna knows, in the folder of the sweep
-NUMBER = "trial"  # of the ledger, kept with Optuna's trial
-MOST_REPEATS = 20  # draws in a row of what is known end the search
-Point = frozenset[tuple[str, Any]]  # a place in the search space
+JOURNAL = "study.journal"  # Optuna's storage, in the folder of the sweep
+NUMBER = "trial"  # attribute of Optuna's trial: the number in the ledger
+MOST_REPEATS = 20  # so many draws of known points in a row end the search
+Point = frozenset[tuple[str, Any]]  # of the search space
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """The search space in Optuna's terms."""
+    """Return Optuna's distributions of a search space."""
     return {key: _distribution(drawn) for key, drawn in space.items()}
 
 
@@ -45,7 +46,7 @@ def _distribution(drawn: Interval | tuple[str, ...]) -> BaseDistribution:
 
 
 def _typed(drawn: BaseDistribution, text: str) -> Any:
-    """The value that a distribution has drawn, from its override."""
+    """Return a drawn value from its override."""
     if isinstance(drawn, CategoricalDistribution):
         return text
     return int(text) if isinstance(drawn, IntDistribution) else float(text)
@@ -54,9 +55,9 @@ def _typed(drawn: BaseDistribution, text: str) -> Any:
 def study_in(
     ledger: Ledger, space: Mapping[str, BaseDistribution], search: Search, objectives: Sequence[Objective]
 ) -> optuna.Study:
-    """The study of a sweep, from its file where there is one. Hold the sweep. Raises ConfigError.
+    """Open or create the study of a sweep, whose lock is held. Raises ConfigError.
 
-    It asks first for the trials of the ledger that a file which was cut off or lost does not know.
+    Trials of the ledger that a damaged or lost journal lacks are drawn first.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -64,7 +65,7 @@ def study_in(
     file.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed
     directions = [StudyDirection.MAXIMIZE if objective.is_max else StudyDirection.MINIMIZE for objective in objectives]
     try:
-        with open(file, "a+b") as journal:  # a full disk or a power cut leaves half a line, to which Optuna would add
+        with open(file, "a+b") as journal:  # half a line, after a full disk or a power cut
             journal.seek(0)
             journal.truncate(journal.read().rfind(b"\n") + 1)
         storage = JournalStorage(JournalFileBackend(str(file)))
@@ -84,7 +85,7 @@ def study_in(
 
 
 def _sampler(search: Search, num_known: int) -> optuna.samplers.BaseSampler:
-    """The sampler; of a study that goes on with another seed, or it would draw its first trials again."""
+    """Build the sampler; a resumed study gets another seed, or it would draw its first trials again."""
     arguments = search.sampler.model_dump(by_alias=True)
     if isinstance(arguments.get("seed"), int):
         arguments["seed"] += num_known
@@ -92,7 +93,7 @@ def _sampler(search: Search, num_known: int) -> optuna.samplers.BaseSampler:
 
 
 class Draws(Grid):
-    """The trials of a study. What counts is what is trained: a point drawn again is not."""
+    """The trials of a study. A point that is drawn again is neither trained nor counted again."""
 
     def __init__(
         self,
@@ -112,17 +113,17 @@ class Draws(Grid):
         self._monitored = monitored
         self._num_trials = num_trials
         self._is_stuck = False  # until the next trial ends
-        self._open: dict[int, list[optuna.Trial]] = {}  # a draw that is the same again waits for the first one
-        # points this command need not begin: trained, being trained, and what has failed by now
+        self._open: dict[int, list[optuna.Trial]] = {}  # equal draws wait for the result of the first one
+        # points that this command does not start again: trained, being trained, failed
         self._taken: dict[Point, Trial | None] = {}
         by_number = {trial.number: trial for trial in ledger.trials}
         resumed = []
         for frozen in study.get_trials(deepcopy=False):
             trial = by_number.get(frozen.user_attrs.get(NUMBER, -1))
             if frozen.state == TrialState.RUNNING and trial is not None:
-                # Optuna itself offers no way to resume a trial of another process
+                # Optuna has no public way to resume a trial of another process
                 resumed.append(optuna.Trial(study, frozen._trial_id))
-            elif frozen.state == TrialState.RUNNING:  # the process was killed before there was a run
+            elif frozen.state == TrialState.RUNNING:  # killed before it had a run
                 study.tell(frozen.number, state=TrialState.FAIL)
             elif frozen.state != TrialState.WAITING and trial is not None and trial.state in DONE:
                 self._taken[_point(frozen)] = trial
@@ -130,43 +131,35 @@ class Draws(Grid):
 
     @property
     def note(self) -> str:
-        """Why fewer trials are trained than were asked for; else empty."""
+        """The reason for fewer trials than requested; otherwise empty."""
         if not self._is_stuck:
             return ""
         name = type(self._study.sampler).__name__
         num_done = sum(trial is not None and trial.state in DONE for trial in self._taken.values())
         done = f"{num_done} of {plural(self._num_trials, 'trial')} done"
         hint = "Use another search.sampler, or a larger space."
-        return f"{name} has drawn {MOST_REPEATS} times in a row what is trained already: {done}. {hint}"
+        return f"{name} drew only known points {MOST_REPEATS} times in a row: {done}. {hint}"
 
     def proposed(self, num_free: int) -> Sequence[Trial]:
-        """Propose trials that were interrupted first, then new draws."""
+        """Return interrupted trials first, then new draws."""
         trials, self._left = self._left[:num_free], self._left[num_free:]
         num_repeats = 0
         while len(trials) < num_free and len(self._taken) < self._num_trials and not self._is_stuck:
             num_taken = len(self._taken)
-            trials += self._begun(self._drawn())
+            trials += self._begun(self._study.ask(self._space))
             num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
             self._is_stuck = num_repeats == MOST_REPEATS
         return trials
 
-    def _drawn(self) -> optuna.Trial:
-        try:
-            return self._study.ask(self._space)
-        except ValueError as error:  # known under this name with other values
-            raise ConfigError([f"{error}: choose another sweep.name"]) from error
-        except ImportError as error:
-            raise ConfigError([f"search.sampler={type(self._study.sampler).__name__}: {error}"]) from error
-
     def _begun(self, drawn: optuna.Trial) -> list[Trial]:
-        """The trial of a draw; none where nothing is to be run: it is taken, or cannot be trained."""
+        """Return the trial of a draw; none if its point is known or cannot be trained."""
         point = _point(drawn)
         is_new = point not in self._taken
         if is_new:
             try:
                 self._taken[point] = self._make([f"{key}={value}" for key, value in drawn.params.items()])
             except ConfigError as error:
-                print(f"A draw that cannot be trained: {' '.join(error.errors)}", flush=True)
+                print(f"Skipping a draw that cannot be trained: {' '.join(error.errors)}", flush=True)
                 self._taken[point] = None
         trial = self._taken[point]
         if trial is None:
@@ -175,7 +168,7 @@ class Draws(Grid):
         drawn.set_user_attr(NUMBER, trial.number)
         if trial.number in self._open:
             self._open[trial.number].append(drawn)
-        elif trial.state in DONE or not is_new:  # trained by this command, or for a study that was lost
+        elif trial.state in DONE or not is_new:  # trained by this command, or before the journal was lost
             self._tell(drawn, trial, trial.state)
         else:
             self._open[trial.number] = [drawn]
@@ -183,21 +176,19 @@ class Draws(Grid):
         return []
 
     def is_poor(self, trial: Trial) -> bool:
-        """Report the epochs that are done to Optuna, and ask whether it would prune the trial."""
+        """Report new epochs to Optuna. Returns True if it prunes the trial."""
         if len(self._objectives) > 1:
             return False
         drawn, name = self._open[trial.number][0], self._objectives[0].name
         known = self._study.trials[drawn.number].intermediate_values
-        is_new = False
-        for row in trial.folder.read_metrics():
-            value, step = number(row.get(name)), int(row["epoch"]) - 1  # Optuna counts from 0
-            if value is not None and step not in known:
-                drawn.report(value, step)
-                is_new = True
-        return is_new and bool(drawn.should_prune())
+        values = {int(row["epoch"]) - 1: row[name] for row in read_rows(trial.folder) if name in row}  # from 0
+        new = [step for step in values if step not in known]
+        for step in new:
+            drawn.report(values[step], step)
+        return bool(new) and drawn.should_prune()
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Report the end of a trial to Optuna; a stopped trial stays open, and the next command resumes it."""
+        """Report the result of a trial to Optuna; a stopped one stays open, and the next command resumes it."""
         self._is_stuck = False
         if state == "stopped":
             return
@@ -215,5 +206,5 @@ class Draws(Grid):
 
 
 def _point(drawn: optuna.Trial | FrozenTrial) -> Point:
-    """What was drawn; of a study whose settings were typed in another order, the same."""
+    """Return the drawn values, whatever the order of the overrides was."""
     return frozenset(drawn.params.items())

@@ -1,10 +1,7 @@
-"""The table of a sweep: its trials, the best first, with the settings in which they differ; also as files.
+"""The table of a sweep: its trials, the best first, with the settings in which they differ; also as files."""
 
-views.py shows it.
-"""
-
-import math
 import operator
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lockstep.monitoring.cells import epochs
-from lockstep.runs.discovery import look_at, read_tests
+from lockstep.runs.discovery import look_at, read_rows, read_tests
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.sweeps.ledger import Ledger, Trial, state_of
@@ -20,11 +17,12 @@ from lockstep.system.terminal import duration, measure, printable
 
 STEM = "table"  # table.csv, table.json and table.md in the folder of the sweep
 SEED = "seed"
+DECIMAL = re.compile(r"-?\d+\.\d+(e-?\d+)?")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One trial; `values` are those that are optimized, the best so far of a live trial. `facts` is its status."""
+    """One trial. `values` are those of the objectives, for a live trial the best so far; `facts` is its status."""
 
     trial: Trial
     settings: dict[str, str]
@@ -37,26 +35,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Objective:
-    """A number that is optimized. `name` is a metric of the best epoch, or a number of summary.json."""
+    """An optimized number. `name` is a metric of the best epoch, or a number of summary.json."""
 
     name: str
     is_max: bool
 
     def of(self, folder: RunFolder, monitored: "Objective") -> float | None:
-        """The value of the objective in a run. The best epoch is that of best.ckpt, which is chosen by `monitored`."""
-        summary = _or_empty(folder.read_summary)
-        for name in ("best", self.name) if self.name == monitored.name else (self.name,):
-            if (value := number(summary.get(name))) is not None:
-                return value
-        rows = [row for row in _or_empty(folder.read_metrics) if number(row.get(monitored.name)) is not None]
-        if not rows:
-            return None
-        best = (max if monitored.is_max else min)(rows, key=lambda row: number(row[monitored.name]) or 0.0)
-        return number(best.get(self.name))
+        """Return the value of a run. The best epoch is that of best.ckpt, which is chosen by `monitored`."""
+        summary = _summary(folder)
+        value = summary.get("best") if self.name == monitored.name else summary.get(self.name)
+        rows = [row for row in read_rows(folder) if monitored.name in row]
+        if value is not None or not rows:
+            return value
+        best = (max if monitored.is_max else min)(rows, key=lambda row: row[monitored.name])
+        return best.get(self.name)
 
 
 class Group(NamedTuple):
-    """Trials that differ in the seed alone, and the mean and standard deviation of what is optimized first."""
+    """Trials that differ only in the seed, with mean and standard deviation of the first objective."""
 
     settings: dict[str, str]
     n: int
@@ -66,7 +62,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """All trials of a sweep, by the first objective."""
+    """All trials of a sweep, sorted by the first objective."""
 
     objectives: tuple[Objective, ...]
     keys: tuple[str, ...]
@@ -74,12 +70,12 @@ class Table:
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """What the test has measured, by its names in summary.json: the loss comes last."""
+        """The names of the test results in summary.json; the loss is last."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.tests))
 
     @property
     def columns(self) -> dict[str, list[Any]]:
-        """The value of each row below every head of table.csv."""
+        """The columns of table.csv by their heads."""
         rows = self.rows
         return {
             "trial": [row.trial.number for row in rows],
@@ -96,7 +92,7 @@ class Table:
 
     @property
     def texts(self) -> dict[str, list[str]]:
-        """The columns for people."""
+        """The columns as text."""
         columns = {name: values for name, values in self.columns.items() if name not in ("folder", "reason")}
         times = [time_of(seconds) for seconds in columns.pop("training_s")]
         return {name: list(map(text, values)) for name, values in columns.items()} | {"time": times}
@@ -141,7 +137,7 @@ class Table:
 
     @property
     def notes(self) -> list[str]:
-        """The sentences below the table: the Pareto front, seeds as mean and standard deviation, failed trials."""
+        """Lines below the table: the Pareto front, mean and standard deviation over seeds, failed trials."""
         notes = []
         if len(self.objectives) > 1:
             notes.append(f"Pareto front: trials {', '.join(map(str, self.front)) or 'none'}")
@@ -160,9 +156,9 @@ def table(
     monitored: Objective,
     known: dict[int, Row] | None = None,
 ) -> Table:
-    """The table of a ledger. `running` has the state of the trials that run now, by number.
+    """Return the table of a ledger. `running` has the states of running trials by number.
 
-    `known` keeps the rows of the others from call to call, so that their folders are read once.
+    `known` caches the rows of the others between calls, so that their folders are read once.
     """
     kept = {} if known is None else known
     for trial in ledger.trials:
@@ -174,29 +170,29 @@ def table(
     def rank(row: Row) -> tuple[bool, bool, float, int]:
         value = row.values[0]
         known = 0.0 if value is None else -value if first.is_max else value
-        # what a trial had when it was cut off is no result
+        # the value of a trial that did not finish is no result
         return (row.state != "finished", value is None, known, row.trial.number)
 
     return Table(tuple(objectives), differing(ledger.trials), tuple(sorted(rows, key=rank)))
 
 
 def differing(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """The keys whose values differ between the trials, in the order in which they were typed."""
+    """Return the keys whose values differ between the trials, in the order of the command."""
     settings = [trial.settings for trial in trials]
     keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
     return tuple(key for key in keys if len({run_settings.get(key) for run_settings in settings}) > 1)
 
 
-def told(trial: Trial, trials: Sequence[Trial]) -> str:
-    """The settings of a trial in which it differs from others; of a single one, all."""
+def description(trial: Trial, trials: Sequence[Trial]) -> str:
+    """Return the settings in which a trial differs from others; all settings of a single trial."""
     keys = differing(trials) or trial.settings
     return " ".join(f"{key}={text(trial.settings[key])}" for key in keys if key in trial.settings) or "the defaults"
 
 
 def _row(trial: Trial, objectives: Sequence[Objective], monitored: Objective, live: str | None) -> Row:
-    facts, summary = look_at(trial.folder), _or_empty(trial.folder.read_summary)
+    facts = look_at(trial.folder)
     values = tuple(objective.of(trial.folder, monitored) for objective in objectives)
-    training_s = number(summary.get("training_s", facts.get("elapsed_s")))
+    training_s = _summary(trial.folder).get("training_s", facts.get("elapsed_s"))
     return Row(trial, trial.settings, live or state_of(facts), values, read_tests(trial.folder), training_s, facts)
 
 
@@ -227,32 +223,20 @@ def _markdown(sweep_table: Table) -> str:
 
 
 def text(value: Any) -> str:
-    """A setting or a measured value for people: four digits are enough of a long number."""
+    """Format a setting or a measured value, a long number with four digits."""
     if isinstance(value, float):
         return measure(value)
-    is_long = isinstance(value, str) and len(value) > 8 and "." in value
-    if is_long and (known := number(value)) is not None:
-        return f"{known:.4g}"
+    if isinstance(value, str) and len(value) > 8 and DECIMAL.fullmatch(value):
+        return f"{float(value):.4g}"
     return "-" if value is None else printable(str(value))
 
 
 def time_of(seconds: float | None) -> str:
-    """A time for people."""
     return "-" if seconds is None else duration(seconds)
 
 
-def _or_empty(read: Any) -> Any:
+def _summary(folder: RunFolder) -> dict[str, Any]:
     try:
-        return read()
+        return folder.read_summary()
     except (OSError, ValueError):
         return {}
-
-
-def number(value: Any) -> float | None:
-    """A finite number, also one in a text; None for all else."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            return None
-    return value if isinstance(value, int | float) and math.isfinite(value) else None

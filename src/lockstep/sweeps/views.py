@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a live table on a terminal, a line for each event in a log, a table at the end."""
+"""The output of a sweep: a live table on a terminal, a line for each event in a log, a table at the end."""
 
 import time
 from collections import Counter
@@ -14,19 +14,19 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from lockstep.monitoring import cells
-from lockstep.runs.naming import shown as typed
+from lockstep.runs.naming import shown
 from lockstep.sweeps.ledger import Trial
 from lockstep.sweeps.pool import LOG
-from lockstep.sweeps.table import Row, Table, text, time_of, told
+from lockstep.sweeps.table import Row, Table, description, text, time_of
 from lockstep.system.terminal import duration, new_table, print_table, say, terminal
 
-MOST_ROWS = 30  # at the end: the files have them all
+MOST_ROWS = 30  # of the table at the end; the files have all
 
 
 class View:
-    """Follows the trials; `total` is how many there are to be in all, `table` what is known of them now.
+    """The output while trials run; `total` is the number of trials, `table` returns their present table.
 
-    A silent one prints why trials fail and nothing else.
+    A silent view prints only the errors of failed trials.
     """
 
     def __init__(self, table: Callable[..., Table], total: int, *, is_silent: bool) -> None:
@@ -36,41 +36,39 @@ class View:
         self._out = terminal()
         self._is_drawn = self._out.is_terminal and not is_silent
         self._screen = Live(console=self._out, auto_refresh=False, transient=True)
-        self.live = self._screen if self._is_drawn else nullcontext()  # held while trials run
+        self.live = self._screen if self._is_drawn else nullcontext()
         self._started = time.monotonic()
         self._since: dict[int, float] = {}
-        self._rows: dict[int, Row] = {}  # of trials that do not run
+        self._rows: dict[int, Row] = {}  # of trials that are not running
 
     def started(self, trial: Trial) -> None:
-        """Say on which devices a trial begins."""
         self._since[trial.number] = time.monotonic()
         if not self._is_drawn:
             which = f"{trial.number + 1} of {self._total}" if trial.number < self._total else str(trial.number)
-            self._say(f"Trial {trial.number} ({which}) begins on {trial.device}: {self._told(trial)}")
+            self._say(f"Trial {trial.number} ({which}) starts on {trial.device}: {self._described(trial)}")
 
     def ended(self, trial: Trial, state: str) -> None:
-        """Say how a trial ended; of a failure, why."""
+        """Report the end of a trial, and the reason of a failure."""
         if not self._is_silent:
             self._rows.pop(trial.number, None)
             sweep_table = self._table({}, known=self._rows)
             row = next(row for row in sweep_table.rows if row.trial is trial)
             value = f", {sweep_table.objectives[0].name} {text(row.values[0])}" if row.values[0] is not None else ""
             used = duration(time.monotonic() - self._since[trial.number])
-            self._say(
-                f"Trial {trial.number} {state} after {used}{value}: {self._told(trial)}", cells.STYLES.get(state, "red")
-            )
+            line = f"Trial {trial.number} {state} after {used}{value}: {self._described(trial)}"
+            self._say(line, cells.STYLES.get(state, "red"))
         if state == "failed":
-            out = self._out if self._is_drawn else terminal(is_error=True)  # only its own console prints above a table
+            # above a live table only its own console can print
+            out = self._out if self._is_drawn else terminal(is_error=True)
             reason, rest = _failure(trial)
             say(out, f"Trial {trial.number} failed: {reason}", "red")
             say(out, rest, "red")
 
     def stopping(self, reason: str) -> None:
-        """Print why all trials are stopped."""
         self._say(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
 
     def refresh(self, running: Sequence[Trial]) -> None:
-        """Draw the trials that run, and how many are behind and before them."""
+        """Draw the running trials, and the number of trials in each state."""
         if not self._is_drawn:
             return
         states = {trial.number: trial.state for trial in running}
@@ -87,8 +85,8 @@ class View:
         title = Text(f"Sweep, {duration(time.monotonic() - self._started)}: {known}", style="bold")
         self._screen.update(Group(title, lines), refresh=True)
 
-    def _told(self, trial: Trial) -> str:
-        return told(trial, [row.trial for row in self._table({}, known=self._rows).rows])
+    def _described(self, trial: Trial) -> str:
+        return description(trial, [row.trial for row in self._table({}, known=self._rows).rows])
 
     def _say(self, text: str, style: str | Style = "") -> None:
         if not self._is_silent:
@@ -96,7 +94,7 @@ class View:
 
 
 def show(sweep_table: Table, where: str) -> None:
-    """Print the table at the end: the best first. `where` has it as files."""
+    """Print the table at the end. The folder `where` has it as files."""
     out = terminal()
     print_table(_trials(sweep_table, sweep_table.rows[:MOST_ROWS], out), out)
     if len(sweep_table.rows) > MOST_ROWS:
@@ -107,15 +105,15 @@ def show(sweep_table: Table, where: str) -> None:
 
 
 def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live: bool = False) -> RichTable:
-    """A line for each of these rows; of live trials also the time left."""
+    """Return the table of these rows, for live trials with the time left."""
     texts: dict[str, list[Any]] = {**replace(sweep_table, rows=rows).texts}
     texts["state"] = [cells.state(row.state) for row in rows]
     if is_live:
         texts["left"] = [time_of(row.facts.get("remaining_s")) for row in rows]
     keys, tests = sweep_table.keys, sweep_table.tests
     numbers = [objective.name for objective in sweep_table.objectives]
-    wanted = ("trial", "state", *numbers, *keys, "left", *tests[:1], "epoch", "time", *tests, "device")
-    names = [name for name in dict.fromkeys(wanted) if name in texts]
+    order = ("trial", "state", *numbers, *keys, "left", *tests[:1], "epoch", "time", *tests, "device")
+    names = [name for name in dict.fromkeys(order) if name in texts]
     short = [name.rpartition(".")[2] if name in keys else name for name in names]
     heads = short if len(set(short)) == len(short) else names
     right = ("trial", *numbers, "left", *tests, "epoch", "time")
@@ -123,11 +121,11 @@ def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live:
 
 
 def _failure(trial: Trial) -> tuple[str, str]:
-    """The end of what is known of a failure, and where the rest is."""
+    """Return the last line of a failure, and the line with its files."""
     try:
         text = trial.folder.failure.read_text(errors="replace").strip()
     except OSError:
-        text = "no word of it"
+        text = "no error was recorded"
     last = text.splitlines()[-1] if text else ""
-    where = typed(trial.folder.path)
-    return last, f"  all of it: {where}/{trial.folder.failure.name}, {where}/{LOG}"
+    where = shown(trial.folder.path)
+    return last, f"  details: {where}/{trial.folder.failure.name}, {where}/{LOG}"
