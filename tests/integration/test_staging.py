@@ -1,4 +1,4 @@
-"""Every node copies once, all ranks go on or none, and a training ends with the same bits with and without a copy."""
+"""Every node copies once, all ranks continue or none, and a copy does not change the bits of a training."""
 
 import contextlib
 import os
@@ -111,7 +111,7 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks_per_node", [1, 2, 3])
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
 def test_each_node_copies_once_while_its_other_ranks_wait(ranks: Ranks, tmp_path: Path, ranks_per_node: int) -> None:
     root = write_folder(tmp_path / "images", count=6)
     found = ranks.run(3, _stage, str(root), "scratch", ranks_per_node, str(tmp_path))
@@ -120,16 +120,8 @@ def test_each_node_copies_once_while_its_other_ranks_wait(ranks: Ranks, tmp_path
 
 
 @pytest.mark.processes
-def test_runs_that_begin_together_on_a_node_share_one_copy(ranks: Ranks, tmp_path: Path) -> None:
-    root = write_folder(tmp_path / "images", count=30)
-    found = ranks.run(3, _stage, str(root), str(tmp_path / "scratch"), 1, str(tmp_path))
-    assert sorted(len(copied) for copied, _ in found) == [0, 0, 60]
-    assert all(read == contents(root) for _, read in found)
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
-def test_when_one_node_cannot_copy_all_ranks_end_with_its_fault(
+def test_if_one_node_cannot_copy_all_ranks_end_with_its_error(
     ranks: Ranks, tmp_path: Path, ranks_per_node: int
 ) -> None:
     root = write_folder(tmp_path / "images", count=3)
@@ -140,14 +132,10 @@ def test_when_one_node_cannot_copy_all_ranks_end_with_its_fault(
     assert len(errors[0]) == 1
     assert f"data.copy_to=scratch: {root} cannot be copied" in errors[0][0]
     assert "set data.copy_to to a folder of your own on a disk of the node" in errors[0][0]
-    missing = ranks.run(2, _stage, str(tmp_path / "nowhere"), "another", 2, str(tmp_path))
-    assert missing[0] == missing[1]
-    assert len(missing[0]) == 1
-    assert "nowhere does not exist" in missing[0][0]
 
 
-def _talks(work_s: float) -> int:
-    """How often this rank talked with the others while rank 0 worked."""
+def _num_messages(work_s: float) -> int:
+    """Messages of this rank while rank 0 worked."""
     count, gather = 0, staging.gather_objects
 
     def counted(value: Any) -> Any:
@@ -164,8 +152,8 @@ def _talks(work_s: float) -> int:
 
 
 @pytest.mark.processes
-def test_ranks_that_wait_hear_from_one_that_copies_so_that_no_collective_takes_too_long(ranks: Ranks) -> None:
-    counts = ranks.run(3, _talks, 1.0)
+def test_waiting_ranks_exchange_messages_so_that_no_collective_times_out(ranks: Ranks) -> None:
+    counts = ranks.run(3, _num_messages, 1.0)
     assert counts[0] == counts[1] == counts[2] >= 5
 
 
@@ -189,14 +177,14 @@ def _stage_changing(root: str, home: str) -> Any:
 
 
 @pytest.mark.processes
-def test_nodes_that_copied_different_states_of_the_source_do_not_train(ranks: Ranks, tmp_path: Path) -> None:
+def test_nodes_that_copied_different_states_of_the_source_are_refused(ranks: Ranks, tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images", count=3)
     errors = ranks.run(2, _stage_changing, str(root), str(tmp_path))
     assert errors[0] == errors[1] == [f"{root} changed while the nodes copied it, one after the other: start again"]
 
 
 def _download(root: str, scratch: str | None, ranks_per_node: int) -> Any:
-    """What this rank asked of a source that downloads, in order."""
+    """Arguments of the calls of a source that downloads, on this rank."""
     rank, asked = dist.get_rank(), []
     raw = Path(root) / "FashionMNIST" / "raw"
 
@@ -283,7 +271,7 @@ def test_workers_that_were_killed_leave_no_copy_behind(tmp_path: Path, monkeypat
         assert bool(shown(scratch)) == is_left
 
 
-def test_a_copy_that_cannot_be_made_ends_a_run_as_a_fault_of_its_settings(tmp_path: Path) -> None:
+def test_a_copy_that_cannot_be_made_ends_a_run_as_an_error_of_its_settings(tmp_path: Path) -> None:
     images = write_folder(tmp_path / "images", count=6)
     (tmp_path / "scratch").write_text("no folder")
     folder = write_run(tmp_path / "run", recipe(images, tmp_path / "scratch"))

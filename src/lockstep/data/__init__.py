@@ -1,6 +1,6 @@
-"""From image sources to this rank's shard of every global batch, augmented.
+"""From image sources to the shards of this rank of every global batch, augmented.
 
-These names are public: configurations and projects use them, and they stay where modules move.
+The names here are public: configurations and projects use them, and they stay if modules move.
 """
 
 import lazy_loader

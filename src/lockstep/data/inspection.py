@@ -1,4 +1,4 @@
-"""A look at every image of a data source: which cannot be used, which are the same, how large they are."""
+"""Inspects every image of a data source: broken ones, duplicates, and sizes."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Splits
 from lockstep.system.hardware import num_cores
 
-Show = Callable[[int, int], None]
+Show = Callable[[int, int], None]  # of the number of images done, and of all
 
 
 class Seen(NamedTuple):
-    """What is known of an image: a digest of its file or pixels, its size (H, W) as it is read, and its errors."""
+    """One image: a digest of its file or pixels, its size (H, W) before it is scaled, and its errors."""
 
     digest: bytes
     size: tuple[int, int] | None
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Inspection:
-    """All images of a source, by the names of the splits: what was seen, what they are called, and their targets."""
+    """All images of a source, with their names and targets, by split."""
 
     seen: dict[str, Sequence[Seen]]
     names: dict[str, Sequence[str]]
@@ -39,12 +39,12 @@ class Inspection:
 
     @property
     def broken(self) -> list[str]:
-        """A line for every image that cannot be used, each file once."""
+        """Errors of the images that cannot be used, one line per file."""
         lines = [error for seen in self.seen.values() for each in seen for error in each.errors]
         return list(dict.fromkeys(lines))
 
     def duplicates(self) -> list[list[tuple[str, str]]]:
-        """Groups of images that are the same bytes, each as (split, name); an unreadable one is the same as none."""
+        """Group identical readable images, each as (split, name)."""
         groups: dict[bytes, list[tuple[str, str]]] = {}
         for split, seen in self.seen.items():
             for each, name in zip(seen, self.names[split], strict=True):
@@ -54,12 +54,12 @@ class Inspection:
 
 
 def inspect_files(decoding: Decoding, show: Show) -> Inspection:
-    """Read and decode every file, by threads; `show` gets how many of how many are done."""
+    """Read and decode every file in threads."""
     table, files = decoding.table, decoding.files
     first = _first_size(decoding) if decoding.image_size is None else None
     seen: list[Seen] = []
     with decoders(len(files), table.num_bytes, num_cores()) as threads:
-        for each in threads.map(lambda path: _look_at_file(path, decoding, first), files):
+        for each in threads.map(lambda path: _inspect_file(path, decoding, first), files):
             seen.append(each)
             show(len(seen), len(files))
     return Inspection(
@@ -71,36 +71,35 @@ def inspect_files(decoding: Decoding, show: Show) -> Inspection:
 
 
 def inspect_images(splits: Splits, show: Show) -> Inspection:
-    """Look at the pixels of every image, which are decoded or made where they are not in memory."""
+    """Read the pixels of every image in memory, or make every sample of a Dataset."""
     seen: dict[str, Sequence[Seen]] = {}
     targets: dict[str, Tensor] = {}
     total, num_before = sum(map(len, splits.parts.values())), 0
     for split, images in splits.parts.items():
-        own: list[Seen] = []
-        own_targets: list[Tensor] = [images.targets[:0]]
-        for each, target in _looks(images):
-            own.append(each)
-            own_targets.append(target)
-            show(num_before + len(own), total)
-        num_before += len(own)
-        seen[split], targets[split] = own, torch.cat(own_targets)
-    return Inspection(
-        seen, {split: images.names for split, images in splits.parts.items()}, targets, splits.class_names
-    )
+        found: list[Seen] = []
+        found_targets: list[Tensor] = [images.targets[:0]]
+        for each, target in _inspect_pixels(images):
+            found.append(each)
+            found_targets.append(target)
+            show(num_before + len(found), total)
+        num_before += len(found)
+        seen[split], targets[split] = found, torch.cat(found_targets)
+    names = {split: images.names for split, images in splits.parts.items()}
+    return Inspection(seen, names, targets, splits.class_names)
 
 
 def _first_size(decoding: Decoding) -> tuple[int, int] | None:
     try:
         return decoding.size()
     except ImageError:
-        return None  # it is named with the other broken ones
+        return None  # reported with the other broken ones
 
 
-def _look_at_file(path: str, decoding: Decoding, size: tuple[int, int] | None) -> Seen:
+def _inspect_file(path: str, decoding: Decoding, size: tuple[int, int] | None) -> Seen:
     try:
         digest = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
     except OSError as error:
-        return Seen(b"", None, (f"image {path} cannot be read ({error.strerror}): mend or delete it.",))
+        return Seen(b"", None, (f"image {path} cannot be read ({error.strerror}): fix or delete it.",))
     try:
         image, is_transparent, is_animated = decode(path, decoding.channels, decoding.background)
         if size is not None:
@@ -110,8 +109,8 @@ def _look_at_file(path: str, decoding: Decoding, size: tuple[int, int] | None) -
     return Seen(digest, size_of(image), (), is_transparent, is_animated)
 
 
-def _looks(images: Images) -> Iterator[tuple[Seen, Tensor]]:
-    """Each image with its target (1, ...), none of one that cannot be made."""
+def _inspect_pixels(images: Images) -> Iterator[tuple[Seen, Tensor]]:
+    """Yield each image with its target (1, ...), or with an empty target if it cannot be made."""
     pixels, size = images.pixels, (images.pixels.shape[2], images.pixels.shape[3])
     for position in torch.arange(len(images)).split(1):
         try:

@@ -1,4 +1,4 @@
-"""The data of a run for Lightning: the three splits, where their pixels live, and the shard of this rank."""
+"""The LightningDataModule of a run: the three splits, the place of their pixels, and the shards of this rank."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from lockstep.system.wording import plural
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How batches are cut: sizes are global, over all ranks; None takes every batch of an epoch."""
+    """Sizes of batches, over all ranks. A limit of None takes every batch of an epoch."""
 
     global_batch_size: int
     accumulate_grad_batches: int
@@ -38,10 +38,9 @@ class Batching:
 class ImageData(L.LightningDataModule):
     """Serves this rank's shards of the splits, and augments training batches on the device.
 
-    `memory` says where they live: auto keeps them on a GPU while they take at most half of its free memory, else where
-    the source put them; host and device read images that would be streamed into memory. `num_workers` processes decode
-    images that are streamed. `placement` says it for people.
-    `augment` is called with `fill`, the mean colour, and `seed`.
+    With `memory` "device", or "auto" if they take at most half of the free GPU memory, images that are not streamed are
+    kept on the GPU. `num_workers` processes decode streamed images. `augment` is called with `fill`, the mean colour,
+    and `seed`.
     """
 
     def __init__(
@@ -70,24 +69,22 @@ class ImageData(L.LightningDataModule):
         parts = splits.parts
         has_streams = any(is_streamed(images.pixels) for images in parts.values())
         self._num_workers = num_workers if has_streams else 0
-        self.is_on_device = (
-            device.type == "cuda"
-            and not has_streams
-            and (
-                memory == "device"
-                or (memory == "auto" and fits_on(device, sum(num_bytes(images.pixels) for images in parts.values())))
-            )
+        is_wanted = memory == "device" or (
+            memory == "auto" and fits_on(device, sum(num_bytes(images.pixels) for images in parts.values()))
         )
-        self._images = {name: self._placed(images) for name, images in parts.items()}
-        self.placement = self._placement(splits.train.pixels)
-        self.look_at_batch: Callable[[Batch], None] | None = None  # of samples that are made as they are needed
+        self.is_on_device = device.type == "cuda" and not has_streams and is_wanted
+        self._images = {
+            name: TensorImages(whole(images.pixels, device), images.targets.to(device))
+            if self.is_on_device
+            else TensorImages(images.pixels, images.targets)
+            for name, images in parts.items()
+        }
+        self.look_at_batch: Callable[[Batch], None] | None = None  # checks samples of a Dataset
 
-    def _placed(self, images: Images) -> TensorImages:
-        if self.is_on_device:
-            return TensorImages(whole(images.pixels, self._device), images.targets.to(self._device))
-        return TensorImages(images.pixels, images.targets)
-
-    def _placement(self, pixels: Pixels) -> str:
+    @property
+    def placement(self) -> str:
+        """The place of the training images, for people."""
+        pixels = self.splits.train.pixels
         if self.is_on_device:
             return "on the GPU"
         if isinstance(pixels, Tensor):
@@ -104,11 +101,10 @@ class ImageData(L.LightningDataModule):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of one epoch."""
         return self.batches("train").num_steps
 
     def batches(self, split: str) -> GlobalBatches:
-        """The batches of an epoch of a split, and this rank's shard of each: all that is used of its images."""
+        """Shards of this rank of the batches of one epoch of a split."""
         b, is_train = self._batching, split == "train"
         limits = {"train": b.limit_train_batches, "val": b.limit_val_batches, "test": b.limit_test_batches}
         return GlobalBatches(
@@ -130,37 +126,33 @@ class ImageData(L.LightningDataModule):
 
     @override
     def train_dataloader(self) -> ShardLoader:
-        """Micro-batches in an order drawn anew for every epoch."""
         return self._loader("train")
 
     @override
     def val_dataloader(self) -> ShardLoader:
-        """Every validation sample once, in order."""
         return self._loader("val")
 
     @override
     def test_dataloader(self) -> ShardLoader:
-        """Every test sample once, in order."""
         return self._loader("test")
 
     def example(self, count: int) -> Batch:
-        """The first `count` training samples on the device, with the partner of the last one where they are mixed."""
+        """Return the first `count` training samples on the device, plus a partner of the last one if mixed."""
         shard = Shard(epoch=0, step=0, micro_step=0, size=max(count, 1), lo=0, hi=count, group_size=max(count, 1))
-        wanted = positions(shard, with_partner=self.augment.needs_partner)
-        return self.transfer_batch_to_device(
-            self._images["train"].__getitems__(ShardIndices(wanted, shard)), self._device, 0
-        )
+        indices = positions(shard, with_partner=self.augment.needs_partner)
+        batch = self._images["train"].__getitems__(ShardIndices(indices, shard))
+        return self.transfer_batch_to_device(batch, self._device, 0)
 
     @override
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Look at a batch while the host has it: to look at one on a GPU waits for the device."""
+        """Call `look_at_batch` while the batch is in host memory: reading it on a GPU would wait for the device."""
         if self.look_at_batch is not None:
             self.look_at_batch(batch)
         return batch
 
     @override
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        """Move what is not there yet. Lightning's own walk through the tuple costs 50 us (CPU, 2026-11-21)."""
+        """Move the tensors of a batch. Lightning's own recursion through the tuple costs 50 us (CPU, 2026-11-21)."""
         if batch.inputs.device == device:
             return batch
         inputs, targets, indices = (part.to(device, non_blocking=True) for part in batch[:3])
@@ -168,14 +160,14 @@ class ImageData(L.LightningDataModule):
 
     @override
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Augment training batches where they are now, on the device."""
+        """Augment training batches on the device."""
         if self.trainer is not None and self.trainer.training:
             return self.augment(batch)
         return batch
 
 
 def _first_samples(splits: Splits, num_samples: int) -> Splits:
-    """Train, validate and test on the same first samples: what a network must be able to learn by heart."""
+    """Train, validate and test on the same first samples, which a network must be able to learn by heart."""
     train = splits.train
     pixels = train.pixels[:num_samples] if isinstance(train.pixels, Tensor) else train.pixels.head(num_samples)
     few = Images(pixels, train.targets[:num_samples], train.names[:num_samples])
@@ -184,7 +176,7 @@ def _first_samples(splits: Splits, num_samples: int) -> Splits:
 
 
 def _statistics(pixels: Pixels) -> Statistics:
-    assert isinstance(pixels, Tensor), "a source whose pixels are elsewhere gives its statistics"
+    assert isinstance(pixels, Tensor), "other sources set statistics"
     if pixels.is_floating_point():
         return unchanged(pixels.shape[1])
     return channel_statistics(value_counts(pixels))

@@ -19,18 +19,18 @@ class ShardIndices(NamedTuple):
 
 
 def positions(shard: Shard, *, with_partner: bool) -> torch.Tensor:
-    """Positions in the global batch: the shard's own and, unless it is empty, the one that follows, around the end."""
+    """Positions of a shard in the global batch, plus the cyclically next one with a partner, unless it is empty."""
     return torch.arange(shard.lo, shard.hi + (with_partner and not shard.is_empty)) % shard.group_size
 
 
 class GlobalBatches(Sampler[ShardIndices]):
-    """This rank's shard of every micro-batch of an epoch: the same number of them on every rank, each sample once.
+    """Shards of this rank of every micro-batch of an epoch: the same number on every rank, each sample once.
 
-    A global batch, which one optimizer step sees, is cut into `accumulate_grad_batches` micro-batches of one size. The
-    last sample of an epoch, where it would be alone in its global batch or micro-batch, joins the micro-batch before:
-    batch norm cannot normalize a single value. Without `shuffle_seed` the order is the data set's; with it the order
-    depends on (seed, epoch) alone. `num_batches` cuts the epoch short, after so many micro-batches. `with_partner` adds
-    to every shard the sample that its last one is mixed with.
+    The global batch of a step is cut into `accumulate_grad_batches` micro-batches of one size. A sample that would be
+    alone in the last global batch or micro-batch joins the one before, because batch norm cannot normalize a
+    single value. Without `shuffle_seed` the order is that of the data set, with it it depends on (seed, epoch) alone.
+    `num_batches` limits the micro-batches of an epoch. `with_partner` adds to every shard the sample that its last one
+    is mixed with.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class GlobalBatches(Sampler[ShardIndices]):
         self.sampler = self
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of `epoch`; a position inside this very epoch (after a resume) stays."""
+        """Start `epoch`. A position inside the same epoch, after a resume, is kept."""
         if epoch != self.epoch:
             self.seek(epoch, 0)
 
     def seek(self, epoch: int, start: int) -> None:
-        """The next iteration yields micro-batch `start` of `epoch` first."""
+        """Start the next iteration at micro-batch `start` of `epoch`."""
         self.epoch, self.start = epoch, start
 
     @property
@@ -86,7 +86,7 @@ class GlobalBatches(Sampler[ShardIndices]):
 
     @property
     def has_single_samples(self) -> bool:
-        """Whether there are micro-batches of one sample: all are, or there is no other sample."""
+        """True if some micro-batch has one sample: if all have, or there is one sample only."""
         return self.micro_batch_size == 1 or self.num_samples == 1
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class GlobalBatches(Sampler[ShardIndices]):
             yield ShardIndices(chosen, shard)
 
     def _shard(self, epoch: int, micro_step: int) -> Shard:
-        """The last micro-batch, and with it the last step, ends with the samples of the epoch, the others when full."""
+        """Cut one micro-batch. The last one, and so the last step, ends with the samples of the epoch."""
         step, number = divmod(micro_step, self.accumulate_grad_batches)
         num_left = self.num_epoch_samples - step * self.global_batch_size
         is_last_step = step == (self.num_batches - 1) // self.accumulate_grad_batches

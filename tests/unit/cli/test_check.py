@@ -67,7 +67,7 @@ def test_broken_files_leaks_and_duplicates_are_named_each(root: Path, capsys: py
     assert rows["broken"] == "2 cannot be used"
     assert rows["leaks"] == "1 in more than one split"
     assert rows["duplicates"] == "1 more than once in a split"
-    assert rows["memory"].startswith("streamed: decoded when they are needed (as asked)")
+    assert rows["memory"].startswith("streamed: decoded when they are needed (data.memory=stream)")
     assert lines == [
         "broken: image images/train/hen/1.png cannot be read (not an image): replace or delete it.",
         "broken: image images/train/hen/2.png cannot be read (not an image): replace or delete it.",
@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_read_is_broken(
     monkeypatch.setattr(Path, "read_bytes", refuse)
     rows, (line,) = said(capsys, *FOLDER, code=EXIT_FAILED)
     assert rows["broken"] == "1 cannot be used"
-    assert line == "broken: image images/val/hen/1.png cannot be read (Permission denied): mend or delete it."
+    assert line == "broken: image images/val/hen/1.png cannot be read (Permission denied): fix or delete it."
 
 
 def test_a_first_image_that_is_broken_is_named_where_it_gives_the_size(

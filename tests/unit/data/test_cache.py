@@ -4,18 +4,17 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import distributed as dist
 
+from lockstep.config import compose
 from lockstep.data.images import decoding
 from lockstep.data.images.listing import list_classes
 from lockstep.data.images.pixels import ImageFiles, Rows, whole
@@ -61,25 +60,23 @@ def assert_same(one: Splits, other: Splits) -> None:
 # -- what it gives -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", ["auto", "host", "stream"])
-@pytest.mark.parametrize("changes", [{}, {"channels": 1}, {"image_size": None}, {"val_fraction": 0.1, "split_seed": 3}])
+@pytest.mark.parametrize(("memory", "kind"), [("auto", Rows), ("stream", ImageFiles)])
+@pytest.mark.parametrize("changes", [{}, {"channels": 1, "background": "black"}, {"image_size": None}])
 def test_cached_and_streamed_images_are_those_decoded_into_memory(
-    root: Path, cache: str, memory: str, changes: dict[str, Any]
+    root: Path, cache: str, memory: str, kind: type, changes: dict[str, Any]
 ) -> None:
+    in_memory = read(root, **changes)
+    values = whole(in_memory.train.pixels).double() / 255
+    assert in_memory.statistics is not None
+    assert in_memory.statistics.mean == pytest.approx(values.mean((0, 2, 3)).tolist(), rel=1e-12)
+    assert in_memory.statistics.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), rel=1e-12)
     for _ in range(2):  # built, then found
-        assert_same(read(root, cache=cache, memory=memory, **changes), read(root, **changes))
+        found = read(root, cache=cache, memory=memory, **changes)
+        assert isinstance(found.train.pixels, kind)
+        assert_same(found, in_memory)
 
 
-@pytest.mark.parametrize("memory", ["host", "stream"])
-def test_statistics_are_those_of_the_training_images(root: Path, memory: str) -> None:
-    splits = read(root, memory=memory)
-    values = whole(splits.train.pixels).double() / 255
-    assert splits.statistics is not None
-    assert splits.statistics.mean == pytest.approx(values.mean((0, 2, 3)).tolist(), rel=1e-12)
-    assert splits.statistics.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), rel=1e-12)
-
-
-@pytest.mark.parametrize(("count", "number"), [(1, 1), (4096, 4096), (4097, 4096), (10_000, 4096), (1_281_167, 4096)])
+@pytest.mark.parametrize(("count", "number"), [(1, 1), (4097, 4096), (1_281_167, 4096)])
 def test_a_sample_for_statistics_is_evenly_spaced(count: int, number: int) -> None:
     positions = sampled_positions(count)
     steps = positions.diff()
@@ -88,31 +85,16 @@ def test_a_sample_for_statistics_is_evenly_spaced(count: int, number: int) -> No
     assert len(steps) == 0 or count // number <= steps.min() <= steps.max() <= -(-count // number)
 
 
-def test_split_folders_keep_their_images(tmp_path: Path, cache: str) -> None:
-    for name in ("train", "test"):
-        write_folder(tmp_path / "parts" / name, count=8)
-    assert_same(read(tmp_path / "parts", cache=cache), read(tmp_path / "parts"))
-
-
-def test_another_split_builds_nothing_and_other_pixels_have_a_place_of_their_own(root: Path, cache: str) -> None:
+def test_another_split_builds_nothing_and_other_pixels_have_another_folder(root: Path, cache: str) -> None:
     read(root, cache=cache)
     (first,) = entries(cache)
     before = first.stat().st_ino
     read(root, cache=cache, val_fraction=0.1, split_seed=7)
     assert [path.stat().st_ino for path in entries(cache)] == [before]
     read(root, cache=cache, image_size=9)
-    read(root, cache=cache, channels=1)
+    read(root, cache=cache, background="black")
     assert len({path.parent for path in entries(cache)}) == 3
     assert first in entries(cache)
-
-
-def test_an_entry_is_a_file_numpy_reads_and_processes_share(root: Path, cache: str) -> None:
-    splits = read(root, cache=cache)
-    (path,) = entries(cache)
-    assert np.load(path).shape == (40, 3, 8, 8)
-    assert isinstance(splits.train.pixels, Rows)
-    inode = str(path.stat().st_ino)
-    assert any(line.split()[4] == inode for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 # -- what makes it stale -----------------------------------------------------------------------------------------------
@@ -128,15 +110,15 @@ def test_a_changed_folder_is_decoded_again_and_its_old_entry_deleted(root: Path,
     assert_same(read(root, cache=cache), read(root))
     assert old not in entries(cache)
     assert len(entries(cache)) == 1
-    assert torch.equal(whole(before.train.pixels), pixels)  # a run that has it mapped goes on
+    assert torch.equal(whole(before.train.pixels), pixels)  # a run that has it mapped continues
 
 
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"no numpy file at all" * 10, None])
-def test_what_is_no_whole_entry_is_built_again(root: Path, cache: str, content: bytes | None) -> None:
+def test_an_incomplete_file_is_built_again(root: Path, cache: str) -> None:
     read(root, cache=cache)
     (path,) = entries(cache)
-    path.write_bytes(path.read_bytes()[:-1] if content is None else content)
-    assert_same(read(root, cache=cache), read(root))
+    for content in (path.read_bytes()[:-1], b"\x93NUMPY", b""):
+        path.write_bytes(content)
+        assert_same(read(root, cache=cache), read(root))
 
 
 # -- who builds it -----------------------------------------------------------------------------------------------------
@@ -153,10 +135,10 @@ def _build(root: str, cache: str) -> tuple[int, float]:
     num_decoded = 0
     decode_all = decoding.decode_all
 
-    def counted(*args: Any, **kwargs: Any) -> int:
+    def counted(*args: Any, **kwargs: Any) -> None:
         nonlocal num_decoded
         num_decoded += 1
-        return decode_all(*args, **kwargs)
+        decode_all(*args, **kwargs)
 
     decoding.decode_all = counted
     try:
@@ -178,6 +160,7 @@ def test_of_three_builders_at_once_one_builds_and_all_have_the_pixels(ranks: Ran
 
 KILLED = """
 import sys, time
+from lockstep.config import compose
 from lockstep.data.images import decoding
 from tests.support.image_files import read
 from pathlib import Path
@@ -194,22 +177,7 @@ read(Path(sys.argv[1]), cache=sys.argv[2])
 
 
 @pytest.mark.processes
-def test_a_killed_builder_leaves_no_lock_and_nothing_that_is_taken_for_an_entry(root: Path, cache: str) -> None:
-    command = [sys.executable, "-c", KILLED, str(root), cache]
-    with Command(command, ROOT, stdout=subprocess.PIPE, text=True) as builder:
-        assert builder.stdout is not None
-        try:
-            assert builder.stdout.readline() == "half\n"
-            assert entries(cache) == []
-            assert len(leftovers(cache)) == 1
-        finally:
-            builder.send_signal(signal.SIGKILL)
-    assert_same(read(root, cache=cache), read(root))
-    assert leftovers(cache) == []
-
-
-@pytest.mark.processes
-def test_a_process_that_waits_for_another_one_prints_so(
+def test_a_process_waits_for_another_one_and_builds_after_it_was_killed(
     root: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed: list[str] = []
@@ -218,11 +186,14 @@ def test_a_process_that_waits_for_another_one_prints_so(
         assert builder.stdout is not None
         try:
             assert builder.stdout.readline() == "half\n"
+            assert (entries(cache), len(leftovers(cache))) == ([], 1)
             monkeypatch.setattr("builtins.print", lambda text, **_: (printed.append(text), builder.kill()))
-            read(root, cache=cache)
+            found = read(root, cache=cache)
         finally:
             builder.kill()
     assert printed[0] == "Waiting for another process, which decodes my images."
+    assert_same(found, read(root))
+    assert leftovers(cache) == []
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
@@ -236,17 +207,10 @@ def test_broken_images_are_named_and_leave_no_entry(root: Path, cache: str) -> N
     assert entries(cache) == leftovers(cache) == []
 
 
-def test_a_link_to_nothing_is_named(root: Path, cache: str) -> None:
-    (root / "red fox" / "lost.png").symlink_to("nowhere.png")
-    with pytest.raises(ValueError, match=r"lost\.png cannot be read \(No such file"):
-        read(root, cache=cache)
-
-
-def test_a_cache_that_cannot_be_written_is_named_with_the_cure(root: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_named_with_a_hint(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    for cache in (str(tmp_path / "file"), "/proc/lockstep"):
-        with pytest.raises(ValueError, match=rf"data\.cache={cache} cannot be used .*data\.cache=null"):
-            read(root, cache=cache)
+    with pytest.raises(ValueError, match=rf"data\.cache={tmp_path}/file cannot be used .*data\.cache=null"):
+        read(root, cache=str(tmp_path / "file"))
 
 
 def test_a_lock_that_is_a_link_is_not_written_through(root: Path, cache: str, tmp_path: Path) -> None:
@@ -275,7 +239,7 @@ def test_pixels_and_notes_of_another_user_are_not_used(root: Path, cache: str) -
     assert path.read_bytes() == expected
     os.chown(path.parent, 61001, 61001)
     path.unlink()
-    with pytest.raises(ValueError, match=r"belongs to somebody else: set data\.cache to a folder of your own"):
+    with pytest.raises(ValueError, match=r"belongs to another user: set data\.cache to a folder of your own"):
         read(root, cache=cache)
 
 
@@ -296,7 +260,7 @@ def test_a_disk_that_is_too_small_is_named_or_the_images_are_streamed(
     root: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 100, 100))  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ValueError, match=r"data\.cache=.* needs .* GiB free: make room.*data\.memory=stream"):
+    with pytest.raises(ValueError, match=r"data\.cache=.* needs .* GiB free: free some space.*data\.memory=stream"):
         read(root, cache=cache)
     pixels = read(root, cache=cache, memory="auto").train.pixels
     assert isinstance(pixels, ImageFiles)
@@ -312,12 +276,12 @@ def test_a_disk_that_fills_up_while_decoding_is_named(root: Path, cache: str, mo
         return write(descriptor, content, offset)
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(ValueError, match=r"data\.cache=.*No space left on device.*: make room"):
+    with pytest.raises(ValueError, match=r"data\.cache=.*No space left on device.*: free some space"):
         read(root, cache=cache)
     assert entries(cache) == leftovers(cache) == []
 
 
-def test_images_that_memory_cannot_hold_are_streamed_and_the_reason_said(
+def test_images_that_memory_cannot_hold_are_streamed_with_the_reason(
     root: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = 40 * 3 * 8 * 8
@@ -327,19 +291,10 @@ def test_images_that_memory_cannot_hold_are_streamed_and_the_reason_said(
     pixels = read(root, cache=cache, memory="auto").train.pixels
     assert isinstance(pixels, ImageFiles)
     assert pixels.reason.startswith("decoded 0.0 MiB")
-    assert isinstance(read(root, cache=cache, memory="host").train.pixels, Rows)  # asked for: the kernel pages
+    assert isinstance(read(root, cache=cache, memory="host").train.pixels, Rows)  # on request: the kernel pages
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
-
-
-def test_names_are_those_of_the_files_also_in_other_encodings(tmp_path: Path) -> None:
-    root = os.fsencode(write_folder(tmp_path / "images", count=3))
-    with open(os.path.join(root, b"red fox", b"gr\xfcn.png"), "wb"):
-        pass
-    names = list_classes(os.fsdecode(root)).names
-    assert all((tmp_path / "images" / name).exists() for name in names)
-    assert len(set(names)) == len(names) == 7
 
 
 def test_the_order_is_that_of_sorted_paths(tmp_path: Path) -> None:
@@ -380,7 +335,7 @@ def test_prepare_decodes_once_and_the_training_finds_it(root: Path, cache: str) 
 
 
 @pytest.mark.processes
-def test_prepare_says_what_is_wrong(root: Path, cache: str) -> None:
+def test_prepare_reports_errors(root: Path, cache: str) -> None:
     for number in range(12):
         (root / "red fox" / f"bad {number}.png").write_bytes(b"no image")
     for arguments, message in (
@@ -396,9 +351,7 @@ def test_prepare_says_what_is_wrong(root: Path, cache: str) -> None:
     assert (done.returncode, "data.root=nowhere does not exist" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("text", ["plain/path-1.2", "a b", "it's", "a,b=[c]{d}", "back\\", "q\\'", "$x", "null", "7"])
-def test_a_folder_of_any_name_reaches_hydra_as_it_is(text: str) -> None:
-    from lockstep.config import compose
-
+@pytest.mark.parametrize("text", ["plain/path-1.2", "it's", "a,b=[c]{d}", "back\\", "q\\'", "$x", "null", "7"])
+def test_a_folder_of_any_name_reaches_hydra_unchanged(text: str) -> None:
     override = f"data.root={naming.hydra_text(text)}"
     assert compose.composed(["data=image_folder", override]).data.root == text

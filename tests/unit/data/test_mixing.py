@@ -43,14 +43,6 @@ def test_each_sample_is_mixed_with_the_one_that_follows_it_and_the_last_with_the
     assert found.inputs.shape == (7, 3, 16, 12)
 
 
-def test_mixup_is_the_weighted_mean_rounded_to_nearest() -> None:
-    before, _, found = mixed(200, mixup=1.0, cutmix=0.0)
-    for number, weight in enumerate(weights_of(found).double().tolist()):
-        own, partner = before.inputs[number].double(), before.inputs[number + 1].double()
-        exact = (weight * own + (1 - weight) * partner + 0.5).floor()
-        assert torch.equal(found.inputs[number].double(), exact)
-
-
 def test_mixup_is_exact_for_every_pair_of_grey_levels() -> None:
     """65,536 pairs; products and sums stay below 2**24, so float32 holds them."""
     own, partner = torch.arange(256).repeat_interleave(256), torch.arange(256).repeat(256)
@@ -106,11 +98,3 @@ def test_cutmix_boxes_have_the_sides_lambda_asks_for_where_no_edge_cuts_them() -
     small = ((bottom - top)[free] / 1000) ** 2 < 0.01
     # a hundredth of all boxes have less than a hundredth of the area; nearly none of these meets an edge
     assert small.sum() == pytest.approx(400, abs=120)
-
-
-@pytest.mark.parametrize(("mixup", "cutmix"), [(0.3, 0.0), (0.0, 1.0), (0.3, 1.0)])
-def test_a_single_sample_is_mixed_with_itself_and_stays(mixup: float, cutmix: float) -> None:
-    before, _, found = mixed(1, mixup=mixup, cutmix=cutmix)
-    assert torch.equal(found.inputs, before.inputs[:1])
-    assert found.mix is not None
-    assert torch.equal(found.mix.targets, found.targets)

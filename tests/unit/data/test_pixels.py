@@ -1,4 +1,4 @@
-"""The images of a split: what may hold their pixels, and what is told where it does not fit."""
+"""The images of a split: pixels, targets and names must match."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ PIXELS = torch.zeros(3, 1, 4, 4, dtype=torch.uint8)
 @pytest.mark.parametrize(
     ("pixels", "num_targets", "num_names", "line"),
     [
-        (Packed(), 2, 2, r"\(Packed\) are no tensor: give one, or a torch Dataset to data=dataset"),
+        (Packed(), 2, 2, r"\(Packed\) are not a tensor: give one, or a torch Dataset to data=dataset"),
         (PIXELS.int(), 3, 3, r"the pixels are int32: make them uint8 of 0 to 255, or floats\."),
         (PIXELS[0], 1, 1, r"the pixels have the shape \(1, 4, 4\): make them \(N, C, H, W\)\."),
         (PIXELS, 2, 3, r"there are 3 pixels, 2 targets, 3 names: give one of each for every image\."),

@@ -53,7 +53,7 @@ def test_the_shares_of_all_ranks_are_the_batches_of_one_rank(plan: Plan, loads: 
 
 @repeatable
 @given(PLANS, LOADS)
-def test_a_share_is_the_same_with_a_partner_as_without(plan: Plan, loads: list[int]) -> None:
+def test_a_shard_is_the_same_with_a_partner_as_without(plan: Plan, loads: list[int]) -> None:
     for rank in range(len(loads)):
         pairs = zip(replace(plan, with_partner=True).of(rank, loads), plan.of(rank, loads), strict=True)
         for (indices, shard), (plain, plain_share) in pairs:
@@ -157,25 +157,11 @@ def test_reading_leaves_the_random_numbers_of_the_process_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_set_epoch_goes_to_the_beginning_of_another_epoch() -> None:
-    batches = Plan().of()
-    batches.seek(0, 5)
-    batches.set_epoch(1)
-    assert order_of(batches) == order_of(Plan().of(epoch=1))
-
-
-def test_set_epoch_keeps_the_place_a_resume_found_in_this_very_epoch() -> None:
+def test_set_epoch_keeps_the_position_of_a_resume_in_the_same_epoch() -> None:
     batches = Plan().of()
     batches.seek(2, 5)
     batches.set_epoch(2)
     assert order_of(batches) == order_of(Plan().of(epoch=2))[5 * 8 :]
-
-
-def test_only_the_first_pass_after_a_resume_begins_inside() -> None:
-    batches = Plan().of()
-    batches.seek(0, 5)
-    assert len(list(batches)) == 13 - 5
-    assert len(list(batches)) == 13
 
 
 @repeatable
@@ -185,15 +171,6 @@ def test_pixels_and_labels_are_those_of_the_indices(plan: Plan, loads: list[int]
         assert batch.inputs.shape == (batch.shard.hi - batch.shard.lo, 1, 2, 3)
         assert torch.equal(batch.inputs[:, 0, 0, 0].long(), batch.indices)
         assert torch.equal(batch.targets, 2 * batch.indices)
-
-
-def test_an_empty_share_yields_empty_batches_of_the_same_kind() -> None:
-    batches = list(Plan(num_samples=10, micro_batch_size=4).loader(1, [1, 0]))
-    assert len(batches) == 3
-    for batch in batches:
-        assert (batch.inputs.shape, batch.inputs.dtype) == ((0, 1, 2, 3), torch.uint8)
-        assert (batch.targets.shape, batch.targets.dtype) == ((0,), torch.int64)
-        assert batch.shard.is_empty
 
 
 @repeatable
@@ -222,18 +199,6 @@ def test_any_number_of_ranks_goes_on_with_exactly_the_samples_not_yet_read(
             loader.batch_sampler.sampler.set_epoch(epoch + is_over)
         resumed.append(list(loader))
     assert put_together(resumed) == put_together([expected])
-
-
-def test_a_loader_that_was_resumed_knows_its_place_before_it_reads() -> None:
-    loader = Plan().loader()
-    loader.load_state_dict({"epoch": 2, "micro_step": 5})
-    assert loader.state_dict() == {"epoch": 2, "micro_step": 5}
-
-
-def test_a_state_from_before_the_first_batch_starts_at_the_beginning() -> None:
-    loader = Plan().loader()
-    loader.load_state_dict(Plan().loader().state_dict())
-    assert order_of(loader) == order_of(Plan().of())
 
 
 class Reader(L.LightningModule):
@@ -283,15 +248,8 @@ lightning_warns = pytest.mark.filterwarnings("ignore:.*does not have many worker
 
 
 @lightning_warns
-def test_lightning_reads_every_epoch_in_an_order_of_its_own() -> None:
-    read = fit(Reader(), Plan(), max_epochs=2)
-    assert read == [order_of(Plan().of(epoch=epoch)) for epoch in (0, 1)]
-    assert read[0] != read[1]
-
-
-@lightning_warns
 @pytest.mark.parametrize("stop_after", [1, 5, 12, 14, 25])
-def test_lightning_saves_and_restores_the_place_in_the_epoch(stop_after: int, tmp_path: Any) -> None:
+def test_lightning_saves_and_restores_the_position_in_the_epoch(stop_after: int, tmp_path: Any) -> None:
     checkpoint = tmp_path / "stopped.ckpt"
     stopped = Reader(stop_after, checkpoint)
     with pytest.raises(InterruptedError):

@@ -1,9 +1,9 @@
 import os
 import pickle
 import re
-import shutil
 import struct
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,8 @@ def test_digits_are_scikit_learns_each_in_exactly_one_split() -> None:
 
     splits = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0)
     assert_well_formed(splits)
+    assert same(splits.test, digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test)
+    assert splits.test.names != digits(val_fraction=0.1, test_fraction=0.2, split_seed=1).test.names
     assert sorted(names(splits)) == sorted(f"digits/{i}" for i in range(1797))
     assert (len(splits.val), len(splits.test)) == (180, 359)
     images, labels = map(np.asarray, load_digits(return_X_y=True))
@@ -92,21 +94,10 @@ def test_digits_are_scikit_learns_each_in_exactly_one_split() -> None:
         assert (whole(part.pixels).flatten(1).double() - torch.from_numpy(images[index]) * 255 / 16).abs().max() <= 0.5
 
 
-def test_the_same_seed_gives_the_same_split_and_another_seed_another() -> None:
-    first, again, other = (digits(val_fraction=0.1, test_fraction=0.2, split_seed=seed) for seed in (0, 0, 1))
-    assert same(first.train, again.train)
-    assert same(first.val, again.val)
-    assert same(first.test, again.test)
-    assert set(first.test.names) != set(other.test.names)
-
-
 @pytest.mark.parametrize(
     ("val", "test", "message"),
     [
-        (0.0, 0.2, r"data\.val_fraction=0\.0 of 1797 images makes a split of 0"),
-        (0.1, 1e-5, r"data\.test_fraction=1e-05"),
-        (-0.1, 0.2, r"data\.val_fraction=-0\.1"),
-        (1.0, 0.2, r"data\.val_fraction=1\.0"),
+        (0.1, 1e-5, r"data\.test_fraction=1e-05 of 1797 images makes a split of 0"),
         (0.5, 0.6, r"data\.val_fraction=0\.5 and data\.test_fraction=0\.6 of 1797 images leave none for training"),
     ],
 )
@@ -168,50 +159,35 @@ def test_cifar10_is_the_file_contents_as_images_of_three_channels(
     assert all(torch.equal(found[name], image) for name, image in known.items())
 
 
-@pytest.mark.parametrize(
-    ("source", "looked_for"), [(fashion_mnist, "FashionMNIST/raw"), (cifar10, "cifar-10-batches-py")]
-)
-def test_absent_files_without_download_are_one_error_with_the_cure(
-    source: Any, looked_for: str, tmp_path: Path
-) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
-        source(root=str(tmp_path), download=False, val_fraction=0.1, split_seed=0)
-    assert f"data.root={tmp_path}" in str(caught.value)
-    assert f"looked for {tmp_path / looked_for}" in str(caught.value)
-    assert "set data.download=true" in str(caught.value)
-
-
 @pytest.mark.parametrize("source", [fashion_mnist, cifar10])
-@pytest.mark.parametrize("error", [OSError("no route"), TimeoutError("too slow"), RuntimeError("bad checksum")])
-def test_a_failed_download_is_one_error_with_the_cure(
-    source: Any, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("download", "hint"), [(True, "check the network"), (False, "set data.download=true")])
+def test_files_that_cannot_be_read_or_downloaded_are_one_error_with_a_hint(
+    source: Any, download: bool, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_network(*_: object, **__: object) -> None:
-        raise error
+        raise OSError("no route")
 
     monkeypatch.setattr(downloads, "download_url", no_network)
-    with pytest.raises(FileNotFoundError, match=r"data\.root=.*looked for.*check the network") as caught:
-        source(root=str(tmp_path), download=True, val_fraction=0.1, split_seed=0)
-    assert str(error) in str(caught.value)
+    with pytest.raises(FileNotFoundError, match=rf"data\.root={tmp_path} has no readable .*{hint}") as caught:
+        source(root=str(tmp_path), download=download, val_fraction=0.1, split_seed=0)
     assert "\n" not in str(caught.value)
+    assert not download or "no route" in str(caught.value)
 
 
-def test_damaged_files_are_one_error_that_says_to_delete_them(tmp_path: Path) -> None:
-    raw = tmp_path / "FashionMNIST/raw"
-    raw.mkdir(parents=True)
-    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
-        (raw / f"{name}-ubyte").touch()
-    with pytest.raises(FileNotFoundError, match="delete damaged files"):
-        fashion_mnist(root=str(tmp_path), download=False, val_fraction=0.1, split_seed=0)
-
-
-def test_class_folders_are_cut_three_ways_and_every_file_is_in_one_split(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"red fox": 7, "ärger": 5, "train": 4})
+def test_class_folders_are_cut_three_ways_and_every_file_is_in_one_split_with_its_class(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"red fox": 7, "train": 5, "ärger": 4})
+    expected = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png"))
+    for name in (".thumbs/9.png", "@eaDir/9.png", "red fox/deep/__MACOSX/9.png", "red fox/._1.png"):
+        write(tmp_path / name)
     splits = read(tmp_path)
     assert_well_formed(splits)
     assert splits.class_names == ("red fox", "train", "ärger")
-    assert all(set(part.targets.tolist()) == {0, 1, 2} for part in splits.parts.values())
-    assert sorted(names(splits)) == sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.png"))
+    assert sorted(names(splits)) == expected == sorted(list_images(tmp_path))
+    for part in splits.parts.values():
+        assert set(part.targets.tolist()) == {0, 1, 2}
+        for pixels, label, name in zip(whole(part.pixels), part.targets.tolist(), part.names, strict=True):
+            assert Path(name).parts[0] == splits.class_names[label]
+            assert torch.equal(pixels, torch.from_numpy(pixels_of(100 * label + int(Path(name).stem))).permute(2, 0, 1))
 
 
 @pytest.mark.parametrize("missing", [("val", "test"), ("test",)])
@@ -255,42 +231,17 @@ def test_the_cut_of_names_has_the_sizes_of_its_fractions_in_every_class() -> Non
         cut_by_name(names, labels, 0, {"val_fraction": 0.5, "test_fraction": 0.5})
 
 
-def test_pixels_label_and_name_of_a_file_stay_together(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 40, "b": 40})
-    splits = read(tmp_path)
-    for part in (splits.train, splits.val, splits.test):
-        for pixels, label, name in zip(whole(part.pixels), part.targets.tolist(), part.names, strict=True):
-            seed = 100 * label + int(Path(name).stem)
-            assert Path(name).parts[0] == splits.class_names[label]
-            assert torch.equal(pixels, torch.from_numpy(pixels_of(seed)).permute(2, 0, 1))
-
-
-def test_split_folders_are_taken_as_they_are(tmp_path: Path) -> None:
-    for name, count in (("train", 3), ("val", 2), ("test", 1)):
-        write_classes(tmp_path / name, {"cat": count, "dog": count})
-    splits = read(tmp_path, val_fraction=0, test_fraction=0)
-    assert splits.val.names == ["val/cat/0.png", "val/cat/1.png", "val/dog/0.png", "val/dog/1.png"]
-    assert (len(splits.train), len(splits.test)) == (6, 2)
-
-
-@pytest.mark.parametrize("missing", [("val",), ("test",), ("val", "test")])
-def test_a_missing_split_folder_is_cut_off_train(tmp_path: Path, missing: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("missing", [(), ("val",), ("val", "test")])
+def test_split_folders_are_used_and_missing_ones_cut_off_train(tmp_path: Path, missing: tuple[str, ...]) -> None:
     for name in {"train", "val", "test"} - set(missing):
         write_classes(tmp_path / name, {"cat": 4, "dog": 4})
-    splits = read(tmp_path)
+    splits = read(tmp_path, **{} if missing else {"val_fraction": 0, "test_fraction": 0})
     for name in ("val", "test"):
         part: Images = getattr(splits, name)
         folder = "train" if name in missing else name
         assert set(part.targets.tolist()) == {0, 1}
         assert all(file.startswith(f"{folder}/") for file in part.names)
     assert len(set(names(splits))) == len(names(splits)) == 8 * (3 - len(missing))
-
-
-@pytest.mark.parametrize("name", ["val", "test"])
-def test_a_missing_split_folder_without_a_fraction_is_an_error(tmp_path: Path, name: str) -> None:
-    write_classes(tmp_path / "train", {"cat": 4, "dog": 4})
-    with pytest.raises(ValueError, match=f'has no folder "{name}" and data.{name}_fraction=0: add {name}/'):
-        read(tmp_path, **{f"{name}_fraction": 0})
 
 
 @pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
@@ -311,14 +262,6 @@ def test_every_format_is_read_as_grey_or_colour(tmp_path: Path, suffix: str, cha
 
 def grey(path: Path) -> Tensor:
     return whole(unlabelled(str(path), image_size=(8, 8), channels=1).pixels)[0, 0]
-
-
-def test_photographs_are_turned_upright(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was held turned by a quarter
-    lying = Image.fromarray(pixels_of(0)).convert("L")
-    lying.save(tmp_path / "a.png", exif=exif)
-    assert torch.equal(grey(tmp_path / "a.png"), torch.from_numpy(np.array(lying)).rot90(-1))
 
 
 def test_sixteen_bit_images_are_cut_to_eight_and_deeper_ones_refused(tmp_path: Path) -> None:
@@ -359,7 +302,6 @@ def opaque_left(mode: str, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("background", ["white", "black", "grey"])
 @pytest.mark.parametrize(
     ("mode", "suffix"),
     [
@@ -369,10 +311,9 @@ def opaque_left(mode: str, path: Path) -> Path:
         ("LA", ".jp2"),
     ],
 )
-def test_transparent_pixels_are_laid_on_the_background(tmp_path: Path, mode: str, suffix: str, background: str) -> None:
+def test_transparent_pixels_are_laid_on_the_background(tmp_path: Path, mode: str, suffix: str) -> None:
     path = opaque_left(mode, tmp_path / f"a{suffix}")
-    value = {"white": 255, "black": 0, "grey": 128}[background]
-    for channels in (1, 3):
+    for channels, background, value in ((1, "white", 255), (3, "white", 255), (3, "black", 0), (1, "grey", 128)):
         pixels, is_transparent, _ = decode(str(path), channels, background)
         assert is_transparent
         tolerance = 8 if suffix in (".webp", ".avif", ".jp2") else 0
@@ -405,12 +346,6 @@ def test_a_transparent_colour_is_found_at_every_depth(tmp_path: Path, name: str)
     assert (pixels.flatten().tolist(), is_transparent) == ([seen, 255], True)
 
 
-def test_half_transparent_pixels_are_mixed_with_the_background(tmp_path: Path) -> None:
-    Image.new("RGBA", (8, 8), (0, 100, 200, 51)).save(tmp_path / "a.png")
-    pixels = decode(str(tmp_path / "a.png"), 3, "white").pixels
-    assert pixels[:, 0, 0].tolist() == [204, 224, 244]  # a fifth, and four fifths of 255
-
-
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_opaque_images_have_the_bits_they_had_without_alpha(tmp_path: Path, mode: str, channels: int) -> None:
@@ -423,23 +358,10 @@ def test_opaque_images_have_the_bits_they_had_without_alpha(tmp_path: Path, mode
     assert not is_transparent
 
 
-@pytest.mark.parametrize("memory", ["host", "stream"])
-@pytest.mark.parametrize("has_cache", [True, False])
-def test_training_has_the_background_it_asks_for(tmp_path: Path, memory: str, has_cache: bool) -> None:
-    for name in ("a", "b"):
-        for i in range(4):
-            (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
-            opaque_left("RGBA", tmp_path / "images" / name / f"{i}.png")
-    cache = str(tmp_path / "cache") if has_cache else None
-    for background, value in (("white", 255), ("black", 0), ("white", 255)):
-        splits = read(tmp_path / "images", memory=memory, cache=cache, background=background)
-        assert whole(splits.train.pixels)[..., 4:].unique().tolist() == [value]
-
-
 # -- damaged files -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [SyntaxError("broken PNG"), struct.error("4 bytes"), KeyError(3), MemoryError()])
+@pytest.mark.parametrize("error", [SyntaxError("broken PNG"), MemoryError()])
 def test_whatever_a_decoder_raises_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -453,12 +375,10 @@ def test_whatever_a_decoder_raises_names_the_file(
         read(tmp_path, image_size=8)
 
 
-@pytest.mark.parametrize("name", ["postscript.jpg", "icon.png", "targa.bmp"])
-def test_formats_that_are_not_documented_are_no_images(tmp_path: Path, name: str) -> None:
-    image = Image.fromarray(pixels_of(0, 16, 16))
-    image.save(tmp_path / name, format={"postscript.jpg": "EPS", "icon.png": "ICO", "targa.bmp": "TGA"}[name])
+def test_formats_that_are_not_documented_are_no_images(tmp_path: Path) -> None:
+    Image.fromarray(pixels_of(0, 16, 16)).save(tmp_path / "a.jpg", format="EPS")
     with pytest.raises(ImageError, match=r"cannot be read \(not an image\)"):
-        decode(str(tmp_path / name), 3, "white")
+        decode(str(tmp_path / "a.jpg"), 3, "white")
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -482,9 +402,7 @@ def exif_of(*entries: tuple[int, int, int, int], rest: bytes = b"") -> bytes:
 TURNED = (0x0112, 3, 1, 6 << 16)
 BAD_EXIF = {
     "no TIFF header": (b"Exif\0\0XX\0*\0\0\0\x08\0\0", False),
-    "nothing but a header": (b"Exif\0\0MM", False),
     "no number": (exif_of((0x0112, 2, 4, 0x61626300)), False),
-    "a number cut short": (exif_of((0x0112, 7, 1, 6 << 16)), False),
     "cut after the orientation": (exif_of(TURNED, (0x010F, 2, 99, 5000)), True),
     "a table that ends early": (exif_of(TURNED)[:-4], False),
     "a resolution of -5/0": (exif_of(TURNED, (0x011A, 10, 1, 38), rest=bytes(4) + struct.pack(">2i", -5, 0)), True),
@@ -503,13 +421,14 @@ def test_a_good_picture_with_bad_exif_is_used_and_turned_where_that_can_be_read(
         assert torch.equal(pixels, plain.rot90(-1, (1, 2)) if is_turned else plain)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_every_orientation_is_that_of_pillow(tmp_path: Path, orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    Image.fromarray(pixels_of(0, 6, 9)).save(tmp_path / "a.png", exif=exif)
-    expected = np.array(ImageOps.exif_transpose(Image.open(tmp_path / "a.png")))
-    assert torch.equal(decode(str(tmp_path / "a.png"), 3, "white").pixels, torch.from_numpy(expected).permute(2, 0, 1))
+def test_every_orientation_is_that_of_pillow(tmp_path: Path) -> None:
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(pixels_of(0, 6, 9)).save(tmp_path / "a.png", exif=exif)
+        expected = np.array(ImageOps.exif_transpose(Image.open(tmp_path / "a.png")))
+        found = decode(str(tmp_path / "a.png"), 3, "white").pixels
+        assert torch.equal(found, torch.from_numpy(expected).permute(2, 0, 1)), orientation
 
 
 # -- animated files ----------------------------------------------------------------------------------------------------
@@ -537,20 +456,6 @@ def test_a_damaged_second_frame_is_not_looked_at(tmp_path: Path) -> None:
     assert (decode(str(path), 3, "white").pixels[1] == 100).all()
 
 
-@pytest.mark.parametrize("has_cache", [True, False])
-def test_animated_files_are_told_of_once_in_every_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], has_cache: bool
-) -> None:
-    write_classes(tmp_path / "images", {"a": 4, "b": 4})
-    write_frames(tmp_path / "images" / "a" / "9.gif")
-    line = f"data.root={tmp_path / 'images'}: 1 animated, of which the first frame is used"
-    for _ in range(2):
-        read(tmp_path / "images", cache=str(tmp_path / "cache") if has_cache else None)
-        assert capsys.readouterr().out.count(line) == 1
-    unlabelled(str(tmp_path / "images"), image_size=(8, 8), channels=3)
-    assert "images: 1 animated" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("height", "width"), [(20, 30), (30, 20), (5, 9), (10, 10)])
 def test_image_size_scales_the_shorter_side_and_crops_the_centre(tmp_path: Path, height: int, width: int) -> None:
     for name in ("a", "b"):
@@ -574,82 +479,80 @@ def test_images_are_resized_to_the_bits_of_torchvision(
         assert torch.equal(resize(given, size), F.resize(given, size, antialias=True))
 
 
-def test_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 3, "b": 3})
-    write(tmp_path / "b" / "9.png", height=6, width=7)
-    with pytest.raises(
-        ValueError, match=r"data\.image_size=null.*0\.png has 8x8.*9\.png has 6x7.*set data\.image_size"
-    ):
-        read(tmp_path)
-    assert whole(read(tmp_path, image_size=5).train.pixels).shape[1:] == (3, 5, 5)
-
-
-def test_all_broken_images_are_named_at_once(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 30, "b": 30})
-    whole = (tmp_path / "a" / "5.png").read_bytes()
-    (tmp_path / "a" / "5.png").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "a" / "7.png").write_text("not an image")
-    (tmp_path / "b" / "9.png").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"5\.png cannot be read.*replace or delete it") as caught:
-        read(tmp_path, image_size=8, val_fraction=0.02, test_fraction=0.02)
-    assert all(str(tmp_path / name) in str(caught.value) for name in ("a/5.png", "a/7.png", "b/9.png"))
-
-
-def test_many_broken_images_are_counted(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 20, "b": 20})
-    for path in (tmp_path / "a").iterdir():
-        path.write_text("broken")
-    with pytest.raises(ValueError, match="and 10 more") as caught:
-        read(tmp_path, image_size=8)
-    assert str(caught.value).count("\n") == 10
-
-
-def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 3, "b": 3})
-    (tmp_path / "owl").mkdir()
-    (tmp_path / "owl" / "._hidden.png").touch()
-    (tmp_path / "owl" / "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"without an image .*owl"):
-        read(tmp_path)
-
-
-@pytest.mark.parametrize("part", ["val", "test"])
-@pytest.mark.parametrize("is_empty", [True, False])
-def test_val_and_test_may_lack_a_class_and_labels_stay_those_of_train(
-    tmp_path: Path, part: str, is_empty: bool
-) -> None:
-    for name in ("train", "val", "test"):
-        write_classes(tmp_path / name, {"cat": 3, "dog": 3, "owl": 3})
-    shutil.rmtree(tmp_path / part / "dog")
-    if is_empty:
-        (tmp_path / part / "dog").mkdir()
+def test_val_and_test_may_lack_a_class_and_labels_stay_those_of_train(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"cat": 3, "dog": 3, "owl": 3})
+    for name in ("val", "test"):
+        write_classes(tmp_path / name, {"cat": 3, "owl": 3})
+    (tmp_path / "val" / "dog").mkdir()
     splits = read(tmp_path)
     assert splits.class_names == ("cat", "dog", "owl")
-    assert splits.parts[part].targets.tolist() == [0, 0, 0, 2, 2, 2]
     assert splits.train.targets.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert splits.val.targets.tolist() == splits.test.targets.tolist() == [0, 0, 0, 2, 2, 2]
 
 
-@pytest.mark.parametrize("is_empty", [True, False])
-def test_train_may_lack_no_class(tmp_path: Path, is_empty: bool) -> None:
-    write_classes(tmp_path / "train", {"cat": 3, "dog": 3})
-    write_classes(tmp_path / "test", {"cat": 3, "fox": 3})
-    if is_empty:
-        (tmp_path / "train" / "fox").mkdir()
-    message = r"without an image .*train/fox" if is_empty else r"classes in test/ that train/ lacks: fox\. Add"
-    with pytest.raises(ValueError, match=message):
+TWO = ("cat/1.png", "dog/1.png")
+LAYOUTS: dict[str, tuple[tuple[str, ...], str]] = {  # files, or folders that end in /
+    "nothing": (("notes.txt",), r"no class folders in .*looked for train/, val/ or test/"),
+    "one class": (("cat/1.png",), r"one class only, cat: add"),
+    "an empty class": ((*TWO, "owl/notes.txt", "owl/._1.png"), r"without an image .*owl"),
+    "no train": (("val/cat/1.png", "val/dog/1.png"), r'has "val" but no folder "train"'),
+    "an empty split": ((*(f"train/{name}" for name in TWO), "val/cat/"), r"without an image .*: \S*/val\. Add images"),
+    "a split without classes": ((*(f"train/{name}" for name in TWO), "test/1.png"), r"no class folders in .*test"),
+    "a class of test alone": ((*(f"train/{name}" for name in TWO), "test/fox/1.png"), r"train/ lacks: fox\. Add"),
+    "another folder": (tuple(f"{part}/{name}" for part in ("train", "dev") for name in TWO), "are not read: dev"),
+    "two folders of val": (
+        tuple(f"{part}/{name}" for part in ("train", "val", "valid") for name in TWO),
+        r"has 2 folders for val: val, valid\. Keep one",
+    ),
+    "folds": (
+        tuple(f"fold{number}/{name}" for number in (1, 2) for name in TWO),
+        r"the same folders in each: fold1, fold2.*name them train, val and test",
+    ),
+}
+
+
+def make_layout(root: Path, files: Iterable[str]) -> None:
+    for name in files:
+        if name.endswith("/"):
+            (root / name).mkdir(parents=True)
+        elif name.endswith(".txt"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).touch()
+        else:
+            write(root / name)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_folders_that_cannot_be_used_are_refused_with_what_is_wrong(tmp_path: Path, name: str) -> None:
+    files, message = LAYOUTS[name]
+    make_layout(tmp_path, files)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         read(tmp_path)
 
 
-def test_a_split_folder_without_any_image_is_named(tmp_path: Path) -> None:
-    write_classes(tmp_path / "train", {"cat": 3, "dog": 3})
-    (tmp_path / "val" / "cat").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"without an image .*: \S*/val\. Add images"):
-        read(tmp_path)
+def test_a_missing_split_without_a_fraction_and_a_missing_root_are_refused(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"cat": 4, "dog": 4})
+    with pytest.raises(ValueError, match=r'has no folder "val" and data\.val_fraction=0: add val/'):
+        read(tmp_path, val_fraction=0)
+    for look in (read, lambda root: check_folders(str(root))):
+        with pytest.raises(FileNotFoundError, match=r"data\.root=.*nowhere does not exist"):
+            look(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
-    "names", [("Training", "Testing"), ("TRAIN", "Valid", "test"), ("training", "validation"), ("Train", "VAL")]
+    ("files", "classes"),
+    [
+        (("valid/a/1.png", "valid/b/1.png", "invalid/a/1.png", "invalid/c/1.png"), ("invalid", "valid")),
+        (("cat/images/1.png", "dog/images/1.png"), ("cat", "dog")),  # as Tiny ImageNet
+        (("cat/a/1.png", "cat/b/1.png", "dog/a/1.png", "dog/b/1.png", "dog/1.png"), ("cat", "dog")),
+    ],
 )
+def test_classes_may_contain_folders(tmp_path: Path, files: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    make_layout(tmp_path, files)
+    assert list_classes(str(tmp_path)).class_names == classes
+
+
+@pytest.mark.parametrize("names", [("Training", "Testing"), ("TRAIN", "Valid", "test"), ("training", "validation")])
 def test_split_folders_have_their_usual_names_in_any_case(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         write_classes(tmp_path / name, {"cat": 4, "dog": 4, "owl": 4})
@@ -659,46 +562,6 @@ def test_split_folders_have_their_usual_names_in_any_case(tmp_path: Path, names:
     assert list(listing.splits) == [wanted[name[:2].lower()] for name in names]
     for name, part in zip(names, listing.splits.values(), strict=True):
         assert {listing.names[position].partition("/")[0] for position in part} == {name}
-
-
-def test_two_folders_for_one_split_are_refused(tmp_path: Path) -> None:
-    for name in ("train", "val", "valid"):
-        write_classes(tmp_path / name, {"cat": 3, "dog": 3})
-    with pytest.raises(ValueError, match=r"has 2 folders for val: val, valid\. Keep one"):
-        read(tmp_path)
-
-
-@pytest.mark.parametrize("names", [("fold1", "fold2"), ("Train set", "Test set"), ("dev", "eval", "holdout")])
-def test_splits_by_other_names_are_no_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
-    for name in names:
-        write_classes(tmp_path / name, {"cat": 2, "dog": 2})
-    for look in (list_classes, check_folders):
-        with pytest.raises(ValueError, match=f"the same folders in each: .*{names[-1]}.*name them train, val and test"):
-            look(str(tmp_path))
-
-
-def test_classes_may_have_folders_of_their_own(tmp_path: Path) -> None:
-    for name in ("valid/a/1.png", "valid/b/1.png", "invalid/a/1.png", "invalid/c/1.png"):
-        write(tmp_path / "nested" / name)
-    assert list_classes(str(tmp_path / "nested")).class_names == ("invalid", "valid")
-    for name in ("cat/images/1.png", "dog/images/1.png"):  # as Tiny ImageNet
-        write(tmp_path / "tiny" / name)
-    assert list_classes(str(tmp_path / "tiny")).class_names == ("cat", "dog")
-    for name in ("cat/a/1.png", "cat/b/1.png", "dog/a/1.png", "dog/b/1.png", "dog/1.png"):
-        write(tmp_path / "own" / name)
-    assert list_classes(str(tmp_path / "own")).class_names == ("cat", "dog")
-
-
-LEFT_OUT = [".ipynb_checkpoints", ".thumbs", "@eaDir", "__MACOSX", "deep/.hidden/below", "deep/@eaDir"]
-
-
-@pytest.mark.parametrize("folder", LEFT_OUT)
-def test_hidden_and_system_folders_are_left_out_at_any_depth(tmp_path: Path, folder: str) -> None:
-    write_classes(tmp_path, {"a": 3, "b": 3})
-    expected = list(list_classes(str(tmp_path)).names)
-    write(tmp_path / "a" / folder / "9.png")
-    write(tmp_path / "@eaDir" / "9.png")
-    assert list(list_classes(str(tmp_path)).names) == list(list_images(tmp_path)) == expected
 
 
 def test_links_to_folders_are_followed_and_no_folder_is_taken_twice(tmp_path: Path) -> None:
@@ -722,31 +585,24 @@ def test_classes_that_are_numbers_are_in_the_order_of_lists(tmp_path: Path) -> N
     assert listed.class_names == splits.class_names
 
 
-def test_wrong_roots_are_told_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"data\.root=.*nowhere does not exist"):
-        read(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"no class folders.*looked for train/, val/ or test/"):
-        read(tmp_path)
-    write_classes(tmp_path / "only", {"a": 3})
-    with pytest.raises(ValueError, match=r"one class only, a: add"):
-        read(tmp_path / "only")
-    write_classes(tmp_path / "parts" / "val", {"a": 3, "b": 3})
-    with pytest.raises(FileNotFoundError, match=r'has "val" but no folder "train"'):
-        read(tmp_path / "parts")
-
-
-def test_a_test_folder_without_class_folders_is_not_passed_over(tmp_path: Path) -> None:
-    write_classes(tmp_path / "train", {"a": 3, "b": 3})
-    write(tmp_path / "test" / "1.png")
-    with pytest.raises(FileNotFoundError, match=r"no class folders in .*test"):
+def test_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 3, "b": 3})
+    write(tmp_path / "b" / "9.png", height=6, width=7)
+    with pytest.raises(
+        ValueError, match=r"data\.image_size=null.*0\.png has 8x8.*9\.png has 6x7.*set data\.image_size"
+    ):
         read(tmp_path)
 
 
-def test_folders_beside_train_that_nothing_reads_are_named(tmp_path: Path) -> None:
-    for name in ("train", "holdout"):
-        write_classes(tmp_path / name, {"a": 3, "b": 3})
-    with pytest.raises(ValueError, match="nothing reads: holdout"):
-        read(tmp_path)
+def test_broken_images_are_named_in_one_error_and_counted_from_the_eleventh(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 20, "b": 20})
+    content = (tmp_path / "a" / "0.png").read_bytes()
+    for number, path in enumerate((tmp_path / "a").iterdir()):
+        path.write_bytes((content[: len(content) // 2], b"not an image", b"")[number % 3])
+    with pytest.raises(ValueError, match=r"a/0\.png cannot be read.*replace or delete it") as caught:
+        read(tmp_path, image_size=8)
+    assert str(caught.value).count("\n") == 10
+    assert str(caught.value).endswith("and 10 more")
 
 
 def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -759,20 +615,6 @@ def test_more_than_the_memory_is_refused_before_decoding(tmp_path: Path, monkeyp
         read(tmp_path, image_size=50)
 
 
-@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux tells its available memory")
-def test_available_memory_is_between_a_mebibyte_and_all_of_it() -> None:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = decoding.available_bytes()
-    assert available is not None
-    assert 2**20 < available <= total
-
-
-def test_channels_other_than_grey_and_colour_are_refused(tmp_path: Path) -> None:
-    write_classes(tmp_path, {"a": 4, "b": 4})
-    with pytest.raises(ValueError, match=r"data\.channels=2"):
-        read(tmp_path, channels=2)
-
-
 def test_prediction_reads_every_image_below_a_folder_in_sorted_order(tmp_path: Path) -> None:
     for name in ("b.png", "a/z.png", "a/deep/er/1.jpg", ".hidden.png"):
         write(tmp_path / name, height=9, width=12)
@@ -782,7 +624,7 @@ def test_prediction_reads_every_image_below_a_folder_in_sorted_order(tmp_path: P
     assert images.targets.tolist() == [-1, -1, -1]
 
 
-def test_what_prediction_cannot_read_is_listed_and_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_prediction_lists_and_skips_images_that_cannot_be_read_on_request(tmp_path: Path) -> None:
     for number in range(80):  # several runs of a thread
         write(tmp_path / f"{number:02}.png", height=9, width=12, seed=number)
     settings: Any = {"image_size": (4, 6), "channels": 3}
@@ -801,6 +643,10 @@ def test_what_prediction_cannot_read_is_listed_and_left_out_where_that_is_asked_
     assert caught.value.errors == broken
     with pytest.raises(ImageError, match=r"33\.png cannot be read"):
         unlabelled(str(tmp_path / "33.png"), **settings, broken=[])
+    (tmp_path / "empty").mkdir()
+    for name, message in (("empty", "contains no image"), ("nowhere", "does not exist")):
+        with pytest.raises(FileNotFoundError, match=message):
+            unlabelled(str(tmp_path / name), **settings)
 
 
 def test_prediction_reads_one_file_as_training_does(tmp_path: Path) -> None:
@@ -810,13 +656,6 @@ def test_prediction_reads_one_file_as_training_does(tmp_path: Path) -> None:
     alone = unlabelled(str(path), image_size=(5, 5), channels=3)
     assert alone.names == [path.name]
     assert torch.equal(whole(alone.pixels)[0], whole(trained.pixels)[0])
-
-
-def test_prediction_without_images_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no image"):
-        unlabelled(str(tmp_path), image_size=(4, 6), channels=3)
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        unlabelled(str(tmp_path / "x"), image_size=(4, 6), channels=3)
 
 
 SYNTHETIC: dict[str, Any] = {
@@ -830,17 +669,13 @@ SYNTHETIC: dict[str, Any] = {
 }
 
 
-def test_synthetic_images_are_told_apart_by_the_nearest_mean_of_training() -> None:
+def test_synthetic_images_are_classified_by_the_nearest_mean_of_training_and_differ_in_every_split() -> None:
     splits = synthetic(**SYNTHETIC)
     assert_well_formed(splits)
+    assert same(splits.train, synthetic(**SYNTHETIC).train)
+    assert not torch.equal(whole(splits.train.pixels), whole(synthetic(**{**SYNTHETIC, "seed": 1}).train.pixels))
+    everything = torch.cat([whole(part.pixels) for part in splits.parts.values()]).flatten(1)
+    assert len(everything.unique(dim=0)) == len(everything)
     train, test = (whole(part.pixels).flatten(1).double() for part in (splits.train, splits.test))
     means = torch.stack([train[splits.train.targets == label].mean(0) for label in range(5)])
     assert (torch.cdist(test, means).argmin(1) == splits.test.targets).double().mean() > 0.95
-
-
-def test_synthetic_images_repeat_for_a_seed_and_are_new_in_every_split() -> None:
-    first, again, other = (synthetic(**{**SYNTHETIC, "seed": seed}) for seed in (0, 0, 1))
-    assert same(first.train, again.train)
-    assert not torch.equal(whole(first.train.pixels), whole(other.train.pixels))
-    everything = torch.cat([whole(first.train.pixels), whole(first.val.pixels), whole(first.test.pixels)]).flatten(1)
-    assert len(everything.unique(dim=0)) == len(everything)

@@ -1,4 +1,4 @@
-"""Reading ahead, by processes or a thread: the batches, the order and the place are those of reading one by one."""
+"""Reading ahead, by processes or a thread: batches, order and position are those of reading one by one."""
 
 import os
 import signal
@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from lockstep.data.loader import ShardLoader, TensorImages
 from lockstep.data.prefetch import read_ahead
 from lockstep.data.sampler import GlobalBatches
 from lockstep.distributed.batch import Batch
-from lockstep.system.signals import LEAVE, STOP_SIGNALS
 from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.support.image_files import read, write_folder, write_image
 from tests.support.plans import Plan
@@ -33,24 +31,22 @@ def numbers(count: int, made: list[int]) -> Iterator[int]:
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "read ahead"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("read ahead")]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_everything_comes_in_order_and_prepared(depth: int) -> None:
-    assert list(read_ahead(range(50), depth, lambda x: x * x)) == [x * x for x in range(50)]
-    assert list(read_ahead([], depth, lambda x: x)) == []
-    assert threads() == []
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_the_thread_is_so_many_ahead_of_the_one_handed_out_and_no_more(depth: int) -> None:
+@pytest.mark.parametrize("depth", [1, 5])
+def test_items_are_prepared_in_order_by_a_thread_that_is_at_most_depth_ahead(depth: int) -> None:
     made: list[int] = []
-    for number in read_ahead(numbers(20, made), depth, lambda x: x):
-        expected = min(20, number + 1 + depth)
+    found = []
+    for item in read_ahead(numbers(20, made), depth, lambda x: x * x):
+        expected = min(20, len(found) + 1 + depth)
         wait_until(lambda expected=expected: len(made) >= expected)
         time.sleep(0.005)
         assert len(made) == expected
+        found.append(item)
+    assert found == [x * x for x in range(20)]
+    assert list(read_ahead([], depth, lambda x: x)) == []
+    assert threads() == []
 
 
 def test_an_exception_comes_in_its_place() -> None:
@@ -67,7 +63,7 @@ def test_an_exception_comes_in_its_place() -> None:
     assert threads() == []
 
 
-def test_leaving_early_ends_the_thread() -> None:
+def test_the_thread_ends_with_an_iteration_that_is_left_early() -> None:
     made: list[int] = []
     ahead = read_ahead(numbers(1000, made), 2, lambda x: x)
     assert [next(ahead) for _ in range(4)] == [0, 1, 2, 3]
@@ -76,14 +72,7 @@ def test_leaving_early_ends_the_thread() -> None:
     assert len(made) <= 7
 
 
-def prefetching(plan: Plan, rank: int = 0, loads: list[int] | None = None) -> ShardLoader:
-    plain = plan.loader(rank, loads)
-    images = plain.dataset
-    assert isinstance(images, TensorImages)
-    return ShardLoader(images, plain.batch_sampler, prepare=lambda batch: batch)
-
-
-# -- the place ---------------------------------------------------------------------------------------------------------
+# -- the position ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +97,19 @@ def assert_equal(one: list[Batch], other: list[Batch]) -> None:
         assert all(torch.equal(x, y) for x, y in zip(a[:3], b[:3], strict=True))
 
 
-@pytest.mark.parametrize("stop_after", [1, 6, 12, 13])
-def test_the_thread_changes_no_batch_and_no_place(stop_after: int) -> None:
+@pytest.mark.parametrize("stop_after", [1, 12, 13])
+def test_the_thread_changes_no_batch_and_no_position(stop_after: int) -> None:
     plan = Plan()
-    plain, ahead = plan.loader(), prefetching(plan)
+
+    def prefetching() -> ShardLoader:
+        plain = plan.loader()
+        return ShardLoader(plain.dataset, plain.batch_sampler, prepare=lambda batch: batch)
+
+    plain, ahead = plan.loader(), prefetching()
     for _, batch, other in zip(range(stop_after), plain, ahead, strict=False):
         assert_equal([batch], [other])
         assert ahead.state_dict() == plain.state_dict()
-    resumed = prefetching(plan)
+    resumed = prefetching()
     resumed.load_state_dict(ahead.state_dict())
     expected = plan.loader()
     expected.load_state_dict(plain.state_dict())
@@ -124,8 +118,8 @@ def test_the_thread_changes_no_batch_and_no_place(stop_after: int) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("rank", "loads"), [(0, [1]), (1, [2, 1]), (1, [1, 0])])
-def test_processes_change_no_batch_and_no_place_in_any_epoch(
+@pytest.mark.parametrize(("rank", "loads"), [(1, [2, 1]), (1, [1, 0])])
+def test_processes_change_no_batch_and_no_position_in_any_epoch(
     streamed: TensorImages, rank: int, loads: list[int]
 ) -> None:
     plain = ShardLoader(streamed, batches_of(streamed, rank, loads))
@@ -142,7 +136,7 @@ def test_processes_change_no_batch_and_no_place_in_any_epoch(
 
 
 @pytest.mark.processes
-def test_processes_go_on_in_the_middle_and_after_being_left_early(streamed: TensorImages) -> None:
+def test_processes_resume_in_the_middle_and_after_being_left_early(streamed: TensorImages) -> None:
     ahead = streaming(streamed)
     first = [batch for _, batch in zip(range(2), ahead, strict=False)]
     state = ahead.state_dict()
@@ -152,13 +146,6 @@ def test_processes_go_on_in_the_middle_and_after_being_left_early(streamed: Tens
     for loader in (ahead, streaming(streamed)):  # its processes have read on; fresh ones have not
         loader.load_state_dict(state)
         assert_equal(list(loader), expected[2:])
-
-
-@pytest.mark.processes
-def test_a_thread_may_read_ahead_of_processes(streamed: TensorImages) -> None:
-    batches = batches_of(streamed, 0, None)
-    both = ShardLoader(streamed, batches, num_workers=1, prepare=lambda batch: batch)
-    assert_equal(list(both), list(ShardLoader(streamed, batches_of(streamed, 0, None))))
 
 
 UNGUARDED = """
@@ -175,15 +162,12 @@ print(len(list(ShardLoader(TensorImages(images.pixels, images.targets), batches,
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("place", ["a file", "standard input"])
-def test_processes_do_not_run_the_script_that_trains_again(tmp_path: Path, place: str) -> None:
-    script = UNGUARDED.format(root=str(write_folder(tmp_path / "images", count=30)))
+def test_processes_do_not_run_the_script_that_trains_again(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
-    path.write_text(script)
-    words, text = ([str(path)], None) if place == "a file" else (["-"], script)
+    path.write_text(UNGUARDED.format(root=str(write_folder(tmp_path / "images", count=30))))
     variables = {**environ(), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *words], env=variables, input=text, capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, str(path)], env=variables, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.stdout == "5 batches\n", done.stderr
 
@@ -266,51 +250,13 @@ def reader(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
             process.kill()
 
 
-def say(process: subprocess.Popen[str]) -> None:
+@pytest.mark.processes
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_workers_ignore_signals_and_exit_with_the_training(
+    reader: tuple[subprocess.Popen[str], list[int]], is_killed: bool
+) -> None:
+    process, pids = reader
     assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-@pytest.mark.processes
-def test_no_worker_outlives_a_training_that_was_killed(reader: tuple[subprocess.Popen[str], list[int]]) -> None:
-    process, pids = reader
-    process.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any(map(is_alive, pids)), "end of the workers")
-
-
-MASK_SCRIPT = """
-import signal
-from lockstep.data.stream import worker_settings
-from tests.unit.data.test_stream import tell_mask
-
-if __name__ == "__main__":
-    context = worker_settings(1)["multiprocessing_context"]
-    ours, theirs = context.Pipe()
-    process = context.Process(target=tell_mask, args=(theirs,))
-    process.start()
-    print(*sorted(ours.recv()), *sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))
-    process.join()
-"""
-
-
-def tell_mask(connection: Connection) -> None:
-    connection.send([int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])])
-
-
-@pytest.mark.processes
-def test_a_worker_is_born_with_signals_held_back_and_the_training_is_not(tmp_path: Path) -> None:
-    """One that comes before a worker has set itself up would end it, and with it the training."""
-    script = tmp_path / "script.py"
-    script.write_text(MASK_SCRIPT)
-    variables = {**environ(), "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, env=variables, capture_output=True, text=True)
-    assert done.stdout.split() == [str(int(number)) for number in sorted((*STOP_SIGNALS, LEAVE))], done.stderr
-
-
-@pytest.mark.processes
-def test_workers_leave_signals_to_the_training(reader: tuple[subprocess.Popen[str], list[int]]) -> None:
-    process, pids = reader
     assert process.stdout is not None
     os.killpg(process.pid, signal.SIGINT)
     assert process.stdout.readline() == "signal\n"
@@ -318,8 +264,11 @@ def test_workers_leave_signals_to_the_training(reader: tuple[subprocess.Popen[st
         os.kill(pid, signal.SIGTERM)
     time.sleep(0.2)
     assert all(is_alive(pid) for pid in pids)
-    say(process)
-    assert process.stdout.readline() == "4\n"
-    say(process)
-    assert process.wait(PATIENCE_S) == 0
+    if is_killed:
+        process.send_signal(signal.SIGKILL)
+    else:
+        process.stdin.write("\n\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "4\n"
+        assert process.wait(PATIENCE_S) == 0
     wait_until(lambda: not any(map(is_alive, pids)), "end of the workers")

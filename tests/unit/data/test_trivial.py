@@ -173,11 +173,3 @@ def test_every_operation_strength_and_sign_is_drawn_equally_often() -> None:
     levels = draws.levels.bincount() if draws.levels.min() >= 0 else (draws.levels + 30).bincount(minlength=61)
     # level 0 has both signs
     assert levels.tolist() == pytest.approx([size / 62] * 30 + [size / 31] + [size / 62] * 30, rel=0.18)
-
-
-def test_only_the_wanted_positions_are_kept_in_their_order() -> None:
-    images = example_images(3, 8, 8)[:1].expand(30, -1, -1, -1).contiguous()
-    whole = trivial.apply(images, trivial.draw(generator(9), 30, torch.arange(30), 8, 8))
-    kept = torch.tensor([7, 8, 9, 29, 0])
-    part = trivial.apply(images[kept], trivial.draw(generator(9), 30, kept, 8, 8))
-    assert torch.equal(part, whole[kept])

@@ -143,5 +143,5 @@ def test_a_path_that_is_not_there_and_a_file_that_is_no_image_are_named(tmp_path
     with pytest.raises(ValueError, match=r"text\.png cannot be read \(not an image\)"):
         inputs_of(tmp_path / "text.png", COLOUR)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="empty holds no image"):
+    with pytest.raises(FileNotFoundError, match="empty contains no image"):
         inputs_of(tmp_path / "empty", COLOUR)

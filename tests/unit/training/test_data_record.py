@@ -86,6 +86,9 @@ def test_images_that_are_listed_twice_and_numbers_as_targets_are_told_apart() ->
     other = copy.deepcopy(before)
     other["train"]["targets"][2] = [2.0]
     assert data_record.differences(before, other) == ["1 image with another target, such as b"]
+    samples, fewer = copy.deepcopy(before), copy.deepcopy(before)  # of a Dataset, which contain their targets
+    samples["train"]["targets"], fewer["train"] = [], {"names": ["a", "b"], "targets": []}
+    assert data_record.differences(samples, fewer) == ["1 image removed, such as a"]
 
 
 @pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08", b"half"])

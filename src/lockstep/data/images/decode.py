@@ -1,4 +1,4 @@
-"""From image files to uint8 pixels of one size: the same pixels of a file in training, prediction and a cache."""
+"""From image files to uint8 pixels of one size, the same in training, prediction and a cache."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from PIL.ImageFile import ImageFile
 from torch import Tensor
 from torch.nn import functional as F
 
-NUM_PER_RUN = 32  # images a thread decodes before it hands them over
-# no other parser of Pillow sees a file: it has 43, PostScript among them
+NUM_PER_RUN = 32  # images a thread decodes in one task
+# Pillow has 43 parsers, of PostScript among others: no file reaches the rest
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-TURNS = {  # by the orientation in EXIF
+TURNS = {  # by EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -24,14 +24,14 @@ TURNS = {  # by the orientation in EXIF
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# from the transparent colour of a PNG as it is stored, where Pillow 13 leaves it so, to that of the pixels
+# factor and divisor from a transparent colour that Pillow 13 leaves as the PNG stores it, to that of the pixels
 TRANSPARENT_SCALES = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
 
 
 class ImageError(ValueError):
-    """Image files that cannot be used, each named with the reason in a line of `errors`; the message shows ten.
+    """Image files that cannot be used: `errors` has one line per file, the message the first ten.
 
-    `positions` are those of the files among all that were read, where they were read to the end.
+    `positions` are those of the files in the list that was read, if it was read completely.
     """
 
     def __init__(self, errors: Sequence[str], positions: Sequence[int] = ()) -> None:
@@ -44,15 +44,9 @@ class ImageError(ValueError):
 
 
 def shortened(lines: Sequence[str]) -> str:
-    """Ten of the lines, and the number of the others."""
+    """Keep ten of the lines, and count the others."""
     more = [f"... and {len(lines) - 10} more"] if len(lines) > 10 else []
     return "\n".join([*lines[:10], *more])
-
-
-def check_channels(channels: int) -> None:
-    """Raise ValueError for another number of channels than images are decoded to."""
-    if channels not in (1, 3):
-        raise ValueError(f"data.channels={channels}, but images are decoded as grey (1) or RGB (3): use 1 or 3.")
 
 
 def size_of(image: Tensor) -> tuple[int, int]:
@@ -61,7 +55,7 @@ def size_of(image: Tensor) -> tuple[int, int]:
 
 
 class DecodedImage(NamedTuple):
-    """An image as uint8 (C, H, W). `is_animated`: it is the first of several frames or pages of its file."""
+    """An image as uint8 (C, H, W). `is_animated`: the file has more frames or pages, of which this is the first."""
 
     pixels: Tensor
     is_transparent: bool
@@ -69,9 +63,9 @@ class DecodedImage(NamedTuple):
 
 
 def decode(path: str, channels: int, background: str) -> DecodedImage:
-    """One image file, upright, transparent pixels laid on `background`, 16 bits cut to 8. Raises ImageError.
+    """Decode one image file: upright, transparent pixels laid on `background`, 16 bits cut to 8. Raises ImageError.
 
-    By Pillow, because torchvision's own decoders are deprecated since 0.29; the RGB pixels are the same.
+    By Pillow, because torchvision's decoders are deprecated since 0.29; the RGB pixels are the same.
     """
     try:
         with Image.open(path, formats=FORMATS) as file:
@@ -79,19 +73,19 @@ def decode(path: str, channels: int, background: str) -> DecodedImage:
             if limit is not None and file.width * file.height > limit:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
             return DecodedImage(*pixels_of(file, channels, background), _is_animated(file))
-    except Exception as error:  # the border to decoders, which raise anything
+    except Exception as error:  # decoders raise anything
         text = " ".join(str(error).split()) or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
         raise ImageError([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
 
 
 def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tensor, bool]:
-    """A Pillow image as uint8 (C, H, W), as `decode` has it, and whether it is transparent anywhere.
+    """Return the uint8 pixels (C, H, W) of a Pillow image, as in `decode`, and whether any of them is transparent.
 
-    `background` is a colour of PIL.ImageColor. Raises ValueError for 32-bit pixels, and what Pillow raises.
+    `background` is a colour of PIL.ImageColor. Raises ValueError for 32-bit pixels, and errors of Pillow.
     """
     tiles = getattr(image, "tile", [])
-    image.load()  # mode and EXIF are known only then
+    image.load()  # sets mode and EXIF
     turn, is_transparent = _turn(image), False
     if image.mode.startswith("I;16"):
         image = _cut_to_eight_bits(image)
@@ -112,18 +106,18 @@ def pixels_of(image: Image.Image, channels: int, background: str) -> tuple[Tenso
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What turns a photograph upright; None also where its EXIF cannot be read.
+    """Return the turn that makes a photograph upright; None also if its EXIF cannot be read.
 
-    Not by ImageOps.exif_transpose, which writes all tags again and refuses an image for any of them.
+    Not ImageOps.exif_transpose, which writes all tags again and fails for any invalid one.
     """
     try:
         return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # the border to a parser, which raises anything
+    except Exception:  # the parser raises anything
         return None
 
 
 def _cut_to_eight_bits(image: Image.Image) -> Image.Image:
-    """A grey image of 16 bits in mode L, or in LA where a grey is transparent, which Pillow 13 finds in 8 bits only."""
+    """Convert 16-bit grey to mode L, or to LA if one grey is transparent, which Pillow 13 finds in 8 bits only."""
     deep, transparent = np.asarray(image), image.info.get("transparency")
     cut = Image.fromarray((deep >> 8).astype(np.uint8))
     if transparent is not None:
@@ -132,7 +126,7 @@ def _cut_to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _is_animated(file: ImageFile) -> bool:
-    """Whether a file holds further frames or pages. A preview or depth map of a photograph (MPO) is none."""
+    """Return whether a file has more frames or pages. Previews and depth maps of photographs (MPO) do not count."""
     with contextlib.suppress(Exception):  # GIF looks for the next frame, which may be damaged
         return file.format != "MPO" and getattr(file, "is_animated", False)
     return False
@@ -146,18 +140,18 @@ def fit(image: Tensor, size: tuple[int, int]) -> Tensor:
     else:
         scaled = [height * new_width // width, new_width]
     scaled_image = resize(image, scaled)
-    top, left = (round((length - wanted) / 2) for length, wanted in zip(size_of(scaled_image), size, strict=True))
+    top, left = (round((length - target) / 2) for length, target in zip(size_of(scaled_image), size, strict=True))
     return scaled_image[..., top : top + new_height, left : left + new_width]
 
 
 def resize(images: Tensor, size: Sequence[int]) -> Tensor:
-    """Images (..., C, H, W) bilinearly scaled to `size` (H, W), with antialias: the same bits as torchvision's.
+    """Scale images (..., C, H, W) bilinearly to `size` (H, W), with antialias: the same bits as torchvision's.
 
     Not by torchvision, whose import takes as long as that of torch.
     """
     if size_of(images) == tuple(size):
         return images
-    # where torch does not interpolate bytes in vector units, in float32, rounded
+    # without AVX torch interpolates bytes otherwise: there in float32, rounded
     is_direct = images.is_floating_point() or torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     batch = images.reshape(-1, *images.shape[-3:])
     scaled = F.interpolate(
@@ -168,11 +162,11 @@ def resize(images: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def check_size(image: Tensor, path: str, size: tuple[int, int], first: str) -> None:
-    """Raise ImageError when `image` is not of the one `size` that the file `first` has."""
+    """Raise ImageError if the size of `image` is not `size`, that of the file `first`."""
     if size_of(image) != size:
         raise ImageError(
             [
-                f"data.image_size=null takes images of one size, but {first} has {size[0]}x{size[1]} (HxW) and "
+                f"data.image_size=null needs images of one size, but {first} has {size[0]}x{size[1]} (HxW) and "
                 f"{path} has {image.shape[1]}x{image.shape[2]}: set data.image_size, e.g. {min(size)}."
             ]
         )
@@ -187,48 +181,40 @@ def decode_all(
     threads: ThreadPoolExecutor,
     store: Callable[[int, Tensor], object],
     show: Callable[[int], None] | None = None,
-) -> int:
-    """Give `store` the first position and the pixels (n, C, H, W) of every run of `files`, from any of `threads`.
+) -> None:
+    """Call `store` with the first position and the pixels (n, C, H, W) of every run of `files`, in any of `threads`.
 
-    Images are fitted to `shape`, that of all (N, C, H, W), or refused when `same_size` and one differs. `show` gets the
-    number of those done.
-    Returns the number of animated files. Raises ImageError that names every file that cannot be read, after all others
-    are stored.
+    Images are fitted to `shape` (N, C, H, W) of all; with `same_size` they must have it. `show` gets the number of
+    images done. Raises ImageError with every file that cannot be read, after the others are stored.
     """
     channels, size = shape[1], (shape[2], shape[3])
     errors: dict[int, str] = {}
 
-    def decode_run(start: int) -> int:
-        num_animated = 0
+    def decode_run(start: int) -> None:
         paths = files[start : start + NUM_PER_RUN]
         block = torch.empty(len(paths), channels, *size, dtype=torch.uint8)
         for position, (pixels, path) in enumerate(zip(block, paths, strict=True), start):
             try:
-                image, _, is_animated = decode(path, channels, background)
+                image = decode(path, channels, background).pixels
             except ImageError as error:
                 errors[position] = str(error)
                 continue
-            num_animated += is_animated
             if same_size:
                 check_size(image, path, size, files[0])
             pixels.copy_(fit(image, size))
         store(start, block)
-        return num_animated
 
-    num_animated = 0
     with threads:
-        for run, animated in enumerate(threads.map(decode_run, range(0, len(files), NUM_PER_RUN)), 1):
-            num_animated += animated
+        for run, _ in enumerate(threads.map(decode_run, range(0, len(files), NUM_PER_RUN)), 1):
             if show is not None:
                 show(min(run * NUM_PER_RUN, len(files)))
     if errors:
         positions = sorted(errors)
         raise ImageError([errors[position] for position in positions], positions)
-    return num_animated
 
 
 def decoders(num_files: int, num_bytes: int, max_threads: int) -> ThreadPoolExecutor:
-    """Threads that decode, each without threads of its own: one for small files, where two wait for the interpreter.
+    """Threads for decoding: one for small files, for which threads wait for the interpreter, else `max_threads`.
 
     Two CPU cores, 2026-11-21: 32x32 at 9,000 images/s by one thread, 5,000 by two; 500x500 at 550 and 850.
     """

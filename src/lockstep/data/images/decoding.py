@@ -1,8 +1,8 @@
-"""Image files as splits of pixels: decoded once into a file of a cache or into memory, or whenever they are needed.
+"""Image files as splits of pixels: decoded once into a cache or into memory, or whenever they are read.
 
-A table of images has a place `<cache>/<name>-<channels>x<size>-<hash>/`. In it: `<digest of the files>.npy`, uint8
-(N, C, H, W), which every process maps into its memory; `<digest>.json`, measurements of these images; and `.lock`, held
-by the process that decodes. The kernel releases the lock when its holder ends.
+A table of images has a folder `<cache>/<name>-<channels>x<size>-<hash>/` with `<digest of the files>.npy`, uint8
+(N, C, H, W), which every process maps into memory, `<digest>.json`, their statistics, and `.lock`, held by the process
+that decodes. The kernel releases the lock when its holder exits.
 """
 
 import contextlib
@@ -12,17 +12,16 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.images.decode import NUM_PER_RUN, check_channels, decode, decode_all, decoders, size_of
+from lockstep.data.images.decode import NUM_PER_RUN, decode, decode_all, decoders, size_of
 from lockstep.data.images.listing import ImageTable
 from lockstep.data.images.pixels import ImageFiles, Pixels, Rows
 from lockstep.data.images.splits import Images, Splits
@@ -32,19 +31,19 @@ from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_le
 from lockstep.system.hardware import available_bytes, num_cores
 from lockstep.system.wording import plural
 
-FORMAT = 2  # other pixels from the same files: a new number
+FORMAT = 2  # increased when the same files give other pixels
 Store = Callable[[int, Tensor], object]  # of the position of the first image, and images (n, C, H, W)
 Show = Callable[[int], None]
 HINT = "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
 
 
 class NoSpace(ValueError):
-    """The disk has too little space; the message names the setting and the hints."""
+    """The disk has too little space for the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """The images of `table` as uint8 pixels, by the settings of `image_folder`."""
+    """The images of `table` as uint8 pixels, with the settings of `image_folder`."""
 
     table: ImageTable
     image_size: int | None
@@ -52,12 +51,8 @@ class Decoding:
     background: str
     cache: str | None
 
-    def __post_init__(self) -> None:
-        check_channels(self.channels)
-
     @cached_property
     def files(self) -> list[str]:
-        """The paths of the images."""
         return [f"{self.table.folder}/{name}" for name in self.table.names]
 
     @property
@@ -75,7 +70,7 @@ class Decoding:
         return self.place / f"{self.table.digest}.npy"
 
     def size(self) -> tuple[int, int]:
-        """(H, W) of every image: with image_size=null those of the first one."""
+        """(H, W) of every image: with image_size=null the size of the first one."""
         if self.image_size is not None:
             return self.image_size, self.image_size
         return size_of(decode(self.files[0], self.channels, self.background).pixels)
@@ -85,16 +80,15 @@ class Decoding:
         return len(self.table.names), self.channels, *self.size()
 
     def streaming_reason(self, memory: str) -> str:
-        """Why images are decoded when they are needed: `memory` says so, or they do not fit; empty where they do."""
+        """Return why images are streamed, by `memory` or because they do not fit into memory; empty if they are not."""
         if memory != "auto":
-            return "as asked" if memory == "stream" else ""
+            return "data.memory=stream" if memory == "stream" else ""
         needed, available = math.prod(self.shape()), available_bytes()
         if available is None or needed <= available:
             return ""
         return f"decoded {size_text(needed)}, {size_text(available)} of memory free"
 
     def splits(self, memory: str) -> Splits:
-        """The splits, with their pixels where `memory` wants them."""
         rows = [torch.from_numpy(part) for part in self.table.splits.values()]
         targets, names = torch.from_numpy(self.table.targets), self.table.names
         pixels = self._pixels(rows, memory)
@@ -104,8 +98,7 @@ class Decoding:
         )
         return Splits(train, val, test, self.table.class_names, self._statistics(pixels[0], rows[0]))
 
-    def _pixels(self, rows: list[Tensor], memory: str) -> Sequence[Pixels]:
-        """The images at each of `rows` of the table, where `memory` wants them."""
+    def _pixels(self, rows: list[Tensor], memory: str) -> list[Rows] | list[ImageFiles]:
         reason = self.streaming_reason(memory)
         if not reason:
             try:
@@ -122,22 +115,19 @@ class Decoding:
         return [ImageFiles(paths[part.numpy()], size, self.channels, self.background, first, reason) for part in rows]
 
     def decoded(self) -> Tensor:
-        """All images, from the cache where there is one; decoded by this process, unless another one filled the cache.
+        """Return all images, from the cache if there is one. Decodes them unless another process filled the cache.
 
-        Raises ImageError that names every broken image, NoSpace, or ValueError where the cache cannot be written.
+        Raises ImageError with every broken image, NoSpace, or ValueError if the cache cannot be written.
         """
         if self.cache is None:
-            table = room_for(self.table.setting, self.shape())
-            num_animated = self._decode(table.shape, torch.get_num_threads(), into(table))
-        else:
-            found = self.opened()
-            table = self._cached() if found is None else found
-            num_animated = self._note().get("animated", 0)
-        print_animated(self.table.setting, num_animated)
-        return table
+            table = allocated(self.table.setting, self.shape())
+            self._decode(table.shape, torch.get_num_threads(), store_in(table))
+            return table
+        found = self.opened()
+        return self._fill_cache() if found is None else found
 
-    def _decode(self, shape: tuple[int, ...], max_threads: int, store: Store, show: Show | None = None) -> int:
-        return decode_all(
+    def _decode(self, shape: tuple[int, ...], max_threads: int, store: Store, show: Show | None = None) -> None:
+        decode_all(
             self.files,
             shape,
             background=self.background,
@@ -148,39 +138,40 @@ class Decoding:
         )
 
     def _statistics(self, pixels: Pixels, rows: Tensor) -> Statistics:
-        """Mean and deviation of at most 4,096 of the training images `pixels`, which stand at `rows` of the table.
+        """Statistics of at most 4,096 of the training images `pixels`, at `rows` of the table; kept in the cache.
 
-        The same wherever the pixels are, so that a run can resume on a machine with less memory. Noted in the cache.
+        They do not depend on where the pixels are, so that a run can resume on a machine with less memory.
         """
         sample = sampled_positions(len(rows))
         key = f"statistics {hashlib.blake2b(rows[sample].numpy().tobytes(), digest_size=8).hexdigest()}"
-        note = self._note()
-        if key in note:
-            mean, std = note[key]
+        path = self.path.with_suffix(".json") if self.cache is not None else None
+        known = read_json(path) if path is not None and _is_trusted(path) else {}
+        if key in known:
+            mean, std = known[key]
             return Statistics(tuple(mean), tuple(std))
         with decoders(len(self.table.names), self.table.num_bytes, num_cores()) as threads:
             counts = threads.map(lambda run: value_counts(pixels[run]), sample.split(NUM_PER_RUN))
             statistics = channel_statistics(torch.stack(list(counts)).sum(0))
-        self._write_note(note | {key: statistics})
+        if path is not None:
+            with contextlib.suppress(OSError):  # a cache that is only readable: measured in every run
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, known | {key: statistics})
         return statistics
 
     # -- the cache -----------------------------------------------------------------------------------------------------
 
     def opened(self) -> Tensor | None:
-        """The images from the cache, mapped; None where it has no whole file of them.
-
-        Pages are read when they are needed and shared by all processes. They cannot be written to.
-        """
+        """Map the images of the cache, read-only; None if it has no complete file of them."""
         with self._explained():
             try:
                 table = np.load(self.path, mmap_mode="r") if _is_trusted(self.path) else None
-            except (ValueError, EOFError):  # half a file, or none of numpy
+            except (ValueError, EOFError):  # incomplete, or not a file of NumPy
                 return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of a tensor that cannot be written to
             return None if table is None else torch.from_numpy(table)
 
-    def _cached(self) -> Tensor:
+    def _fill_cache(self) -> Tensor:
         """Decode the images into the cache, unless another process does, and remove those of other states of them."""
         what = self.table.folder.name
         with self._explained(), self._locked():
@@ -199,14 +190,13 @@ class Decoding:
                 np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
                 file.flush()
                 descriptor, start = file.fileno(), file.tell()
-                # the other processes of this machine wait
-                num_animated = self._decode(
+                # all cores: the other processes of this machine wait
+                self._decode(
                     shape,
                     num_cores(),
                     lambda first, block: _write(descriptor, block, start + first * row),
                     lambda num_done: progress.show(num_done, shape[0]),
                 )
-                self._write_note({"animated": num_animated})
             for other in self.place.iterdir():
                 if not other.name.startswith((f"{self.table.digest}.", ".")):
                     other.unlink(missing_ok=True)  # a process that has it mapped can still read it
@@ -221,25 +211,11 @@ class Decoding:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the place; while another process does, wait, and print that it decodes."""
         self.place.mkdir(parents=True, exist_ok=True)
         if not is_own_folder(self.place):
-            raise ValueError(f"data.cache={self.cache}: {self.place} belongs to somebody else: {HINT}")
+            raise ValueError(f"data.cache={self.cache}: {self.place} belongs to another user: {HINT}")
         with locked(self.place / ".lock", f"decodes {self.table.folder.name}"):
             yield
-
-    @property
-    def _note_path(self) -> Path:
-        return self.place / f"{self.table.digest}.json"
-
-    def _note(self) -> dict[str, Any]:
-        return read_json(self._note_path) if self.cache is not None and _is_trusted(self._note_path) else {}
-
-    def _write_note(self, note: dict[str, Any]) -> None:
-        if self.cache is not None:
-            with contextlib.suppress(OSError):  # a cache that others keep is only read: measured again
-                self.place.mkdir(parents=True, exist_ok=True)
-                write_json(self._note_path, note)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -252,13 +228,13 @@ class Decoding:
 
     def _no_space(self, needs: str) -> NoSpace:
         return NoSpace(
-            f"data.cache={self.cache} needs {needs}: make room, set data.cache to a folder on another disk, set a "
+            f"data.cache={self.cache} needs {needs}: free some space, set data.cache to a folder on another disk, a "
             "smaller data.image_size, or data.memory=stream to decode images when they are needed."
         )
 
 
-def room_for(setting: str, shape: tuple[int, ...]) -> Tensor:
-    """A tensor for decoded images (N, C, H, W). Raises ValueError where the machine has not enough memory."""
+def allocated(setting: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor for decoded images (N, C, H, W). Raises ValueError if the machine has too little memory."""
     needed, available = math.prod(shape), available_bytes()
     if available is not None and needed > available:
         raise ValueError(
@@ -269,15 +245,8 @@ def room_for(setting: str, shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8)
 
 
-def into(table: Tensor) -> Store:
-    """A function for `decode_all` that puts images into `table`."""
+def store_in(table: Tensor) -> Store:
     return lambda first, block: table[first : first + len(block)].copy_(block)
-
-
-def print_animated(setting: str, count: int) -> None:
-    """Print how many files are animated, if any."""
-    if count:
-        print(f"{setting}: {count:,} animated, of which the first frame is used", flush=True)
 
 
 def size_text(num_bytes: int) -> str:
@@ -287,7 +256,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def _is_trusted(path: Path) -> bool:
-    """True for a file of this user or of root: others may change theirs."""
+    """Return whether a file belongs to this user or to root: other users may change theirs."""
     try:
         return path.lstat().st_uid in (os.geteuid(), 0)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The image files of a folder, their classes and the state they are in. No torch."""
+"""The image files of a folder, with their classes and states. No torch."""
 
 import hashlib
 import itertools
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.transfer import copying
-from lockstep.data.transfer.copying import is_left_out
+from lockstep.data.transfer.copying import is_skipped
 
-# where below data.root the files of a data set lie: nothing else there is theirs
+# folders below data.root with the files of a downloaded data set
 FOLDERS = {
     "lockstep.data.fashion_mnist": "FashionMNIST/raw",
     "lockstep.data.cifar10": "cifar-10-batches-py",
@@ -25,7 +25,7 @@ IMAGE_SUFFIXES = (
     *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
 )
-State = tuple[int, int, int]  # size, time of change, time of change of the entry
+State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
 SPLIT_FOLDERS = ("train", "val", "test")
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -36,12 +36,12 @@ SPLIT_NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class ImageTable:
-    """Image files with the target of each, in a fixed order, and the state they are in; `setting` names them in errors.
+    """Image files in a fixed order, with their targets and states. `setting` identifies them in messages.
 
-    `names` (N) are paths below `folder`, `targets` (N, ...) what they are, `splits` positions int64 of the splits.
-    `states` (N, 3) are size, time of change and time of change of the entry of each file. `digest` changes with every
-    file that is added, removed, renamed or written to. `origin` is the path of the folder or list they are from; a copy
-    has digest and origin of its source, so that one cache serves both.
+    `names` (N) are paths below `folder`, `targets` (N, ...) those of the task, `splits` positions int64 by split, and
+    `states` (N, 3) bytes, mtime_ns and ctime_ns of each file. `digest` changes with every file that is added, removed,
+    renamed or written to. `origin` is the path of the folder or list. A copy has digest and origin of its source, so
+    that both use one cache.
     """
 
     setting: str
@@ -56,15 +56,14 @@ class ImageTable:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files."""
         return int(self.states[:, 0].sum())
 
 
 def list_classes(root: str) -> ImageTable:
-    """The images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, without what `is_left_out` says.
+    """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
 
-    Split folders may have any of `SPLIT_NAMES`, in upper or lower case; without any, all is "train". val and test may
-    lack classes. Raises FileNotFoundError or ValueError, which say what was looked for.
+    Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and
+    system folders are skipped. Raises FileNotFoundError or ValueError.
     """
     folder, split_folders = _class_folders(root)
     files: dict[str, State] = {}
@@ -93,18 +92,19 @@ def list_classes(root: str) -> ImageTable:
     copied = copying.read_record(folder.absolute().parent)
     if copied is not None and copied.files == copying.digest_of(zip(names, states[:, :2].tolist(), strict=True)):
         digest, origin = copied.digest, copied.source
-    setting, class_names = f"data.root={root}", tuple(numbers)
-    return ImageTable(setting, folder, names, states, digest, origin, np.array(labels), class_names, splits)
+    return ImageTable(
+        f"data.root={root}", folder, names, states, digest, origin, np.array(labels), tuple(numbers), splits
+    )
 
 
 def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:
-    """The states (N, 3) of the files called `names` below `folder`, and the positions of those that are not there."""
+    """Return the states (N, 3) of the files `names` below `folder`, and the positions of missing ones."""
     states = np.zeros((len(names), 3), np.int64)
     missing = []
     for position, name in enumerate(names):
         try:
             state = os.stat(folder / name)
-        except (OSError, ValueError):  # a path can hold what no path may
+        except (OSError, ValueError):  # ValueError: of a NUL in a path
             missing.append(position)
             continue
         states[position] = _state(state)
@@ -114,28 +114,27 @@ def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], li
 
 
 def digest_of(names: Sequence[str], states: NDArray[np.int64]) -> str:
-    """A code that changes with any name or state."""
+    """Digest of names, states and their order."""
     text = os.fsencode("".join([f"{name}\0" for name in names]))
     return hashlib.blake2b(text + states.tobytes(), digest_size=16).hexdigest()
 
 
 def check_folders(root: str) -> None:
-    """Raise what `list_classes` raises of folders; no image is looked at."""
+    """Raise the errors of `list_classes` that do not need a list of the images."""
     _class_folders(root)
 
 
 def list_images(folder: Path) -> list[str]:
-    """Every image below `folder`, in sorted order."""
     return list(_images_below(folder, folder))
 
 
 def class_order(name: str) -> tuple[float, str]:
-    """Sorts class names: whole numbers by their value, before texts by the alphabet."""
+    """Sort key of class names: whole numbers by value, then texts."""
     return (int(name), name) if name.removeprefix("-").isdecimal() else (math.inf, name)
 
 
 def existing(root: str, setting: str) -> Path:
-    """The path, when there is something; else FileNotFoundError that names `setting`, such as data.root=images."""
+    """Return the path. Raises FileNotFoundError with `setting`, such as data.root=images, if it does not exist."""
     path = Path(root).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"{setting} does not exist (from {Path.cwd()}): correct the path.")
@@ -144,7 +143,7 @@ def existing(root: str, setting: str) -> Path:
 
 def _images_below(folder: Path, root: Path) -> dict[str, State]:
     """States of the images below `folder` by their paths below `root`, sorted by the parts of these paths."""
-    # links to folders are followed: one could lead in a circle, or to images that are already taken
+    # links to folders are followed: one could lead in a circle, or to images that are already listed
     above = {folder, *folder.absolute().parents, *folder.resolve().parents}
     prefix = "" if folder == root else f"{folder.relative_to(root)}/"
     return dict(_walk(str(folder), prefix, {(state.st_dev, state.st_ino) for state in map(os.stat, above)}))
@@ -159,12 +158,12 @@ def _walk(folder: str, prefix: str, seen: set[tuple[int, int]]) -> Iterator[tupl
             if is_image:
                 raise ValueError(f"image {path} cannot be read ({error.strerror}): fix or delete it.") from error
             continue
-        place = (state.st_dev, state.st_ino)
+        inode = (state.st_dev, state.st_ino)
         if is_image and stat.S_ISREG(state.st_mode):
             yield prefix + name, _state(state)
         # a folder may be called x.jpg
-        elif stat.S_ISDIR(state.st_mode) and not is_left_out(name) and place not in seen:
-            seen.add(place)
+        elif stat.S_ISDIR(state.st_mode) and not is_skipped(name) and inode not in seen:
+            seen.add(inode)
             yield from _walk(path, f"{prefix}{name}/", seen)
 
 
@@ -173,28 +172,23 @@ def _state(state: os.stat_result) -> State:
 
 
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES) and not is_left_out(name)
-
-
-def _is_text(name: str) -> bool:
-    """Whether a file name is UTF-8 on disk; Python has put surrogates for bytes that are not."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+    return name.lower().endswith(IMAGE_SUFFIXES) and not is_skipped(name)
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    found = [path for path in folder.iterdir() if path.is_dir() and not is_left_out(path.name)]
+    found = [path for path in folder.iterdir() if path.is_dir() and not is_skipped(path.name)]
     return sorted(found, key=lambda path: class_order(path.name))
 
 
 def _split_folders(root: str, folder: Path) -> dict[str, Path]:
-    """Find the folders of class folders: train, val and test where they exist, else the root itself as "train"."""
+    """Find the folders of splits: train, val and test if they exist, else the root itself as "train"."""
     parts: dict[str, list[Path]] = {name: [] for name in SPLIT_FOLDERS}
-    strangers: list[Path] = []
+    others: list[Path] = []
     for path in _subfolders(folder):
-        parts.get(SPLIT_NAMES.get(path.name.lower(), ""), strangers).append(path)
+        parts.get(SPLIT_NAMES.get(path.name.lower(), ""), others).append(path)
     found = list(itertools.chain(*parts.values()))
-    # A folder "train" without folders in it is a class of trains, and "valid" next to "invalid" is a class.
-    has_splits = parts["train"] or not strangers or any(path.name.lower() in SPLIT_FOLDERS for path in found)
+    # a folder "train" without folders in it is a class of trains, and "valid" next to "invalid" is a class
+    has_splits = parts["train"] or not others or any(path.name.lower() in SPLIT_FOLDERS for path in found)
     if not has_splits or not any(map(_subfolders, found)):
         _refuse_splits(root, folder)
         return {"train": folder}
@@ -202,9 +196,9 @@ def _split_folders(root: str, folder: Path) -> dict[str, Path]:
         raise FileNotFoundError(
             f'data.root={root} has "{found[0].name}" but no folder "train": add it, with one folder per class.'
         )
-    if strangers:
+    if others:
         raise ValueError(
-            f"data.root={root} has folders beside train/ that nothing reads: {_listed(strangers)}. "
+            f"data.root={root} has folders next to train/ that are not read: {_listed(others)}. "
             "Only train/, val/ and test/ are read: rename or move the others."
         )
     for name, paths in parts.items():
@@ -218,7 +212,7 @@ def _listed(paths: Sequence[Path]) -> str:
 
 
 def _refuse_splits(root: str, folder: Path) -> None:
-    """Raise ValueError where class folders look like splits: no image of their own, and the same folders in each."""
+    """Raise ValueError if class folders look like splits: no images directly in them, and the same folders in each."""
     classes = _subfolders(folder)
     inner = [path.name for path in _subfolders(classes[0])] if len(classes) > 1 else []
     if len(inner) > 1 and all(
@@ -226,14 +220,14 @@ def _refuse_splits(root: str, folder: Path) -> None:
         for path in classes
     ):
         raise ValueError(
-            f"data.root={root} has folders without an image of their own, and the same folders in each: "
+            f"data.root={root} has folders without images directly in them, and the same folders in each: "
             f"{_listed(classes)}. If they are splits, name them train, val and test, or give the one to train on: "
             f"data.root={root}/{classes[0].name}. If they are classes, move their images up into them."
         )
 
 
 def _class_folders(root: str) -> tuple[Path, dict[str, list[Path]]]:
-    """The folder, and the class folders of each split, in order."""
+    """Return the folder, and the class folders of each split in order."""
     folder = existing(root, f"data.root={root}")
     split_folders = _split_folders(root, folder)
     classes = {split: _subfolders(path) for split, path in split_folders.items()}
@@ -242,11 +236,6 @@ def _class_folders(root: str) -> tuple[Path, dict[str, list[Path]]]:
         raise FileNotFoundError(
             f"data.root={root} has no class folders in {', '.join(lacking)}: looked for train/, val/ or test/ with one "
             "folder per class, or one folder per class."
-        )
-    if odd := sorted({os.fsencode(name) for part in names.values() for name in part if not _is_text(name)}):
-        raise ValueError(
-            f"data.root={root} has class folders whose names are no UTF-8: {', '.join(map(repr, odd))}. Rename them: "
-            "tables, pictures and predictions name the classes."
         )
     if len(names["train"]) < 2:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Where the pixels of a data set are: in a tensor, or in what gives such a tensor for positions in brackets.
+"""Pixels of a data set: a tensor (N, C, H, W), or an object that reads or makes them.
 
-In brackets, for positions, int64 (n,) with n >= 0, all give pixels (n, C, H, W) in host memory, the same ones in every
-process. `shape` (N, C, H, W) is that of all images, `head(count)` the first ones, `reason` says where they are.
+`pixels[positions]` with int64 (n,), n >= 0, returns (n, C, H, W) in host memory, the same in every process. `head(n)`
+are the first n images, `reason` describes for people where the pixels are.
 """
 
 import math
@@ -22,7 +22,7 @@ CHUNK = 4096  # images copied in one go
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some images of a mapped file, `table` (M, C, H, W), in the order of `rows`: nothing is copied."""
+    """Images of a memory-mapped file, `table` (M, C, H, W), in the order of `rows`."""
 
     table: Tensor
     rows: Tensor
@@ -30,7 +30,6 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape (N, C, H, W) of all images."""
         _, channels, height, width = self.table.shape
         return len(self.rows), channels, height, width
 
@@ -38,17 +37,15 @@ class Rows:
         return self.table.index_select(0, self.rows[positions])
 
     def head(self, count: int) -> "Rows":
-        """The first `count` images."""
         return replace(self, rows=self.rows[:count])
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Image files that are decoded whenever they are asked for, fitted to `size`; `reason` says why.
+    """Image files that are decoded when they are read, fitted to `size`. Reading raises ImageError.
 
-    `files` are their paths as the file system has them: an array of bytes reaches worker processes ten times as fast as
-    a list. Transparent pixels are laid on `background`. `first` names the file whose size all have; empty where they
-    are scaled. Raises ImageError in brackets.
+    `files` are encoded paths: an array of bytes is sent to worker processes ten times as fast as a list. Transparent
+    pixels are laid on `background`. `first` is the file whose size all must have; empty if they are scaled.
     """
 
     files: NDArray[np.bytes_]
@@ -60,7 +57,6 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape (N, C, H, W) of all images."""
         return len(self.files), self.channels, *self.size
 
     def __getitem__(self, positions: Tensor) -> Tensor:
@@ -73,7 +69,6 @@ class ImageFiles:
         return pixels
 
     def head(self, count: int) -> "ImageFiles":
-        """The first `count` images."""
         return replace(self, files=self.files[:count])
 
 
@@ -81,17 +76,17 @@ Pixels = Tensor | Rows | ImageFiles | Samples
 
 
 def is_streamed(pixels: Pixels) -> TypeIs[ImageFiles | Samples]:
-    """Whether worker processes make the images whenever they are needed."""
+    """Return whether worker processes make the images when they are needed."""
     return isinstance(pixels, ImageFiles | Samples)
 
 
 def num_bytes(pixels: Pixels) -> int:
-    """Bytes of all images when they are decoded."""
+    """Bytes of all decoded images."""
     return pixels.nbytes if isinstance(pixels, Tensor) else math.prod(pixels.shape)
 
 
 def whole(pixels: Pixels, device: str | torch.device = "cpu") -> Tensor:
-    """All images in one tensor on `device`; images that are not in memory are copied in chunks."""
+    """Return all images in one tensor on `device`."""
     if isinstance(pixels, Tensor):
         return pixels.to(device)
     images = torch.empty(pixels.shape, dtype=torch.uint8, device=device)

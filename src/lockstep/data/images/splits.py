@@ -1,4 +1,4 @@
-"""Images with their classes, in memory or in files, and the splits of a data set."""
+"""Images with their targets, and the splits of a data set."""
 
 import hashlib
 import os
@@ -19,12 +19,12 @@ from lockstep.distributed.rng import generator
 class Images:
     """The N images of a split, with their targets and names.
 
-    `pixels` (N, C, H, W) are a tensor, uint8 of values 0 to 255, or floats that a network gets as they are; or images
-    that Lockstep's own sources keep elsewhere. `targets` (N, ...) are what the task wants of them: of a classification
-    class numbers int64 (N,), -1 where they are unknown. `names` tell a person which image it is: paths below the root,
-    or "test/17". Raises ValueError where these do not fit each other.
+    `pixels` (N, C, H, W) is a tensor: uint8 of 0 to 255, or floats that the network gets unchanged. Sources of Lockstep
+    may keep pixels elsewhere. `targets` (N, ...) are those of the task: for classification class numbers int64 (N,), -1
+    if unknown. `names` identify images for people: paths below the root, or "test/17". Raises ValueError if lengths,
+    dtype or shape do not match.
 
-    Samples of a torch Dataset bring their targets along: `targets` is empty then, (0, ...), and tells dtype and shape.
+    Samples of a torch Dataset contain their targets: `targets` (0, ...) then has only their dtype and shape.
     """
 
     pixels: Pixels
@@ -35,7 +35,7 @@ class Images:
         problem = ""
         if not isinstance(self.pixels, Pixels):
             name = type(self.pixels).__name__
-            problem = f"({name}) are no tensor: give one, or a torch Dataset to data=dataset (docs/own-data.md)"
+            problem = f"({name}) are not a tensor: give one, or a torch Dataset to data=dataset (docs/own-data.md)"
         elif self.dtype != torch.uint8 and not self.dtype.is_floating_point:
             problem = f"are {str(self.dtype).removeprefix('torch.')}: make them uint8 of 0 to 255, or floats"
         elif len(self.pixels.shape) != 4:
@@ -46,12 +46,12 @@ class Images:
         if isinstance(self.pixels, Samples):
             del counts["targets"]
         if len(set(counts.values())) > 1:
-            told = ", ".join(f"{count} {what}" for what, count in counts.items())
-            raise ValueError(f"Images: there are {told}: give one of each for every image.")
+            text = ", ".join(f"{count} {what}" for what, count in counts.items())
+            raise ValueError(f"Images: there are {text}: give one of each for every image.")
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what a network's inputs are made of."""
+        """Dtype of the pixels."""
         return self.pixels.dtype if isinstance(self.pixels, Tensor | Samples) else torch.uint8
 
     def __len__(self) -> int:
@@ -60,11 +60,10 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Disjoint parts of one data set, all with images of one shape (C, H, W).
+    """Disjoint parts of one data set, with images of one shape (C, H, W).
 
-    `class_names[label]` names a label in each of them; where targets are numbers or several labels, one name for each
-    of them. `statistics` are mean and standard deviation of each channel, by which images are normalized; None: those
-    of all training images, whose pixels must then be a tensor.
+    `class_names[label]` is the name of a class; if targets are numbers or several labels, there is a name for each.
+    Images are normalized by `statistics`; None computes them from all training images, which must be a tensor then.
     """
 
     train: Images
@@ -75,11 +74,11 @@ class Splits:
 
     @property
     def parts(self) -> dict[str, Images]:
-        """The three splits by their names."""
+        """The splits by name: train, val and test."""
         return {"train": self.train, "val": self.val, "test": self.test}
 
     def absent_classes(self, split: str) -> list[str]:
-        """Classes without an image in a split; none where targets are no class numbers, or not read yet."""
+        """Classes without an image in a split; none if targets are not class numbers, or not read yet."""
         targets = self.parts[split].targets
         if targets.dim() != 1 or targets.is_floating_point() or not len(targets):
             return []
@@ -88,18 +87,21 @@ class Splits:
 
 
 def cut(count: int, seed: int, fractions: dict[str, float]) -> list[Tensor]:
-    """Cut positions 0..count-1 into round(count * fraction) for each fraction, then the rest; disjoint, each sorted."""
+    """Cut positions 0..count-1 at random into round(count * fraction) for each fraction, and the rest; each sorted.
+
+    Raises ValueError if a part is empty.
+    """
     sizes = _sizes(count, fractions)
     order = torch.randperm(count, generator=generator(seed, "split"))
     return [part.sort().values for part in order.split(sizes)]
 
 
 def cut_by_name(names: Sequence[str], groups: Tensor, seed: int, fractions: dict[str, float]) -> list[Tensor]:
-    """Positions of a part for each fraction, then of the rest; disjoint, each sorted.
+    """Cut positions into a part for each fraction, and the rest; each sorted. Raises ValueError if a part is empty.
 
-    The part of a name follows from a hash of it and `seed` alone, so that names that come or go move no other. Except
-    where a group, the names with one value in `groups` (N,), has none in a part: the name nearest to it is moved there,
-    if the group is large enough. Raises ValueError where a part is empty.
+    The part of a name depends only on a hash of it and `seed`, so that added or removed names move no other. An
+    exception is a group, the names with one value in `groups` (N,), without a name in a part: the nearest name is moved
+    there, if the group is large enough.
     """
     _sizes(len(names), fractions)
     key = str(seed).encode()
@@ -120,7 +122,6 @@ def cut_by_name(names: Sequence[str], groups: Tensor, seed: int, fractions: dict
 
 
 def _sizes(count: int, fractions: dict[str, float]) -> list[int]:
-    """round(count * fraction) for each fraction, and what is left. Raises ValueError where one of them is empty."""
     sizes = [round(count * fraction) for fraction in fractions.values()]
     sizes.append(count - sum(sizes))
     _refuse_empty(count, fractions, sizes)
@@ -128,7 +129,6 @@ def _sizes(count: int, fractions: dict[str, float]) -> list[int]:
 
 
 def _refuse_empty(count: int, fractions: dict[str, float], sizes: Sequence[int]) -> None:
-    """Raise ValueError where a part of `count` images, one for each fraction and the rest, would have none."""
     for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
         if not 0 < size < count:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the channels: what networks are given images by."""
+"""Mean and standard deviation of the channels, by which images are normalized."""
 
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ NUM_SAMPLED = 4096
 
 
 class Statistics(NamedTuple):
-    """Mean and standard deviation of each of the C channels, of pixels as values in [0, 1]: one number for each.
+    """Mean and standard deviation of each of the C channels, of pixels in [0, 1].
 
-    A network gets (pixels / 255 - mean) / std.
+    The input of a network is (pixels / 255 - mean) / std.
     """
 
     mean: tuple[float, ...]
@@ -19,12 +19,12 @@ class Statistics(NamedTuple):
 
 
 def value_counts(pixels: Tensor) -> Tensor:
-    """How often each value is in each channel of uint8 `pixels` (N, C, H, W): int64 (C, 256)."""
+    """Count each value in each channel of uint8 `pixels` (N, C, H, W): int64 (C, 256)."""
     return torch.stack([torch.bincount(channel.reshape(-1), minlength=256) for channel in pixels.unbind(1)])
 
 
 def channel_statistics(counts: Tensor) -> Statistics:
-    """Mean and standard deviation of every channel, in [0, 1], from the counts (C, 256) of its values."""
+    """Compute the statistics from the counts (C, 256) of the values."""
     values = torch.arange(256, dtype=torch.float64) / 255
     weights = counts / counts.sum(1, keepdim=True, dtype=torch.float64)
     mean = (weights * values).sum(1)
@@ -33,11 +33,11 @@ def channel_statistics(counts: Tensor) -> Statistics:
 
 
 def unchanged(num_channels: int) -> Statistics:
-    """Those of floats, which a network gets as they are: zeros and ones."""
+    """Statistics of float inputs, which are not normalized: mean 0, std 1."""
     return Statistics((0.0,) * num_channels, (1.0,) * num_channels)
 
 
 def sampled_positions(count: int) -> Tensor:
-    """At most 4,096 positions of `count` images, evenly spaced, the same on every rank and wherever the pixels are."""
+    """Return at most 4,096 evenly spaced positions of `count` images, the same on every rank."""
     number = min(count, NUM_SAMPLED)
     return torch.arange(number) * count // number

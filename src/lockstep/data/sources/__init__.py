@@ -1,1 +1,1 @@
-"""Where images come from: data sets that are downloaded or embedded, and folders of one's own."""
+"""Sources of images: downloaded or embedded data sets, and custom folders, lists and Datasets."""

@@ -1,7 +1,4 @@
-"""Data sets as whole uint8 tensors, read once and cut by a fixed seed, so that a batch is one gather.
-
-Folders of images are in `folders`.
-"""
+"""Data sets as uint8 tensors, cut into splits by a fixed seed."""
 
 from collections.abc import Sequence
 from contextlib import redirect_stderr
@@ -34,17 +31,17 @@ def digits(
     test_fraction: Annotated[PositiveFraction, Doc("part of all images kept for the test")],
     split_seed: SplitSeed,
 ) -> Splits:
-    """1,797 real handwritten digits of 10 classes, (1, 8, 8), that come with scikit-learn: no network, no files.
+    """1,797 handwritten digits of 10 classes, (1, 8, 8), which are part of scikit-learn: no download.
 
-    All three splits are cut from them by `split_seed`: round(1797 * fraction) images each, the rest is for training.
-    Raises ValueError for fractions that leave a split empty.
+    `split_seed` selects round(1797 * fraction) images for val and test; the rest is for training. Raises ValueError if
+    a split is empty.
     """
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None
     # read as a file: importing sklearn.datasets takes 0.6 s
     rows = np.loadtxt(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", np.uint8, delimiter=",")
-    # Values are 0..16, so 255 / 16 uses the whole range of uint8.
+    # values 0..16 are scaled to 0..255
     pixels = torch.from_numpy((rows[:, :-1] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
     targets = torch.from_numpy(rows[:, -1]).long()
     parts = cut(len(pixels), split_seed, {"val_fraction": val_fraction, "test_fraction": test_fraction})
@@ -61,20 +58,15 @@ def fashion_mnist(
 ) -> Splits:
     """Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes of 10 classes, (1, 28, 28).
 
-    Test is its own test set of 10,000; val is cut off its training set of 60,000 by `split_seed`. Files are read below
-    the folder `root` by torchvision, which fetches them where `download` is true. Raises FileNotFoundError where they
-    are not there or damaged, ValueError for a fraction that leaves a split empty.
+    test is its test set of 10,000; val is cut off its training set of 60,000 by `split_seed`. torchvision reads the
+    files below `root`, and downloads them with `download`. Raises FileNotFoundError for missing or damaged files, and
+    ValueError if a split is empty.
     """
     from torchvision.datasets import FashionMNIST
 
-    train, test = _from_torchvision(FashionMNIST, root, download, FOLDERS["lockstep.data.fashion_mnist"])
-    return _with_val(
-        (train.data.unsqueeze(1), train.targets),
-        (test.data.unsqueeze(1), test.targets),
-        val_fraction,
-        split_seed,
-        train.classes,
-    )
+    parts = _from_torchvision(FashionMNIST, root, download, FOLDERS["lockstep.data.fashion_mnist"])
+    train, test = ((part.data.unsqueeze(1), part.targets) for part in parts)
+    return _with_val(train, test, val_fraction, split_seed, parts[0].classes)
 
 
 def cifar10(
@@ -86,18 +78,15 @@ def cifar10(
 ) -> Splits:
     """CIFAR-10 (Krizhevsky 2009): 60,000 photographs of 10 classes, (3, 32, 32).
 
-    Test is its own test set of 10,000; val is cut off its training set of 50,000 by `split_seed`. Files are read below
-    the folder `root` by torchvision, which fetches them where `download` is true. Raises FileNotFoundError where they
-    are not there or damaged, ValueError for a fraction that leaves a split empty.
+    test is its test set of 10,000; val is cut off its training set of 50,000 by `split_seed`. torchvision reads the
+    files below `root`, and downloads them with `download`. Raises FileNotFoundError for missing or damaged files, and
+    ValueError if a split is empty.
     """
     from torchvision.datasets import CIFAR10
 
-    train, test = _from_torchvision(CIFAR10, root, download, FOLDERS["lockstep.data.cifar10"])
-
-    def tensors(part: "CIFAR10") -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(part.data).permute(0, 3, 1, 2), torch.tensor(part.targets)
-
-    return _with_val(tensors(train), tensors(test), val_fraction, split_seed, train.classes)
+    parts = _from_torchvision(CIFAR10, root, download, FOLDERS["lockstep.data.cifar10"])
+    train, test = ((torch.from_numpy(part.data).permute(0, 3, 1, 2), torch.tensor(part.targets)) for part in parts)
+    return _with_val(train, test, val_fraction, split_seed, parts[0].classes)
 
 
 def synthetic(
@@ -110,10 +99,10 @@ def synthetic(
     test_size: Annotated[Positive, Doc("test images")],
     seed: Annotated[Seed, Doc("which patterns")],
 ) -> Splits:
-    """Images made from `seed`, which a network can learn: for tests and for measuring speed.
+    """Learnable random images, for tests and for measuring speed.
 
-    An image (channels, image_size, image_size) is the smooth pattern of its class, of values 0..159, plus uniform noise
-    0..95, which each split has of its own. Image i of a split has the label i modulo `num_classes`.
+    An image (channels, image_size, image_size) is the smooth pattern of its class, with values 0..159, plus uniform
+    noise 0..95, which differs between splits. Image i of a split has the label i modulo `num_classes`.
     """
     coarse = torch.rand(num_classes, channels, 4, 4, generator=generator(seed, "patterns"))
     smooth = resize(coarse, [image_size, image_size])
@@ -151,18 +140,14 @@ def _with_val(
 
 def _from_torchvision(dataset: type[T], root: str, download: bool, folder: str) -> tuple[T, T]:
     try:
-        # torchvision draws its download bar on stderr and has no switch for it.
+        # torchvision has no switch for its progress bar on stderr
         with redirect_stderr(StringIO()):
             return dataset(root, train=True, download=download), dataset(root, train=False, download=download)
-    # Absent files and no network: RuntimeError, URLError (an OSError). Damaged files: also ValueError.
+    # missing files and no network: RuntimeError, URLError (an OSError); damaged files: also ValueError
     except (RuntimeError, OSError, ValueError) as error:
-        hint = (
-            "check the network, or copy the files there"
-            if download
-            else "set data.download=true, or copy the files there"
-        )
+        hint = "check the network" if download else "set data.download=true"
         raise FileNotFoundError(
-            f"data.root={root} has no readable {dataset.__name__}: looked for {Path(root) / folder} "
-            f"with data.download={str(download).lower()} ({' '.join(str(error).split())}). "
-            f"Please {hint}; delete damaged files first."
+            f"data.root={root} has no readable {dataset.__name__}: looked for {Path(root) / folder} with "
+            f"data.download={str(download).lower()} ({' '.join(str(error).split())}): {hint}, or copy the files there; "
+            "delete damaged files first."
         ) from error

@@ -1,6 +1,5 @@
-"""Torch Datasets of the user's own, with any transforms in them."""
+"""Custom torch Datasets, with any transforms."""
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
@@ -12,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
 from lockstep.data.images.decode import NUM_PER_RUN
-from lockstep.data.images.samples import Samples, pair, told
+from lockstep.data.images.samples import Samples, described, pair
 from lockstep.data.images.splits import Images, Splits, cut
 from lockstep.data.images.statistics import (
     Statistics,
@@ -33,7 +32,7 @@ def dataset(
     test: Annotated[Dataset[Any] | None, Doc("test samples; null = cut off train, with its transforms")],
     class_names: Annotated[
         Sequence[str] | None,
-        Doc("names of the classes, or of the numbers that are predicted; null = `classes` of train"),
+        Doc("names of the classes, or of the numbers to predict; null = `classes` of train"),
     ],
     mean: Annotated[
         Sequence[float] | None,
@@ -44,22 +43,22 @@ def dataset(
     test_fraction: Annotated[PositiveFraction, Doc("part of the training samples kept for the test")],
     split_seed: Annotated[Seed, Doc("which samples these are")],
 ) -> Splits:
-    """Torch Datasets of the map style, whose samples are pairs of an input and a target.
+    """Map-style torch Datasets, whose samples are pairs of an input and a target.
 
-    Inputs are images (C, H, W) of one shape, uint8 of 0 to 255 or floats. Targets are numbers or tensors of one shape;
-    batches of both are those of torch's default_collate. Worker processes make the samples, whose random transforms
-    draw from torch's, NumPy's and Python's global random states: these are set for each sample, so that it is the same
-    on any number of workers. `val` and `test` may be None, and are then cut off `train`, with its transforms, by their
-    fraction and `split_seed`.
+    Inputs are images (C, H, W) of one shape, uint8 of 0 to 255, or floats, which the network gets unchanged. Targets
+    are numbers or tensors of one shape. Both are batched as by torch's default_collate. Worker processes make the
+    samples. Random transforms draw from the global random states of torch, NumPy and Python, which are set for each
+    sample, so that it is the same for any number of workers. A `val` or `test` of None is cut off `train`, with its
+    transforms, by its fraction and `split_seed`.
 
-    `class_names` None takes the `classes` that `train` has. `mean` and `std` are those of each channel of uint8 images,
-    in [0, 1]; None measures them on up to 4,096 training samples. Floats reach the network as they are.
-    Raises ValueError for Datasets that cannot be used so, and ImageError for samples.
+    `class_names` None uses `train.classes`. `mean` and `std` are those of each channel of uint8 images, in [0, 1]; None
+    measures them on up to 4,096 training samples. Raises ValueError for Datasets and ImageError for samples that cannot
+    be used.
     """
     given = {name: part for name, part in {"train": train, "val": val, "test": test}.items() if part is not None}
-    looks = {name: _looked_at(part, f"data.{name}") for name, part in given.items()}
-    for name, look in looks.items():
-        _check_same(name, look, looks["train"])
+    firsts = {name: _first_sample(part, f"data.{name}") for name, part in given.items()}
+    for name, first in firsts.items():
+        _check_same(name, first, firsts["train"])
     fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     missing = {key: fraction for key, fraction in fractions.items() if key.removesuffix("_fraction") not in given}
     *cuts, rest = cut(len(train), split_seed, missing)  # pyright: ignore[reportArgumentType]
@@ -68,7 +67,7 @@ def dataset(
 
     def images(name: str) -> Images:
         source = name if name in given else "train"
-        no_inputs, no_targets = looks[source]
+        no_inputs, no_targets = firsts[source]
         samples = Samples(given[source], rows[name], f"data.{source}", name != "train", no_inputs, no_targets)
         return Images(samples, no_targets, tuple(f"{source}/{row}" for row in rows[name].tolist()))
 
@@ -78,7 +77,7 @@ def dataset(
 
 
 def seeded(splits: Splits, seed: int) -> Splits:
-    """The splits of a run with this seed: samples of a Dataset draw from it, other images stay as they are."""
+    """Set the seed of a run, from which samples of a Dataset draw; other images are unchanged."""
 
     def part(images: Images) -> Images:
         pixels = images.pixels
@@ -87,53 +86,40 @@ def seeded(splits: Splits, seed: int) -> Splits:
     return replace(splits, **{name: part(images) for name, images in splits.parts.items()})
 
 
-class _Discard:
-    """A file that keeps nothing."""
+def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:
+    """Return an empty input (0, C, H, W) and target (0, ...) with shape and dtype of the first sample.
 
-    def write(self, data: Any) -> int:  # bytes, or the buffer of a large array
-        return memoryview(data).nbytes
-
-
-def _looked_at(part: Any, setting: str) -> tuple[Tensor, Tensor]:
-    """No input (0, C, H, W) and no target (0, ...), as the first sample of a Dataset has them.
-
-    Raises ValueError where the Dataset is of another kind, empty, or cannot travel to worker processes.
+    Raises ValueError for a Dataset that is not map-style, is empty, or cannot be sent to worker processes.
     """
     name = type(part).__name__
-    needed = f"{setting} ({name}) needs __len__ and __getitem__ (map style)"
-    if isinstance(part, IterableDataset) or not hasattr(part, "__getitem__"):
-        raise ValueError(f"{needed}, and is iterated over: workers ask for samples by their number.")
-    try:
-        count = len(part)
-    except (TypeError, NotImplementedError) as error:
-        raise ValueError(f"{needed}, and has no __len__: add one, the number of its samples.") from error
-    if count == 0:
+    if isinstance(part, IterableDataset) or not (hasattr(part, "__getitem__") and hasattr(part, "__len__")):
+        raise ValueError(f"{setting} ({name}) is not a map-style Dataset: give it __len__ and __getitem__.")
+    if len(part) == 0:  # pyright: ignore[reportArgumentType]
         raise ValueError(f"{setting} ({name}) has no samples: correct its paths or its selection.")
     try:
-        ForkingPickler(_Discard(), pickle.HIGHEST_PROTOCOL).dump(part)
-    except Exception as error:  # whatever the parts of somebody else's object raise
+        ForkingPickler.dumps(part)
+    except Exception as error:  # custom classes raise anything
         raise ValueError(
-            f"{setting} ({name}) cannot be sent to worker processes, for it cannot be pickled "
-            f"({' '.join(str(error).split())}): use functions of a module for lambdas, and open files in __getitem__."
+            f"{setting} ({name}) cannot be pickled for worker processes ({' '.join(str(error).split())}): "
+            "replace lambdas by functions of a module, and open files in __getitem__."
         ) from error
     one_input, target = pair(part, 0, setting)
     return one_input.new_empty(0, *one_input.shape), target.new_empty(0, *target.shape)
 
 
-def _check_same(name: str, look: tuple[Tensor, Tensor], train: tuple[Tensor, Tensor]) -> None:
-    for what, own, other in zip(("inputs", "targets"), look, train, strict=True):
-        if (own.shape, own.dtype) != (other.shape, other.dtype):
-            raise ValueError(
-                f"data.{name} has {what} of {told(own, 1)}, data.train of {told(other, 1)}: give both the same."
-            )
+def _check_same(name: str, first: tuple[Tensor, Tensor], train: tuple[Tensor, Tensor]) -> None:
+    for what, value, other in zip(("inputs", "targets"), first, train, strict=True):
+        if (value.shape, value.dtype) != (other.shape, other.dtype):
+            texts = f"data.{name} has {what} of {described(value, 1)}, data.train of {described(other, 1)}"
+            raise ValueError(f"{texts}: give both the same.")
 
 
 def _class_names(train: Any, class_names: Sequence[str] | None) -> tuple[str, ...]:
     names = class_names if class_names is not None else getattr(train, "classes", None)
     if not names:
         raise ValueError(
-            f"data.class_names is not set, and data.train ({type(train).__name__}) has no `classes`: set "
-            "data.class_names=[rose,tulip], or give one name for each number that is to be predicted."
+            f"data.class_names is not set, and data.train ({type(train).__name__}) has no `classes`: set the names of "
+            "the classes, or of the numbers to predict, e.g. data.class_names=[rose,tulip]."
         )
     return tuple(map(str, names))
 
@@ -143,21 +129,19 @@ def _statistics(samples: Any, mean: Sequence[float] | None, std: Sequence[float]
     if mean is not None and std is not None:
         if not is_bytes:
             raise ValueError(
-                f"data.mean={list(mean)} normalizes uint8 images, and the inputs of data.train are "
-                f"{told(samples.no_inputs, 1)}: leave it out, and normalize them there."
+                f"data.mean={list(mean)} normalizes uint8 images, but the inputs of data.train are "
+                f"{described(samples.no_inputs, 1)}: remove data.mean and data.std, and normalize in the Dataset."
             )
         if len(mean) != num_channels or len(std) != num_channels:
             raise ValueError(
-                f"data.mean={list(mean)} and data.std={list(std)} are not those of {plural(num_channels, 'channel')}: "
-                "give one number for each."
+                f"data.mean={list(mean)} and data.std={list(std)} are not for {plural(num_channels, 'channel')}: "
+                "give one number per channel."
             )
         return Statistics(tuple(mean), tuple(std))
-    return _measured(samples) if is_bytes else unchanged(num_channels)
-
-
-def _measured(samples: Samples) -> Statistics:
-    progress = Progress("Measuring mean and deviation (data.mean and data.std spare it)", "samples")
-    counts = torch.zeros(samples.shape[1], 256, dtype=torch.int64)
+    if not is_bytes:
+        return unchanged(num_channels)
+    progress = Progress("Measuring mean and std (set data.mean and data.std to skip this)", "samples")
+    counts = torch.zeros(num_channels, 256, dtype=torch.int64)
     positions = sampled_positions(samples.shape[0])
     for start in range(0, len(positions), NUM_PER_RUN):
         counts += value_counts(samples[positions[start : start + NUM_PER_RUN]])

@@ -1,9 +1,9 @@
-"""Image files that a CSV or Parquet file lists, with what is known of each of them."""
+"""Image files listed in a CSV or Parquet file, with their targets."""
 
 import csv
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,9 +29,7 @@ def image_list(
     file: Annotated[PathText, Doc("the .csv or .parquet file, with a row for each image")],
     root: Annotated[PathText | None, Doc("folder of the paths in the file; null = that of the file")],
     path_column: Annotated[str, Doc("name of the column of the paths")],
-    target_columns: Annotated[
-        list[str], MinLen(1), "[str, ...], one or more", Doc("names of the columns of what is to be predicted")
-    ],
+    target_columns: Annotated[list[str], MinLen(1), "[str, ...], one or more", Doc("names of the columns to predict")],
     targets: Annotated[
         Literal["classes", "numbers"],
         Doc("classes: of one column, or several columns of 0 and 1; numbers: predicted as they are"),
@@ -46,16 +44,16 @@ def image_list(
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream"],
 ) -> Splits:
-    """Image files listed in a CSV or Parquet `file`, one a row, as uint8 (channels, image_size, image_size).
+    """Image files listed in a CSV or Parquet `file`, one per row, as uint8 (channels, image_size, image_size).
 
-    `path_column` has their paths, relative to the folder `root`, which None makes that of `file`. `targets` "classes"
-    takes one column of `target_columns` as the names or whole numbers of classes, int64 (N,), and several, of 0 and 1,
-    as labels of which any number can hold, float32 (N, K); "numbers" takes them as what is to be predicted, float32
-    (N, K). `class_names` are the classes in order, else the names of the columns.
+    `path_column` contains paths relative to `root`, or to the folder of `file` if `root` is None. With `targets`
+    "classes", one column of `target_columns` contains class names or whole numbers, int64 (N,); several columns of 0
+    and 1 are labels of which any number can apply, float32 (N, K). With "numbers" they are the values to predict,
+    float32 (N, K). `class_names` are the classes in order, else the names of the columns.
 
-    `split_column` says train, val or test of each row; without it, or where no row says val or test, these are cut off
-    train by their fraction and `split_seed`. The other settings are those of `image_folder`. Raises FileNotFoundError,
-    and ValueError with file, row and column of each cell that cannot be used.
+    `split_column` contains train, val or test. Without it, or without rows for val or test, these are cut off train by
+    their fraction and `split_seed`. The other settings are those of `image_folder`. Raises FileNotFoundError, and
+    ValueError with file, row and column of each cell that cannot be used.
     """
     table = list_table(
         file=file,
@@ -84,12 +82,12 @@ def list_table(
     test_fraction: float,
     split_seed: int,
 ) -> ImageTable:
-    """The image files that `image_list` gives, before one of them is opened."""
+    """List the image files of `image_list` without opening them."""
     path = existing(file, f"data.file={file}")
-    wanted = {path_column: "data.path_column", **dict.fromkeys(target_columns, "data.target_columns")}
+    settings = {path_column: "data.path_column", **dict.fromkeys(target_columns, "data.target_columns")}
     if split_column is not None:
-        wanted[split_column] = "data.split_column"
-    cells = _read(path, f"data.file={file}", wanted)
+        settings[split_column] = "data.split_column"
+    cells = _read(path, f"data.file={file}", settings)
     splits = _splits(cells, split_column)
     if targets == "classes" and len(target_columns) == 1:
         values, class_names = _classes(cells, target_columns[0], splits["train"])
@@ -97,25 +95,27 @@ def list_table(
         convert = _number if targets == "numbers" else _zero_or_one
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
     folder = path.parent if root is None else existing(root, f"data.root={root}")
-    names = [_below(folder, str(name)) for name in cells.columns[path_column]]
+    names = [
+        os.path.relpath(name, folder.resolve()) if os.path.isabs(name) else name
+        for name in map(str, cells.columns[path_column])
+    ]
     states, missing = states_of(folder, names)
     _refuse([cells.line(row, path_column, f"there is no file {folder / names[row]}") for row in missing])
     digest, origin = digest_of(names, states), str(path.resolve())
     table = ImageTable(cells.setting, folder.resolve(), names, states, digest, origin, values, class_names, splits)
-    absent = 'has no row for "{name}" and data.{name}_fraction=0: say "{name}" in data.split_column of some rows'
+    absent = 'has no row for "{name}" and data.{name}_fraction=0: write "{name}" in data.split_column of some rows'
     return cut_missing(table, absent, val_fraction, test_fraction, split_seed)
 
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """The cells of some columns. `numbers` are those of the rows: in a CSV file its lines."""
+    """The cells of some columns. `numbers` (N,) identify rows: lines of a CSV file, counts from 1 in a Parquet file."""
 
     setting: str
     numbers: Sequence[int]
     columns: Columns
 
     def line(self, row: int, column: str, problem: str) -> str:
-        """The line about a cell."""
         return f"{self.setting}, row {self.numbers[row]}, column {column}: {problem}."
 
 
@@ -124,23 +124,23 @@ def _refuse(lines: Sequence[str]) -> None:
         raise ValueError(shortened(lines))
 
 
-def _read(path: Path, setting: str, wanted: dict[str, str]) -> _Cells:
-    """The columns that are `wanted`, each with the setting that names it, from a file ending in .csv or .parquet.
+def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
+    """Read the columns that are keys of `settings`; the values are the configuration keys that name them.
 
-    A CSV file has commas, UTF-8 and a first line with the names of its columns. Raises ValueError for a file that
-    cannot be read, columns that are not there, and empty cells.
+    A CSV file has commas, UTF-8 and a first line of column names. Raises ValueError for a file that cannot be read,
+    missing columns and empty cells.
     """
-    header, numbers, columns = _parquet(path, setting, wanted) if path.suffix == ".parquet" else _csv(path, setting)
-    missing = [f"{key} names the column {name!r}" for name, key in wanted.items() if name not in header]
+    header, numbers, columns = _parquet(path, setting, settings) if path.suffix == ".parquet" else _csv(path, setting)
+    missing = [f"{key} is {name!r}" for name, key in settings.items() if name not in header]
     if missing:
         raise ValueError(f"{setting} has the columns {', '.join(header)}, but {'; '.join(missing)}: correct the name.")
     if not numbers:
-        raise ValueError(f"{setting} has no rows: give one for each image.")
+        raise ValueError(f"{setting} has no rows: add one for each image.")
     cells = _Cells(setting, numbers, columns)
     _refuse(
         [
             cells.line(row, name, "the cell is empty, fill it in or remove the row")
-            for name in wanted
+            for name in settings
             for row, cell in enumerate(columns[name])
             if cell is None or cell == ""
         ]
@@ -149,57 +149,50 @@ def _read(path: Path, setting: str, wanted: dict[str, str]) -> _Cells:
 
 
 def _csv(path: Path, setting: str) -> tuple[list[str], Sequence[int], Columns]:
-    numbers: list[int] = []
-    rows: list[list[str]] = []
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = [uncell(cell) for cell in next(reader, [])]
-            for row in filter(None, reader):
-                if len(row) != len(header):
-                    problem = f"has {len(row)} cells, and the first line has {len(header)}"
-                    raise ValueError(f"{setting}, row {reader.line_num} {problem}: give it one for each column.")
-                numbers.append(reader.line_num)
-                rows.append([uncell(cell) for cell in row])
+            rows = [(reader.line_num, [uncell(cell) for cell in row]) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{setting} cannot be read ({error}): save it as CSV with commas, in UTF-8.") from error
-    return header, numbers, dict(zip(header, map(list, zip(*rows, strict=True)), strict=False))
+    for number, row in rows:
+        if len(row) != len(header):
+            problem = f"has {len(row)} cells, but the first line has {len(header)}"
+            raise ValueError(f"{setting}, row {number} {problem}: write one for each column.")
+    columns = {name: [row[position] for _, row in rows] for position, name in enumerate(header)}
+    return header, [number for number, _ in rows], columns
 
 
-def _parquet(path: Path, setting: str, wanted: dict[str, str]) -> tuple[list[str], Sequence[int], Columns]:
-    import pyarrow  # a presence check has seen that it is installed
+def _parquet(path: Path, setting: str, names: Iterable[str]) -> tuple[list[str], Sequence[int], Columns]:
+    import pyarrow  # config.presence checks that it is installed
     from pyarrow import parquet
 
     try:
         header: list[str] = parquet.read_schema(path).names
-        table = parquet.read_table(path, columns=[name for name in wanted if name in header])
+        table = parquet.read_table(path, columns=[name for name in names if name in header])
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{setting} cannot be read ({reason}): give a Parquet file.") from error
     return header, range(1, table.num_rows + 1), table.to_pydict()
 
 
-def _below(folder: Path, name: str) -> str:
-    return os.path.relpath(name, folder.resolve()) if os.path.isabs(name) else name
-
-
 def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int64]]:
-    """Positions of the splits that rows name; all are "train" without a column for that."""
+    """Positions of each split; without `split_column` all rows are "train"."""
     if split_column is None:
         return {"train": np.arange(len(cells.numbers))}
     named = cells.columns[split_column]
-    problem = "is no split, write train, val or test"
     unknown = [(row, cell) for row, cell in enumerate(named) if cell not in SPLIT_FOLDERS]
-    _refuse([cells.line(row, split_column, f"{cell!r} {problem}") for row, cell in unknown])
+    _refuse([cells.line(row, split_column, f"{cell!r} is not train, val or test") for row, cell in unknown])
     if "train" not in named:
-        raise ValueError(f"{cells.setting} has no row for train in column {split_column}: say train in some.")
+        raise ValueError(f"{cells.setting} has no row for train in column {split_column}: write train in some.")
     return {name: np.flatnonzero(np.array(named) == name) for name in SPLIT_FOLDERS if name in named}
 
 
 def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Class numbers int64 (N,), and the names, which are those of the rows of `train`."""
+    """Class numbers int64 (N,), and the names of the classes in the rows of `train`."""
     named = cells.columns[column]
-    problem = "names no class, give a text or a whole number, or data.targets=numbers"
+    problem = "is not a class, write a text or a whole number, or set data.targets=numbers"
     others = [(row, cell) for row, cell in enumerate(named) if not isinstance(cell, str | int)]
     _refuse([cells.line(row, column, f"{cell!r} {problem}") for row, cell in others])
     texts = [str(cell) for cell in named]
@@ -213,7 +206,7 @@ def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDAr
 
 
 def _numbers(cells: _Cells, columns: Sequence[str], convert: Callable[[Any], float]) -> NDArray[np.float32]:
-    """What `convert` makes of the cells, float32 (N, K)."""
+    """Convert the cells to float32 (N, K)."""
     values, lines = np.zeros((len(cells.numbers), len(columns)), np.float32), []
     for number, column in enumerate(columns):
         for row, cell in enumerate(cells.columns[column]):
@@ -231,12 +224,12 @@ def _number(cell: Any) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{cell!r} is no number")
+        raise ValueError(f"{cell!r} is not a finite number")
     return value
 
 
 def _zero_or_one(cell: Any) -> float:
     value = _number(cell)
     if value not in (0, 1):
-        raise ValueError(f"{cell!r} is neither 0 nor 1, as several columns are, or set data.targets=numbers")
+        raise ValueError(f"{cell!r} is neither 0 nor 1: correct it, or set data.targets=numbers")
     return value

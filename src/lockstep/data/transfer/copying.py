@@ -1,8 +1,8 @@
-"""Copies of files on a disk of the node: made once for all runs, found again until the source changes.
+"""Copies of files on a local disk, made once for all runs of a machine and replaced when the source changes.
 
-A copy is the folder `<copy_to>/<name>-<hash of path or URL>-<digest of the files>/`. In it are the files, in `<name>/`,
-and `.copied`, the record of what they are, locked by those who read the copy. Next to it are `<name>-<hash>-part/`, a
-copy that is not whole, and `.<name>-<hash>.lock`, held while copies of this source are made or removed. No torch.
+A copy is the folder `<copy_to>/<name>-<hash of path or URL>-<digest of the files>/`. It contains the files, in
+`<name>/`, and `.copied`, its record, which readers of the copy lock. Next to it are `<name>-<hash>-part/`, incomplete,
+and `.<name>-<hash>.lock`, held while copies of this source are made or removed. No torch.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from lockstep.runs.files import is_own_folder
 from lockstep.system.wording import plural
 
 RECORD = ".copied"
-NUM_THREADS = 16  # wait for a network or a disk
+NUM_THREADS = 16  # which wait for a network or a disk
 NUM_PER_BLOCK = 1024
-# thumbnails, remains of archives and deleted files, which systems put next to images
+# thumbnails, archive metadata and trash
 SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN")
-REMOVE_S = 2.0  # others that end at the same time hold the lock for an instant
+REMOVE_S = 2.0  # runs that end at the same time hold the lock briefly
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Files to copy: the size of each in bytes, None where unknown, by its name below the source.
+    """Files to copy: bytes of each, None if unknown, by name below the source.
 
-    `digest` changes with any file. `fetch` brings files of these names into a folder that has their subfolders.
+    `digest` changes with any file. `fetch(names, folder)` copies files into a folder that has their subfolders.
     """
 
     sizes: Mapping[str, int | None]
@@ -44,7 +44,7 @@ class Source:
 
 
 class Record(NamedTuple):
-    """Source of a whole copy, its digest, and the digest of names, sizes and times in the copy."""
+    """Source of a complete copy, its digest, and the digest of names, sizes and times in the copy."""
 
     source: str
     digest: str
@@ -53,7 +53,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Copy:
-    """The copies of `source`, one for each state of its files. `setting` says where, such as data.copy_to=/scratch."""
+    """Copies of `source`, one for each state of its files; `setting` is their place, such as data.copy_to=/scratch."""
 
     setting: str
     source: str
@@ -61,33 +61,33 @@ class Copy:
     name: str
 
     def place(self, digest: str) -> Path:
-        """The folder of the copy of the source in this state."""
         return self.stem.with_name(f"{self.stem.name}-{digest[:12]}")
 
     def make(self, source: Source, held: contextlib.ExitStack) -> str:
-        """Copy the files, unless that was done before, and keep them from removal until `held` closes.
+        """Copy the files if there is no copy yet, protect it from removal until `held` closes, and return the digest.
 
-        Removes copies that no process uses of other states, and what a killed process left. Returns the digest. Raises
-        ValueError.
+        Removes unused copies of other states, and incomplete ones of killed processes. Raises ValueError.
         """
         place = self.place(source.digest)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             with locked(self._lock, f"copies {self.name}"):
                 if os.path.lexists(place) and not is_own_folder(place):
-                    raise PermissionError(f"{place} belongs to somebody else")
+                    raise PermissionError(f"{place} belongs to another user")
                 for other in self._places() - {place}:
                     _remove_unused(other)
                 if read_record(place) != self._record(source, place):
                     self._bring(source, place)
                 hold(place, held)
         except OSError as error:
-            hint = "make it readable, make room, or set data.copy_to to a folder of your own on a disk of the node."
+            hint = (
+                "check permissions and free space, or set data.copy_to to a folder of your own on a disk of the node."
+            )
             raise ValueError(f"{self.setting}: {self.source} cannot be copied ({error}): {hint}") from error
         return source.digest
 
     def remove(self) -> None:
-        """Remove the copies that no process makes or uses; a failure is only printed."""
+        """Remove the copies that no process makes or uses. A failure is only printed."""
         from filelock import FileLock
 
         try:
@@ -95,15 +95,15 @@ class Copy:
                 with FileLock(self._lock, timeout=REMOVE_S):
                     for place in self._places():
                         _remove_unused(place)
-        except OSError as error:  # a TimeoutError while another process copies
-            print(f"The copy {self.stem}-* was not removed: {error}", file=sys.stderr, flush=True)
+        except OSError as error:  # TimeoutError: another process copies
+            print(f"warning: copies {self.stem}-* are not removed: {error}", file=sys.stderr, flush=True)
 
     def _bring(self, source: Source, place: Path) -> None:
-        shutil.rmtree(place, ignore_errors=True)  # a copy that lost files
+        shutil.rmtree(place, ignore_errors=True)  # a damaged copy
         part, names, num_bytes = self.place("part"), list(source.sizes), sum(filter(None, source.sizes.values()))
         free = shutil.disk_usage(part.parent).free
         if num_bytes > free:
-            raise OSError(f"it has {num_bytes / 2**30:.2f} GiB, and the disk {free / 2**30:.2f} GiB free")
+            raise OSError(f"it has {num_bytes / 2**30:.2f} GiB, but the disk has {free / 2**30:.2f} GiB free")
         folder, progress = part / self.name, Progress(f"Copying {self.name}", "files")
         try:
             for parent in {(folder / name).parent for name in names}:
@@ -113,7 +113,7 @@ class Copy:
                 source.fetch(names[start : start + NUM_PER_BLOCK], folder)
             for name, size in source.sizes.items():
                 if size not in (None, os.path.getsize(folder / name)):
-                    raise ValueError(f"{self.source}: {name} changed while it was copied: start again.")
+                    raise ValueError(f"{self.source}: {name} changed while it was copied: start the run again.")
             (part / RECORD).write_text(json.dumps(self._record(source, part)._asdict()))
             os.rename(part, place)
         finally:
@@ -133,19 +133,19 @@ class Copy:
         return self.stem.with_name(f".{self.stem.name}.lock")
 
 
-def is_left_out(name: str) -> bool:
-    """True for a file or folder that is hidden, or that a system put next to images."""
+def is_skipped(name: str) -> bool:
+    """Return whether a file or folder is hidden, or one of a system and not of the user."""
     return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
 def stem_of(folder: str, source: str, name: str) -> Path:
-    """Where below `folder` the copies of `source` are: the same in every run."""
+    """Path prefix of the copies of `source` below `folder`."""
     code = hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()
     return Path(folder).expanduser().absolute() / f"{name}-{code}"
 
 
 def read_record(place: Path) -> Record | None:
-    """The record of a copy; None where there is no whole copy."""
+    """Read the record of a copy; None if there is no complete copy."""
     try:
         return Record(**json.loads((place / RECORD).read_text()))
     except (OSError, ValueError, TypeError):
@@ -153,20 +153,18 @@ def read_record(place: Path) -> Record | None:
 
 
 def digest_of(files: Iterable[tuple[str, Sequence[object]]]) -> str:
-    """A digest that changes with any name or state of the files, but not with their order."""
+    """Digest of the names and states of files, in any order."""
     text = "".join(f"{name}\0{' '.join(map(str, state))}\0" for name, state in sorted(files))
     return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
 
 
 def hold(place: Path, held: contextlib.ExitStack) -> None:
-    """Keep a copy from being removed until `held` closes; it must be there."""
+    """Protect an existing copy from removal until `held` closes."""
     file = held.enter_context((place / RECORD).open("rb"))
     fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def files_of(root: Path, sizes: Mapping[str, int | None], digest: str) -> Source:
-    """Files of a folder, by their names below `root`."""
-
     def fetch(names: Sequence[str], folder: Path) -> None:
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             list(pool.map(lambda name: shutil.copyfile(root / name, folder / name), names))
@@ -175,7 +173,7 @@ def files_of(root: Path, sizes: Mapping[str, int | None], digest: str) -> Source
 
 
 def files_below(root: Path, folder: str) -> Source:
-    """Every file of a folder of `root`, in the same folder of a copy."""
+    """Every file of `root/folder`, by its path below `root`."""
     paths = [path for path in (root / folder).rglob("*") if path.is_file()]
     states = {str(path.relative_to(root)): path.stat() for path in paths}
     digest = digest_of((name, (state.st_size, state.st_mtime_ns, state.st_ctime_ns)) for name, state in states.items())
@@ -183,7 +181,7 @@ def files_below(root: Path, folder: str) -> Source:
 
 
 def _scan(folder: Path) -> dict[str, tuple[int, int]]:
-    """(bytes, time of change) of everything below a folder that is no folder."""
+    """(bytes, mtime_ns) of every file below a folder."""
     files, start = {}, len(f"{folder}/")
     for parent, _, names in os.walk(folder):
         for path in (f"{parent}/{name}" for name in names):
@@ -198,6 +196,6 @@ def _remove_unused(place: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        # without its record, what an interrupted removal leaves is no copy
+        # first, so that an interrupted removal leaves no valid copy
         (place / RECORD).unlink()
     shutil.rmtree(place)

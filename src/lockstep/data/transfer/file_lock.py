@@ -1,19 +1,19 @@
-"""What processes that need the same files share: a lock, and a line on how far work is."""
+"""A lock for files that several processes need, and a progress line."""
 
 import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-LINE_S = 10.0  # between two lines where the output is no terminal
+LINE_S = 10.0  # between two lines if the output is not a terminal
 
 
 def locked(path: Path, what: str) -> AbstractContextManager[object]:
-    """Take the lock of a file; while another process has it, wait, and print that this one does `what`.
+    """Hold the lock of a file. While another process holds it, wait, and print that it does `what`.
 
-    The kernel releases it when its process ends, however that ends. The file stays.
+    The kernel releases the lock when its process exits. The file is not deleted.
     """
-    from filelock import FileLock, Timeout  # not at the start of every command: 0.03 s
+    from filelock import FileLock, Timeout  # importing takes 0.03 s: not at the start of every command
 
     lock = FileLock(path)
     try:
@@ -24,7 +24,7 @@ def locked(path: Path, what: str) -> AbstractContextManager[object]:
 
 
 class Progress:
-    """A line that moves on a terminal; elsewhere a line now and then."""
+    """A line that is rewritten on a terminal, and printed every ten seconds elsewhere."""
 
     def __init__(self, what: str, unit: str) -> None:
         self._what = what
@@ -34,11 +34,9 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the work began."""
         return time.monotonic() - self._started
 
     def show(self, num_done: int, total: int) -> None:
-        """Print how much is done, unless a line was printed a moment ago."""
         now = time.monotonic()
         if now - self._last < (0.25 if self._is_terminal else LINE_S):
             return
@@ -47,6 +45,6 @@ class Progress:
         print(f"\r{line}\x1b[K" if self._is_terminal else line, end="" if self._is_terminal else "\n", flush=True)
 
     def end(self) -> None:
-        """Clear the line on a terminal, so that others can be printed."""
+        """Clear the line on a terminal."""
         if self._is_terminal:
             print("\r\x1b[K", end="", flush=True)

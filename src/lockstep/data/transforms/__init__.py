@@ -1,1 +1,1 @@
-"""Augmentation of whole batches, drawn by the position of a sample in the global batch."""
+"""Augmentation of batches, drawn by the position of a sample in the global batch."""

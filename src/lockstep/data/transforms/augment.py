@@ -1,4 +1,4 @@
-"""Augmentation of a whole batch at once, each sample by its own draw, the same draw for any number of workers."""
+"""Augmentation of a batch in one call, with a draw per sample that does not depend on the number of workers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from lockstep.distributed.rng import generator, seed_of
 
 
 class Draws(NamedTuple):
-    """What happens to the samples of a batch, one column each; None is switched off."""
+    """Random draws for the samples of a batch, one column each; None is switched off."""
 
     window: Tensor  # int64 (3, B): top, left, whether mirrored
     filled: tuple[Tensor, ...]  # boxes to fill, int64 (4, B) each
@@ -31,16 +31,16 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Changes training images in this order; 0 and False switch a part off.
+    """Change training images in this order; 0 and False switch a part off.
 
     1. `trivial`: one operation of TrivialAugment on each.
-    2. Crop at random from a zero border of `crop_padding` pixels, and mirror: `flip` at random, or alternating, in
-       every second epoch, at random for the first (Jordan 2024, arXiv 2404.00498).
-    3. Fill with `fill`, one value 0..255 per channel: a square of side `cutout` whose centre is anywhere in the image,
-       so that it may hang over the edge (DeVries and Taylor 2017); a rectangle, with probability `erasing`.
+    2. Crop at random from a zero border of `crop_padding` pixels, and mirror: with `flip` true at random; alternating
+       in every second epoch, starting at random (Jordan 2024, arXiv 2404.00498).
+    3. Fill with `fill`, one value 0..255 per channel: a square of side `cutout`, centred anywhere in the image, so that
+       it may cross the edge (DeVries and Taylor 2017); a rectangle, with probability `erasing`.
     4. Mix with the next image of the global batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
 
-    `moved_targets` takes the targets of images that are cropped and mirrored, and what does so with (B, C, H, W).
+    `moved_targets` gets the targets and the function that crops and mirrors (B, C, H, W), to move targets as well.
     """
 
     crop_padding: int
@@ -56,11 +56,11 @@ class Augment:
 
     @property
     def needs_partner(self) -> bool:
-        """Whether a shard must come with the sample that follows its last one."""
+        """True if a shard needs the sample that follows its last one."""
         return self.mixup > 0 or self.cutmix > 0
 
     def __call__(self, batch: Batch) -> Batch:
-        """Augment a shard of a micro-batch, on the device where it is."""
+        """Augment a shard of a micro-batch on its device."""
         if not (self.trivial or self.crop_padding or self.flip or self.cutout or self.erasing or self.needs_partner):
             return batch
         height, width = batch.inputs.shape[-2:]
@@ -70,8 +70,8 @@ class Augment:
     def draw(self, shard: Shard, height: int, width: int) -> Draws:
         """Draw on the CPU for the whole global batch, then cut to the shard and the partner of its last sample.
 
-        So a sample has the same numbers on any rank of any world size, and in any micro-batch. Each part has a
-        generator of its own: switching one on or off leaves the others as they were.
+        A sample has the same draws on any rank of any world size, and in any micro-batch. Each part has its own
+        generator, so that switching one on or off does not change the others.
         """
         kept = positions(shard, with_partner=self.needs_partner)
         source = self._source(shard, "augment")
@@ -90,7 +90,7 @@ class Augment:
         return Draws(torch.stack([top, left, mirror]), tuple(filled), operations, mixed)
 
     def apply(self, batch: Batch, draws: Draws) -> Batch:
-        """`batch` changed by `draws` on the same device: tensors in, tensors out, no host sync."""
+        """Apply `draws` to a batch on the same device, without a host sync."""
         images = batch.inputs
         if draws.trivial:
             images = trivial.apply(images, draws.trivial)
@@ -119,7 +119,7 @@ class Augment:
         columns = torch.arange(width, device=images.device).expand(batch, width)
         if self.flip:
             columns = torch.where(mirror == 1, width - 1 - columns, columns)
-        # Positions in the flattened padded image, so that crop and mirror are one gather.
+        # positions in the flattened padded image, so that crop and mirror are one gather
         position = (rows * padded.shape[3]).unsqueeze(2) + (columns + left).unsqueeze(1)
         position = position.flatten(1).unsqueeze(1).expand(batch, channels, height * width)
         return padded.flatten(2).gather(2, position).reshape(images.shape)
@@ -131,15 +131,15 @@ class Augment:
         covered = boxes.inside(drawn[0], height, width)
         for box in drawn[1:]:
             covered = covered | boxes.inside(box, height, width)
-        # Fill values go as numbers: a tensor of them would have to be copied to the device, which waits.
+        # numbers, because a tensor would have to be copied to the device, which waits
         filled = [channel.masked_fill(covered, fill) for channel, fill in zip(images.unbind(1), self.fill, strict=True)]
         return torch.stack(filled, 1)
 
 
 def _bits(seed: int, indices: Tensor) -> Tensor:
-    """A random bit of every sample of the data set, int64, from its index below 2**32, wherever the indices are.
+    """Draw a bit, int64, for every index below 2**32 of the data set, on any device.
 
-    A hash of 32-bit numbers by xor-shifts and products; the factors are below 2**31, so that int64 never overflows.
+    A hash of 32-bit numbers by xor-shifts and products; factors below 2**31 keep int64 from overflowing.
     """
     mixed = indices ^ seed_of(seed, "flip")
     for factor in (0x21F0AAAD, 0x735A2D97):

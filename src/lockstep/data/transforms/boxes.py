@@ -1,4 +1,4 @@
-"""Rectangles in images, one per sample: int64 (4, B) of top, bottom, left and right, the ends excluded."""
+"""Rectangles in images, one per sample: int64 (4, B) of top, bottom, left and right, ends excluded."""
 
 import math
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 def square(centre_y: Tensor, centre_x: Tensor, side: int) -> Tensor:
-    """Squares of `side` pixels, from centre - side // 2 on; they may hang over the edge."""
+    """Squares of `side` pixels, starting at centre - side // 2; they may cross the edge."""
     top, left = centre_y - side // 2, centre_x - side // 2
     return torch.stack([top, top + side, left, left + side])
 
 
 def erasing(source: torch.Generator, size: int, probability: float, height: int, width: int) -> Tensor:
-    """Rectangles of random erasing (Zhong et al. 2017, algorithm 1) for `size` samples, empty where nothing is erased.
+    """Rectangles of random erasing (Zhong et al. 2017, algorithm 1) for `size` samples, empty if nothing is erased.
 
-    Area 2 to 33 % of the image, height to width log-uniform in 0.3 to 3.3. Of ten draws the first that fits is taken;
-    where none does, nothing is erased, as in torchvision.
+    Area 2 to 33 % of the image, height to width log-uniform in 0.3 to 3.3. The first of ten draws that fits is used; if
+    none does, nothing is erased, as in torchvision.
     """
     uniform = torch.rand(10, 2, size, generator=source, dtype=torch.float64)
     area = height * width * (0.02 + (0.33 - 0.02) * uniform[:, 0])
@@ -26,16 +26,16 @@ def erasing(source: torch.Generator, size: int, probability: float, height: int,
     first = fits.long().argmax(0, keepdim=True)
     is_erased = fits.any(0) & (torch.rand(size, generator=source, dtype=torch.float64) < probability)
     box_height, box_width = (sides.gather(0, first)[0] * is_erased for sides in (heights, widths))
-    place = torch.rand(2, size, generator=source, dtype=torch.float64)
-    top = (place[0] * (height - box_height + 1)).long()
-    left = (place[1] * (width - box_width + 1)).long()
+    offset = torch.rand(2, size, generator=source, dtype=torch.float64)
+    top = (offset[0] * (height - box_height + 1)).long()
+    left = (offset[1] * (width - box_width + 1)).long()
     return torch.stack([top, top + box_height, left, left + box_width])
 
 
 def inside(boxes: Tensor, height: int, width: int) -> Tensor:
-    """Which pixels the `boxes` cover: bool (B, H, W)."""
+    """Return a mask of the pixels in `boxes`: bool (B, H, W)."""
     top, bottom, left, right = boxes.unsqueeze(2)
     y, x = torch.arange(height, device=boxes.device), torch.arange(width, device=boxes.device)
     rows = ((y >= top) & (y < bottom)).unsqueeze(2)
-    # rows written out: twice as fast as `and` with one value per row (CPU, 2026-11-21)
+    # expanded rows: twice as fast as broadcasting one value per row (CPU, 2026-11-21)
     return rows.expand(-1, height, width).contiguous() & ((x >= left) & (x < right)).unsqueeze(1)

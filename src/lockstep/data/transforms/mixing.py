@@ -15,41 +15,41 @@ ONE = 1 << 16  # images are mixed in 65536ths: whole numbers below 2**24, which 
 
 
 class MixDraws(NamedTuple):
-    """How the B samples of a shard are mixed. `parts` is ONE where CutMix was drawn, the box empty where MixUp was."""
+    """Draws for the B samples of a shard. `parts` is ONE where CutMix was drawn, the box is empty where MixUp was."""
 
-    weights: Tensor  # float32 (B,), of the own label
-    parts: Tensor | None  # float32 (B,), of the own image in 65536ths; None without MixUp
-    boxes: Tensor | None  # int64 (4, B), what the partner covers; None without CutMix
+    weights: Tensor  # float32 (B,), of the label of the sample
+    parts: Tensor | None  # float32 (B,), of the image of the sample in 65536ths; None without MixUp
+    boxes: Tensor | None  # int64 (4, B), covered by the partner; None without CutMix
 
 
 def draw(seed: int, shard: Shard, height: int, width: int, *, mixup: float, cutmix: float) -> MixDraws:
-    """Draw lambda of Beta(alpha, alpha), on the CPU, for the whole global batch, then cut.
+    """Draw lambda of Beta(alpha, alpha) on the CPU for the whole global batch, then cut to the shard.
 
-    `mixup` and `cutmix` are the alphas; where both are above 0, each sample takes one of them with probability 1/2.
+    `mixup` and `cutmix` are the alphas. If both are above 0, each sample uses one of them with probability 1/2.
     """
     source = np.random.default_rng(seed_of(seed, shard.epoch, shard.step, "mix"))
     is_cut = source.random(shard.group_size) < (0.5 if mixup and cutmix else bool(cutmix))
     alpha = np.where(is_cut, cutmix, mixup)
-    own_shard = source.beta(alpha, alpha)
+    lambdas = source.beta(alpha, alpha)
     box = []
     for side in (height, width):
-        half = np.where(is_cut, np.sqrt(1 - own_shard) * side / 2, 0).astype(np.int64)
+        half = np.where(is_cut, np.sqrt(1 - lambdas) * side / 2, 0).astype(np.int64)
         centre = source.integers(side, size=shard.group_size)
         box += [(centre - half).clip(min=0), (centre + half).clip(max=side)]
     top, bottom, left, right = box
-    area = (bottom - top) * (right - left)  # what is pasted, not what lambda asked for: boxes end at the edge
-    parts = np.where(is_cut, ONE, np.rint(own_shard * ONE))
+    area = (bottom - top) * (right - left)  # of the pasted box, which the edge may cut
+    parts = np.where(is_cut, ONE, np.rint(lambdas * ONE))
     weights = np.where(is_cut, 1 - area / (height * width), parts / ONE)
-    mine = slice(shard.lo, shard.hi)
+    kept = slice(shard.lo, shard.hi)
     return MixDraws(
-        torch.from_numpy(weights[mine]).float(),
-        torch.from_numpy(parts[mine]).float() if mixup else None,
-        torch.from_numpy(np.stack(box)[:, mine]) if cutmix else None,
+        torch.from_numpy(weights[kept]).float(),
+        torch.from_numpy(parts[kept]).float() if mixup else None,
+        torch.from_numpy(np.stack(box)[:, kept]) if cutmix else None,
     )
 
 
 def apply(batch: Batch, draws: MixDraws) -> Batch:
-    """`batch` of B + 1 samples, or none, to B mixed ones: the partner of each is the one that follows it."""
+    """Mix each of B samples with the following one of the B + 1 samples of `batch`, which may also be empty."""
     pixels, partner = batch.inputs[:-1], batch.inputs[1:]
     if draws.parts is not None:
         parts = draws.parts.view(-1, 1, 1, 1)

@@ -1,8 +1,8 @@
-"""Changes of grey level and colour, each image by its own strength, in whole numbers: the same bits on every device.
+"""Changes of grey level and colour with a strength per image, in whole numbers: the same bits on every device.
 
 They are torchvision's of the same names on uint8 images. `images` are uint8 (B, C, H, W); `levels`, int64 (B,), are
-strengths -30 to 30. A curve, (B, C or 1, 256), tells what becomes of each grey level. Whole numbers below 2**24 are
-exact in float32 too, which is several times as fast as int32 on a CPU.
+strengths -30 to 30. A curve (B, C or 1, 256) maps each grey level to another. Whole numbers below 2**24 are exact in
+float32 too, which is several times as fast as int32 on a CPU.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,11 @@ def apply_curves(images: Tensor, curves: Tensor) -> Tensor:
 
 
 def brightness(images: Tensor, levels: Tensor) -> Tensor:
-    """The curve from black to brighter or darker than the image."""
     return _thousandths(_greys(images) * _factors(levels)).unsqueeze(1)
 
 
 def contrast(images: Tensor, levels: Tensor) -> Tensor:
-    """The curve away from the image's mean grey, or towards it."""
+    """Curve away from the mean grey of the image, or towards it."""
     grey = _luma(images) if images.shape[1] == 3 else images
     # in float64 the sum is exact in any order
     sums, factors = grey.flatten(1).sum(1, dtype=torch.float64).long().unsqueeze(1), _factors(levels)
@@ -34,19 +33,19 @@ def contrast(images: Tensor, levels: Tensor) -> Tensor:
 
 
 def posterize(images: Tensor, levels: Tensor) -> Tensor:
-    """The curve that keeps the 8 (level 0) to 2 (level 30) highest bits."""
+    """Curve that keeps the 8 (level 0) to 2 (level 30) highest bits."""
     dropped = (levels.abs() + 2).div(5, rounding_mode="floor").view(-1, 1, 1)
     return (_greys(images) >> dropped) << dropped
 
 
 def solarize(images: Tensor, levels: Tensor) -> Tensor:
-    """The curve that inverts from 255 (level 0) or less, down to 0 (level 30), upwards."""
+    """Curve that inverts all levels from a threshold on: 255 at level 0 to 0 at level 30."""
     greys = _greys(images)
     return torch.where(2 * greys >= 17 * (30 - levels.abs()).view(-1, 1, 1), 255 - greys, greys)
 
 
 def autocontrast(images: Tensor, levels: Tensor) -> Tensor:
-    """The curve that stretches each channel to 0 .. 255; a channel of one grey level stays."""
+    """Curve that stretches each channel to 0 .. 255; a channel of one grey level is unchanged."""
     greys = _greys(images)
     low, high = (bound.long().unsqueeze(2) for bound in torch.aminmax(images.flatten(2), dim=2))
     stretched = ((greys - low) * 255).div((high - low).clamp(min=1), rounding_mode="floor").clamp(0, 255)
@@ -54,7 +53,7 @@ def autocontrast(images: Tensor, levels: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor, levels: Tensor) -> Tensor:
-    """The curve that makes all grey levels of a channel about equally frequent, by Pillow's rule."""
+    """Curve that makes all grey levels of a channel about equally frequent, by Pillow's rule."""
     flat = images.flatten(2).long()
     counts = flat.new_zeros(*flat.shape[:2], 256).scatter_add_(2, flat, torch.ones_like(flat))
     brightest = counts.gather(2, flat.amax(2, keepdim=True))
@@ -75,12 +74,12 @@ CURVES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 
 
 def color(images: Tensor, levels: Tensor) -> Tensor:
-    """Away from grey, or towards it; images of another number of channels than 3 stay."""
+    """Change the saturation of images of 3 channels; others are unchanged."""
     return _blend(_luma(images), images, levels) if images.shape[1] == 3 else images
 
 
 def sharpness(images: Tensor, levels: Tensor) -> Tensor:
-    """Away from the blurred image, or towards it; the outermost pixels stay, as does an image without others."""
+    """Blend with the blurred image; the outermost pixels are unchanged."""
     height, width = images.shape[2:]
     if min(height, width) < 3:
         return images
@@ -100,14 +99,14 @@ def _factors(levels: Tensor) -> Tensor:
 
 
 def _thousandths(values: Tensor) -> Tensor:
-    """Grey levels, uint8, of their thousandfold: cut to 0 .. 255 and rounded down."""
+    """Divide by 1000: uint8, clamped to 0 .. 255 and rounded down."""
     return _divided(values.clamp(0, 255_000), 1000).to(torch.uint8)
 
 
 def _divided(values: Tensor, divisor: int) -> Tensor:
-    """Whole numbers from 0 to 255 times `divisor`, 1000 or 10,000, divided and rounded down, float32.
+    """Divide whole numbers, 0 to 255 times `divisor`, 1000 or 10,000, rounded down, float32.
 
-    By a product, since a GPU may divide by one anyway; a test compares every value with integer division.
+    By a product, as a GPU may do anyway; a test compares every value with integer division.
     """
     return (values.float() * (1 / divisor)).floor_()
 

@@ -15,11 +15,11 @@ NUM_LEVELS = 31
 
 
 class TrivialDraws(NamedTuple):
-    """What happens to the B samples of a shard, sorted by operation; `counts` is known to the host, so no one waits."""
+    """Draws for the B samples of a shard, sorted by operation; `counts` is on the host, which avoids a sync."""
 
     counts: tuple[int, ...]  # samples of each operation
     order: Tensor  # int64 (B,), the samples in the order of their operations
-    places: Tensor  # int64 (B,), where each sample is in that order
+    inverse: Tensor  # int64 (B,), the position of each sample in that order
     levels: Tensor  # int64 (B,), in that order: strengths -30 to 30
     maps: Tensor  # float64 (2, 3, G), source positions of the G samples that are moved
 
@@ -38,7 +38,7 @@ def draw(source: torch.Generator, size: int, positions: Tensor, height: int, wid
 
 
 def apply(images: Tensor, draws: TrivialDraws) -> Tensor:
-    """`images` uint8 (B, C, H, W), each changed by its operation, which runs on its own samples only."""
+    """Apply to each of `images`, uint8 (B, C, H, W), its operation; an operation runs on its samples only."""
     num_moves, num_curves = len(MOVES), len(photometric.CURVES)
     counts = draws.counts
     curve_counts = counts[num_moves : num_moves + num_curves]
@@ -52,17 +52,17 @@ def apply(images: Tensor, draws: TrivialDraws) -> Tensor:
     )
     parts = zip(changes, images.index_select(0, draws.order).split(groups), draws.levels.split(groups), strict=True)
     changed = [change(part, levels) if len(part) else part for change, part, levels in parts]
-    return torch.cat(changed).index_select(0, draws.places)
+    return torch.cat(changed).index_select(0, draws.inverse)
 
 
 def _maps(operations: Tensor, levels: Tensor, height: int, width: int) -> Tensor:
-    """Where a pixel comes from: (2, 3, G), rows of x and y, factors of x, of y, and an offset.
+    """Map each pixel to its source: (2, 3, G), rows of x and y, with factors of x and y, and an offset.
 
-    Positions count from the image's corner, the centre of the first pixel is at 0.5. Shears leave the corner where it
-    is, rotations the middle.
+    Positions count from the corner of the image; the centre of the first pixel is at 0.5. Shears fix the corner,
+    rotations the middle.
     """
     shear_x, shear_y, translate_x, translate_y, rotate = (levels * (operations == k) for k in range(len(MOVES)))
-    # all 61 angles at once: the last bit of a cosine can depend on its place in a vector, and so on the batch's cut
+    # for all 61 angles: the last bit of a cosine can depend on its position in a vector, and so on the cut of the batch
     angles = torch.arange(-30, 31, dtype=torch.float64) * math.radians(4.5)
     cos, sin = angles.cos()[rotate + 30], angles.sin()[rotate + 30]
     shift_x, shift_y = ((16 * shift).div(15, rounding_mode="trunc") for shift in (translate_x, translate_y))
@@ -72,9 +72,9 @@ def _maps(operations: Tensor, levels: Tensor, height: int, width: int) -> Tensor
 
 
 def _move(images: Tensor, maps: Tensor) -> Tensor:
-    """Nearest neighbours; zeros come in from outside.
+    """Move by nearest neighbours, with zeros from outside.
 
-    Products and sums of float64, each rounded by itself: a matrix product would depend on the device and the batch.
+    By products and sums of float64, each rounded: a matrix product would depend on the device and the batch.
     """
     height, width = images.shape[2:]
     x = torch.arange(width, dtype=torch.float64, device=images.device) + 0.5
@@ -83,14 +83,14 @@ def _move(images: Tensor, maps: Tensor) -> Tensor:
         (of_x.unsqueeze(1) * x + offset.unsqueeze(1)).unsqueeze(1) + (of_y.unsqueeze(1) * y).unsqueeze(2)
         for of_x, of_y, offset in maps
     )
-    # what comes from outside is read from a border of zeros
+    # pixels from outside are read from a border of zeros
     column, row = source_x.floor_().clamp_(-1, width).add_(1), source_y.floor_().clamp_(-1, height).add_(1)
     position = row.mul_(width + 2).add_(column).long().flatten(1).unsqueeze(1)
     return F.pad(images, (1,) * 4).flatten(2).gather(2, position.expand(-1, images.shape[1], -1)).view_as(images)
 
 
 def _curve(images: Tensor, levels: Tensor, counts: tuple[int, ...]) -> Tensor:
-    """The operations that are curves, `counts` samples each; all look up at once."""
+    """Apply the operations that are curves, `counts` samples each, in one lookup."""
     parts = zip(photometric.CURVES, images.split(counts), levels.split(counts), strict=True)
     curves = [curve(part, part_levels) for curve, part, part_levels in parts if len(part)]
     return photometric.apply_curves(images, torch.cat([c.expand(-1, images.shape[1], -1) for c in curves]))
