@@ -58,7 +58,7 @@ def test_what_it_logs_is_recorded_shown_and_decides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        ([f"module._target_={MODULES}.LogsItsShard", "trainer.devices=2"], "logs another value on each worker"),
+        ([f"module._target_={MODULES}.LogsItsShard", "trainer.devices=2"], "logs different values on the workers"),
         (
             [*PLAIN, "callbacks.checkpoint.monitor=val/f1", "callbacks.checkpoint.mode=max"],
             "is not logged by module._t",

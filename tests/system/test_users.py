@@ -59,7 +59,7 @@ def test_the_second_user_trains_in_the_same_outputs(shared: Path, umask: int) ->
         done = users.run(SECOND, shared, "-m", "lockstep", "train", *SMALL, "trainer.max_epochs=1", umask=umask)
         first.kill()
     assert done.returncode == 0, done.stderr
-    assert "outputs/latest still names another run" in done.stderr
+    assert "outputs/latest still points to another run" in done.stderr
     assert (shared / "outputs" / "latest").resolve() == path
     [own] = [run for run in shared.glob("outputs/*/*") if run.stat().st_uid == SECOND]
     assert RunFolder(own).read_summary()["epochs"] == 1

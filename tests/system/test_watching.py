@@ -1,12 +1,9 @@
-"""`lockstep status`, `runs`, `compare` and `runs --prune`: what they say, and what they never remove."""
+"""`lockstep status`, `runs`, `compare` and `runs --prune`: their output, and the runs that are never removed."""
 
-import itertools
 import json
 import os
 import re
-import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,12 +13,9 @@ import pytest
 
 from lockstep.cli import main
 from lockstep.monitoring import cells
-from lockstep.monitoring.table import COLUMNS
-from lockstep.runs.discovery import STATES
 from lockstep.runs.folder import BENCHMARK, LIVE_STATES, SILENT_S, RunFolder
 from lockstep.system.terminal import duration
 from lockstep.system.wording import plural
-from tests.support.harness import environ
 from tests.support.holding import HOLD, begun_by_another_process
 from tests.support.screens import on_terminal, seen
 
@@ -89,18 +83,18 @@ def rows_of(text: str) -> dict[str, str]:
     return dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines() if "  " in line)
 
 
-def test_the_status_of_the_latest_run_says_it_all(tmp_path: Path, lockstep: Any) -> None:
+def test_the_status_of_the_latest_run_is_complete(tmp_path: Path, lockstep: Any) -> None:
     folder = run(tmp_path / "outputs" / "day" / "it", state="training", host="node07")
     (tmp_path / "outputs" / "latest").symlink_to("day/it")
     said = lockstep("status")
     assert said.code == 0
     rows = rows_of(said.out)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, \d\.\d s ago", rows.pop("updated"))
+    assert re.fullmatch(r"1:1\d so far, about 1:50 left", rows.pop("time"))
     assert rows == {
         "state": "training",
         "progress": "40.0 %",
         "epoch": "4 of 10, step 312 of 780",
-        "time": "1:12 so far, about 1:50 left",
         "speed": "1,234 images/s, 18.2 s an epoch",
         "learning rate": "0.0734",
         "best": "val/accuracy 0.9812",
@@ -117,43 +111,29 @@ def test_the_status_of_the_latest_run_says_it_all(tmp_path: Path, lockstep: Any)
     assert json.loads(lockstep("status", "--json").out)["path"] == str(folder.path)
 
 
-def test_a_status_on_a_narrow_terminal_breaks_no_word_and_no_bar(tmp_path: Path) -> None:
-    reason = "a reason of more than a few words, as long as this"
-    run(tmp_path / "it", state="training", host="node07", percent=100.0, reason=reason)
-    lines, _ = seen(40, "status", "it")
-    assert max(map(len, lines)) <= 40
-    text = " ".join("\n".join(lines).split())
-    assert reason in text
-    assert re.search(r"━+ 100.0 %", text)
-    assert "lockstep stop it" in text
+def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
+    run(tmp_path / "it", state="training", host="node07")
+    lines, text = seen(100, "status", "it")
+    assert f"progress       {'━' * 12}╸{'━' * 19}  40.0 %" in lines
+    assert "\x1b[36m" in text  # cyan: live
 
 
-def test_a_long_epoch_has_a_time_left_of_its_own(tmp_path: Path, lockstep: Any) -> None:
-    run(tmp_path / "it", state="training", host="node07", epoch=1, epoch_s=None, epoch_remaining_s=400.0)
-    rows = rows_of(lockstep("status", "it").out)
-    assert rows["epoch"] == "1 of 10, step 312 of 780, 6:40 left in it"
-    assert rows["time"] == "1:12 so far, about 1:50 left"
-    run(tmp_path / "over", state="stopped", epoch_remaining_s=400.0)
-    assert rows_of(lockstep("status", "over").out)["epoch"] == "4 of 10, step 312 of 780"
-
-
-@pytest.mark.parametrize("state", [state for state in STATES if state not in ("not started", "broken")])
-@pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_the_next_command_fits_the_state(tmp_path: Path, lockstep: Any, state: str, has_checkpoint: bool) -> None:
-    folder = run(tmp_path / "my run", state=state, host="another machine")
-    if has_checkpoint:
-        folder.checkpoints.mkdir()
-        folder.last_checkpoint.touch()
-    *_, last, _ = lockstep("status", "my run").out.splitlines()
+def test_the_next_command_fits_the_state(tmp_path: Path, lockstep: Any) -> None:
     resume = """lockstep train 'resume="my run"'"""
-    go_on = f"{'go on' if has_checkpoint else 'try again'} +{resume}"
     expected = dict.fromkeys(LIVE_STATES, "stop +lockstep stop 'my run'")
-    expected |= {"stopping": f"then go on +{resume}", "stopped": go_on, "failed": go_on, "pruned": go_on}
-    expected |= {"no signal": go_on, "finished": "evaluate +lockstep eval 'my run'"}
-    assert re.fullmatch(expected[state], last)
+    expected |= {"stopping": f"then resume +{resume}", "finished": "evaluate +lockstep eval 'my run'"}
+    expected |= dict.fromkeys(("stopped", "failed", "pruned", "no signal"), f"try again +{resume}")
+    folder = run(tmp_path / "my run")
+    for state, command in expected.items():
+        folder.write_status(**TRAINED | {"state": state, "host": "another machine"})
+        assert re.fullmatch(command, lockstep("status", "my run").out.splitlines()[-2])
+    folder.checkpoints.mkdir()
+    folder.last_checkpoint.touch()
+    folder.write_status(**TRAINED | {"state": "stopped"})
+    assert re.fullmatch(f"resume +{resume}", lockstep("status", "my run").out.splitlines()[-2])
 
 
-def test_a_run_without_a_status_or_with_a_broken_one_is_shown_too(tmp_path: Path, lockstep: Any) -> None:
+def test_a_run_without_a_status_or_with_a_broken_one_is_shown(tmp_path: Path, lockstep: Any) -> None:
     folder = run(tmp_path / "it", state=None)
     rows = rows_of(lockstep("status", "it").out)
     assert rows == {"state": "not started", "run folder": "it", "start": "lockstep train resume=it"}
@@ -162,14 +142,17 @@ def test_a_run_without_a_status_or_with_a_broken_one_is_shown_too(tmp_path: Path
     assert (rows["state"], rows["look"]) == ("broken", "cat it/status.json")
 
 
-def test_the_time_of_a_live_run_goes_on_between_two_words_of_it(tmp_path: Path, lockstep: Any) -> None:
-    run(tmp_path / "live", state="training", host="node07", updated=time.time() - 60)
-    run(tmp_path / "ended", updated=time.time() - 60)
-    assert rows_of(lockstep("status", "live").out)["time"].startswith("2:12 so far")
-    assert rows_of(lockstep("status", "ended").out)["time"] == "1:12"
+def test_the_time_of_a_live_run_includes_that_since_its_last_status(tmp_path: Path, lockstep: Any) -> None:
+    run(tmp_path / "live", state="training", host="node07", updated=time.time() - 60, epoch_remaining_s=400.0)
+    run(tmp_path / "ended", updated=time.time() - 60, epoch_remaining_s=400.0)
+    rows = rows_of(lockstep("status", "live").out)
+    assert re.fullmatch(r"2:1\d so far, about 1:50 left", rows["time"])
+    assert rows["epoch"] == "4 of 10, step 312 of 780, 6:40 left in it"
+    rows = rows_of(lockstep("status", "ended").out)
+    assert (rows["time"], rows["epoch"]) == ("1:12", "4 of 10, step 312 of 780")
 
 
-def test_why_a_run_is_silent_or_failed_is_said(tmp_path: Path, lockstep: Any) -> None:
+def test_the_reason_of_a_silent_or_failed_run_is_shown(tmp_path: Path, lockstep: Any) -> None:
     folder = run(tmp_path / "it", state="training")
     assert "its process is gone" in rows_of(lockstep("status", "it").out)["reason"]
     folder.write_status(state="failed", reason="ZeroDivisionError: \x1b[31mx")
@@ -177,15 +160,6 @@ def test_why_a_run_is_silent_or_failed_is_said(tmp_path: Path, lockstep: Any) ->
     rows = rows_of(lockstep("status", "it").out)
     assert rows["reason"] == "ZeroDivisionError:  [31mx"
     assert rows["failure"] == "it/failure.txt"
-
-
-def test_a_terminal_gets_a_bar_and_colours_unless_it_wants_none(tmp_path: Path) -> None:
-    run(tmp_path / "it", state="training", host="node07")
-    lines, text = seen(100, "status", "it")
-    assert f"progress       {'━' * 12}╸{'━' * 19}  40.0 %" in lines
-    assert "\x1b[36m" in text  # cyan: it is at work
-    _, text = seen(80, "status", "it", NO_COLOR="1")
-    assert not re.search(r"\x1b\[3\dm", text)
 
 
 @pytest.fixture
@@ -219,21 +193,17 @@ def test_a_pipe_gets_every_fact_whole_the_newest_first(three: Path, lockstep: An
     [
         ((), "bca"),
         (("--reverse",), "acb"),
-        (("--sort", "best"), "cab"),
-        (("--sort", "-best"), "bac"),
         (("--sort=-best", "--reverse"), "cab"),
-        (("--sort", "state"), "bac"),
         (("--sort", "run", "--reverse"), "cba"),
         (("--sort", "s/epoch"), "abc"),
         (("--sort", "overrides"), "abc"),
-        (("--sort", "epoch"), "cba"),
     ],
 )
 def test_runs_are_sorted_by_a_column(three: Path, lockstep: Any, order: tuple[str, ...], expected: str) -> None:
     assert names(lockstep("runs", *order)) == expected
 
 
-def test_what_has_no_value_comes_last_in_either_direction(three: Path, lockstep: Any) -> None:
+def test_runs_without_a_value_come_last_in_either_direction(three: Path, lockstep: Any) -> None:
     run(three / "day" / "13_d", state=None, started=NOW + 1)
     assert names(lockstep("runs", "--sort", "best")) == "cabd"
     assert names(lockstep("runs", "--sort", "-best")) == "bacd"
@@ -241,15 +211,14 @@ def test_what_has_no_value_comes_last_in_either_direction(three: Path, lockstep:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [("lr=0.2", "b"), ("H100", "c"), ("h100 seed", "c"), ("h100 lr", ""), ("11_", "b"), ("failed", "b"),
-     ("state=finished", "a"), ("digits width=8", "bca"), ("", "bca")],
+    ("terms", "expected"),
+    [("h100 seed", "c"), ("h100 lr", ""), ("11_", "b"), ("state=finished", "a"), ("digits width=8", "bca")],
 )  # fmt: skip
-def test_every_word_of_the_filter_must_occur(three: Path, lockstep: Any, words: str, expected: str) -> None:
-    said = lockstep("runs", "--filter", words)
+def test_every_term_of_the_filter_must_occur(three: Path, lockstep: Any, terms: str, expected: str) -> None:
+    said = lockstep("runs", "--filter", terms)
     assert names(said) == expected
     if not expected:
-        assert said.err == "None of the 3 runs below outputs fits: leave out --filter or --state.\n"
+        assert said.err == "None of the 3 runs below outputs matches: leave out --filter or --state.\n"
 
 
 def test_states_are_chosen_by_their_names(three: Path, lockstep: Any) -> None:
@@ -275,13 +244,13 @@ def test_json_has_all_facts_of_every_run(three: Path, lockstep: Any) -> None:
     assert lockstep("runs", "--json", "--filter", "nothing").out == "[]\n"
 
 
-def test_an_empty_folder_says_what_to_do_and_a_missing_one_is_a_fault(tmp_path: Path, lockstep: Any) -> None:
+def test_an_empty_folder_has_a_hint_and_a_missing_one_is_an_error(tmp_path: Path, lockstep: Any) -> None:
     said = lockstep("runs")
     assert (said.code, said.out) == (0, "")
     assert said.err == "No runs below outputs: start one with lockstep train, or name another folder.\n"
     said = lockstep("runs", "nowhere")
     assert said.code == 2
-    assert said.err == "lockstep: nowhere is no folder: give one that holds runs, or none for outputs/.\n"
+    assert said.err == "lockstep: nowhere is no folder: name one with runs, or none for outputs/.\n"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +261,7 @@ def test_an_empty_folder_says_what_to_do_and_a_missing_one_is_a_fault(tmp_path: 
         (("--yes",), "--yes is for --prune"),
     ],
 )
-def test_what_cannot_be_is_one_clear_line(three: Path, lockstep: Any, words: tuple[str, ...], error: str) -> None:
+def test_wrong_options_are_one_clear_line(three: Path, lockstep: Any, words: tuple[str, ...], error: str) -> None:
     said = lockstep("runs", *words)
     assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
     assert error in said.err
@@ -307,18 +276,7 @@ def test_names_cannot_move_the_cursor_and_lines_stay_lines(tmp_path: Path, locks
     assert {line[3] for line in said.lines} == {"x= 1", "-"}
 
 
-def test_a_narrow_terminal_loses_the_last_columns_and_cuts_none(three: Path) -> None:
-    for columns, heads in ((140, [*COLUMNS]), (80, [*COLUMNS[:-1]]), (40, [*COLUMNS[:3]])):
-        lines, _ = seen(columns, "runs")
-        assert " ".join(lines).startswith("3 runs below outputs, best: val/accuracy") or columns == 40
-        head = next(number for number, line in enumerate(lines) if line.startswith("state "))
-        assert lines[head].split() == heads
-        assert max(map(len, lines)) <= columns
-        assert lines[head + 1].split()[:3] == ["failed", "day/11_b", "0.7500"]
-        assert ("optimizer.lr=0.2" in lines[head + 1]) == (columns >= 80)
-
-
-def test_watching_shows_changes_until_ctrl_c_and_leaves_with_0(three: Path) -> None:
+def test_watching_shows_changes_until_ctrl_c_and_exits_with_0(three: Path) -> None:
     with on_terminal(100, "runs", "--watch") as shown:
         shown.wait_for("day/10_a")
         run(three / "day" / "13_d", state=None)
@@ -326,22 +284,8 @@ def test_watching_shows_changes_until_ctrl_c_and_leaves_with_0(three: Path) -> N
         shown.wait_for("training")
         shown.type("\x03")
         assert shown.end() == 0
-    before, _, after = shown.text.partition("\x1b[?1049h")
-    assert "day" not in before
-    assert "\x1b[?1049l" in after  # the terminal is given back
-    assert "9/10" in after.partition("\x1b[?1049l")[2]  # and the last state stays to be seen
-
-
-def test_a_thousand_runs_are_listed(tmp_path: Path, figure: Any) -> None:
-    for number in range(1000):
-        run(tmp_path / "outputs" / str(number % 10) / str(number), f"seed={number}", started=NOW + number)
-    started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep.cli.main", "runs"], env=environ(), capture_output=True, text=True, check=True
-    )
-    used = time.perf_counter() - started
-    assert len(done.stdout.splitlines()) == 1001
-    figure(f"lockstep runs of 1,000 runs: {used:.2f} s with its start")
+    after = shown.text.partition("\x1b[?1049l")[2]  # of the alternate screen
+    assert "9/10" in after  # the last table stays
 
 
 @pytest.fixture
@@ -398,11 +342,7 @@ def test_true_and_1_and_1_0_are_different_settings(tmp_path: Path, lockstep: Any
         assert "x" in json.loads(lockstep("compare", *pair, "--json").out)["settings"]
 
 
-def test_on_a_narrow_terminal_the_runs_stand_below_each_other(two: Any) -> None:
-    lines, _ = seen(100, "compare", "a", "b", "a")
-    assert lines[:2] == ["A  a", "B  b"]
-    assert any(re.fullmatch(r"optimizer.lr +0.1 +0.0001 +0.1", line) for line in lines)
-    assert any(re.fullmatch(r"results +A +B +C", line) for line in lines)
+def test_runs_that_do_not_fit_next_to_each_other_are_in_a_second_table(two: Any) -> None:
     lines, _ = seen(40, "compare", "a", "b")
     assert max(map(len, lines)) <= 40
     assert sum(bool(re.fullmatch(r"results +[AB]", line)) for line in lines) == 2
@@ -410,22 +350,16 @@ def test_on_a_narrow_terminal_the_runs_stand_below_each_other(two: Any) -> None:
     assert "All settings are the same." in lines
 
 
-BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in itertools.pairwise("abcdef"))
-
-
-def test_what_cannot_be_compared_is_named(two: Any, lockstep: Any) -> None:
+def test_runs_that_cannot_be_compared_are_named(two: Any, lockstep: Any) -> None:
     said = lockstep("compare", "a", "nowhere")
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("lockstep: nowhere is no run folder: it has no config.yaml. Newest runs: ")
     assert "Name two or more runs" in lockstep("compare", "a").err
-    for text in ("a: [\n", "- 1\n", "a: &a {b: *a}\n", "? [1, 2]\n: 3\nx: {? [1]: 2}\n"):
+    for text in ("a: [\n", "- 1\n"):
         two[1].config.write_text(text)
         said = lockstep("compare", "a", "b")
-        assert said.code in (0, 2)
-        assert len(said.err.splitlines()) == (said.code == 2), said.err
-        assert said.code == 0 or said.err.startswith("lockstep: b/config.yaml cannot be read: ")
-    two[1].config.write_text(BOMB)
-    assert "cannot be read: an alias" in lockstep("compare", "a", "b").err
+        assert (said.code, len(said.err.splitlines())) == (2, 1)
+        assert said.err.startswith("lockstep: b/config.yaml cannot be read: ")
 
 
 def left(root: Path) -> set[str]:
@@ -457,28 +391,27 @@ EVERY = {"finished", "stopped", "failed", "silent", "live", "unstarted", "failed
     [
         ((), {"failed", "silent", "unstarted"}),
         (("--filter", "unst"), {"unstarted"}),
-        (("--state", "failed"), {"failed", "failed_c"}),
         (("--state", "stopped,no-signal"), {"stopped", "silent", "silent_c"}),
         (("--state", "finished", "--filter", "silent"), set()),
         (("--state", "finished,stopped,failed,no-signal,not-started"), EVERY - {"live", "broken"}),
     ],
 )
-def test_prune_removes_what_was_asked_for(every_state: Path, lockstep: Any, words: Any, removed: set[str]) -> None:
+def test_prune_removes_the_selected_runs(every_state: Path, lockstep: Any, words: Any, removed: set[str]) -> None:
     said = lockstep("runs", "--prune", "--yes", *words)
     assert said.code == 0
     assert left(every_state) == EVERY - removed
     assert f"Removed {plural(len(removed), 'run')}" in said.out or not removed
 
 
-@pytest.mark.parametrize("state", [state for state in STATES if state in (*LIVE_STATES, "broken")])
-def test_prune_refuses_live_and_broken_states(every_state: Path, lockstep: Any, state: str) -> None:
-    said = lockstep("runs", "--prune", "--yes", "--state", f"failed,{state}")
-    assert said.code == 2
-    assert f"--prune does not remove runs that are {state}: choose from stopped, pruned, finished, failed" in said.err
+def test_prune_refuses_live_and_broken_states(every_state: Path, lockstep: Any) -> None:
+    for state in (*LIVE_STATES, "broken"):
+        said = lockstep("runs", "--prune", "--yes", "--state", f"failed,{state}")
+        assert said.code == 2
+        assert f"--prune does not remove runs that are {state}: choose from stopped, pruned, finished" in said.err
     assert left(every_state) == EVERY
 
 
-def test_without_a_terminal_nothing_is_removed_unless_yes_is_said(every_state: Path, lockstep: Any) -> None:
+def test_without_a_terminal_nothing_is_removed_without_yes(every_state: Path, lockstep: Any) -> None:
     said = lockstep("runs", "--prune")
     assert said.code == 2
     assert "add --yes" in said.err
@@ -486,9 +419,7 @@ def test_without_a_terminal_nothing_is_removed_unless_yes_is_said(every_state: P
     assert left(every_state) == EVERY
 
 
-@pytest.mark.parametrize(
-    ("typed", "code"), [("n\r", 0), ("\r", 0), ("yess\r", 0), ("\x04", 130), ("\x03", 130), ("Y\r", 0), ("yes\r", 0)]
-)
+@pytest.mark.parametrize(("typed", "code"), [("\r", 0), ("yess\r", 0), ("\x03", 130), ("Y\r", 0)])
 def test_only_a_yes_removes(every_state: Path, typed: str, code: int) -> None:
     (every_state / "day" / "failed" / "big").write_bytes(b"x" * 3000)
     with on_terminal(80, "runs", "--prune") as shown:
@@ -501,15 +432,15 @@ def test_only_a_yes_removes(every_state: Path, typed: str, code: int) -> None:
     assert ("Nothing was removed." in shown.text) != is_yes
 
 
-def test_a_run_that_is_held_stays_whatever_its_status_says(every_state: Path, lockstep: Any) -> None:
+def test_a_run_with_a_live_process_stays_whatever_its_status(every_state: Path, lockstep: Any) -> None:
     with begun_by_another_process(HOLD, every_state / "day" / "failed"):
         said = lockstep("runs", "--prune", "--yes")
-    assert "Left alone: day/failed: it is being trained" in said.err
+    assert "Kept: day/failed: it is being trained" in said.err
     assert "day/failed " not in said.out  # nor was it offered
     assert left(every_state) == EVERY - {"silent", "unstarted"}
 
 
-def test_a_run_that_is_gone_on_with_while_the_question_stands_stays(every_state: Path) -> None:
+def test_a_run_that_resumes_before_the_answer_stays(every_state: Path) -> None:
     with on_terminal(80, "runs", "--prune") as shown:
         shown.wait_for(r"\[y/N\]")
         folder = RunFolder(every_state / "day" / "failed")
@@ -567,19 +498,14 @@ def test_emptied_folders_go_and_others_stay(tmp_path: Path, lockstep: Any) -> No
     assert (root / "three").is_dir()  # the folder that was named stays
 
 
-def test_a_run_that_holds_another_stays_unless_both_go(tmp_path: Path, lockstep: Any) -> None:
+def test_a_run_that_contains_another_stays_unless_both_go(tmp_path: Path, lockstep: Any) -> None:
     root = tmp_path / "outputs"
     run(root / "outer", state="failed")
     run(root / "outer" / "inner", state="finished")
-    run(root / "outer" / ".hidden" / "inner", state="finished")
     said = lockstep("runs", "--prune", "--yes")
-    assert "outer: it holds another run, outputs/outer/" in said.err
+    assert (said.code, "outer: it contains another run" in said.err) == (1, True)
     assert left(root) == {"outer", "inner"}
-    lockstep("runs", "--prune", "--yes", "--state", "failed,finished")
-    assert (root / "outer" / ".hidden" / "inner").is_dir()  # not found, so not asked for
-    (root / "outer" / ".hidden").rename(tmp_path / "aside")
-    run(root / "outer" / "inner", state="failed")
-    assert "Removed 2 runs" in lockstep("runs", "--prune", "--yes").out
+    assert "Removed 2 runs" in lockstep("runs", "--prune", "--yes", "--state", "failed,finished").out
     assert left(root) == set()
 
 
@@ -592,7 +518,7 @@ def test_the_runs_of_a_benchmark_stay(tmp_path: Path, lockstep: Any) -> None:
     assert left(tmp_path) == {"cpu"}
 
 
-def test_what_is_no_run_or_may_be_one_of_another_machine_stays(
+def test_a_folder_of_another_tool_or_a_run_of_another_machine_stays(
     tmp_path: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "outputs"
@@ -604,7 +530,7 @@ def test_what_is_no_run_or_may_be_one_of_another_machine_stays(
     monkeypatch.setattr("time.time", lambda: now + 2 * SILENT_S)  # not the clock of the files
     said = lockstep("runs", "--prune", "--yes")
     assert left(root) == {"others_folder", "starting", "elsewhere"}
-    for reason in ("no training has ever held it", "it may be starting", "node07, which cannot be asked"):
+    for reason in ("it was never trained", "it may be starting", "node07, whose processes cannot be checked here"):
         assert reason in said.err
     lockstep("runs", "--prune", "--yes", "--state", "no-signal")
     assert left(root) == {"others_folder", "starting"}
@@ -628,7 +554,7 @@ def test_an_interrupted_removal_leaves_a_run_that_can_be_removed(
     assert not folder.path.exists()
 
 
-def test_what_cannot_be_removed_is_named_and_the_others_go(
+def test_a_failed_removal_is_reported_and_the_others_go(
     every_state: Path, lockstep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove = RunFolder.remove
@@ -645,16 +571,7 @@ def test_what_cannot_be_removed_is_named_and_the_others_go(
     assert left(every_state) == EVERY - {"silent", "unstarted"}
 
 
-def test_sigterm_gives_the_terminal_back(three: Path) -> None:
-    with on_terminal(100, "runs", "--watch") as shown:
-        shown.wait_for("day/10_a")
-        shown.process.send_signal(signal.SIGTERM)
-        assert shown.end() == 128 + signal.SIGTERM
-    assert "\x1b[?1049l" in shown.text
-
-
-def test_moments_and_sizes_read_well() -> None:
-    assert cells.moment(1e17) == "-"
+def test_numbers_sizes_and_durations_are_readable() -> None:
     assert [cells.size(n) for n in (0, 1023, 2048, 3 * 2**30, 5000 * 2**30)] == [
         "0 bytes", "1,023 bytes", "2.0 KiB", "3.0 GiB", "5,000.0 GiB",
     ]  # fmt: skip

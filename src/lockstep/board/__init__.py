@@ -1,1 +1,1 @@
-"""A tab for TensorBoard, and the command that shows it."""
+"""The tab Training of TensorBoard, and `lockstep board`, which opens it."""

@@ -1,4 +1,4 @@
-"""`lockstep board`: TensorBoard on a folder of runs, open at the tab Training."""
+"""`lockstep board`: TensorBoard on a folder of runs, opened at the tab Training."""
 
 import argparse
 import functools
@@ -16,12 +16,11 @@ from werkzeug.wrappers import Request, Response
 from lockstep.board.guard import Hosts, Refusal
 from lockstep.board.plugin import NAME, TrainingLoader
 
-NO_TOKEN = "Open the address with ?token= that stands in the terminal in which lockstep board was started."
+NO_TOKEN = "Open the address with ?token= that lockstep board printed in its terminal."
+App = Callable[..., Iterable[bytes]]
 
 
 class _Server(program.WerkzeugServer):
-    """TensorBoard's own, which says where the tab is instead of what TensorBoard is."""
-
     token = ""
 
     def print_serving_message(self) -> None:
@@ -30,30 +29,29 @@ class _Server(program.WerkzeugServer):
 
 class _Board(program.TensorBoard):
     def _register_info(self, server: Any) -> None:
-        """Leave no note for notebooks: it lies in /tmp, where another user may have made a link of its name."""
+        """Write no file for notebooks: it lies in /tmp, where another user may have placed a link."""
 
 
 def run(logdir: Path, host: str | None, port: int | None, known_hosts: str) -> int:
-    """Show the runs below `logdir` until Ctrl-C. Without a port it is 6006, or the next one that is free.
+    """Serve the runs below `logdir` until Ctrl-C. Without a port it is 6006, or the next free one.
 
-    `known_hosts` are names, with commas between them, under which it answers beside those of this machine.
-
-    Raises FileNotFoundError for a missing folder, ValueError for an address that cannot be had.
+    `known_hosts` are comma-separated host names to allow in addition to those of this machine. Raises
+    FileNotFoundError for a missing folder, ValueError for an address that is not available.
     """
     if not logdir.is_dir():
-        raise FileNotFoundError(f"{logdir} is not there: train something first, or name a folder of runs by --logdir.")
-    others = [plugin for plugin in default.get_plugins() if plugin is not TrainingLoader]  # where it is installed
-    listen = functools.partial(_listen, secrets.token_urlsafe())  # no flag: TensorBoard tells of its flags
+        raise FileNotFoundError(f"{logdir} does not exist: train something first, or name a folder with --logdir.")
+    others = [plugin for plugin in default.get_plugins() if plugin is not TrainingLoader]
+    listen = functools.partial(_listen, secrets.token_urlsafe())  # not as a flag, because TensorBoard shows its flags
     board = _Board(plugins=[*others, TrainingLoader], server_class=listen)
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns whenever `latest` is another run
-    # not TensorBoard's fast reader of event files, which answers everybody on this machine
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns whenever `latest` changes
+    # without TensorBoard's fast reader of event files, whose port is open to every user of the machine
     board.configure(
         logdir=str(logdir), host=host, port=port, training_hosts=known_hosts, training_control="on", load_fast="false"
     )
     return board.main()
 
 
-def _listen(token: str, app: Callable[..., Iterable[bytes]], flags: argparse.Namespace) -> Any:
+def _listen(token: str, app: App, flags: argparse.Namespace) -> Any:
     try:
         server = program.with_port_scanning(_Server)(_unframed(_for_known(app, Hosts(flags), token)), flags)
         server.token = token
@@ -62,10 +60,11 @@ def _listen(token: str, app: Callable[..., Iterable[bytes]], flags: argparse.Nam
         raise ValueError(f"{error.msg}: choose others by --host and --port.") from error
 
 
-def _for_known(app: Callable[..., Iterable[bytes]], hosts: Hosts, token: str) -> Callable[..., Iterable[bytes]]:
-    """`app`, with all tabs of TensorBoard in it, under known host names and for those who have the token.
+def _for_known(app: App, hosts: Hosts, token: str) -> App:
+    """Restrict `app`, all tabs of TensorBoard, to known host names and to browsers with the token.
 
-    They send it in the address at first, and from then on as a cookie, whose name has the port: cookies know none.
+    The first request has the token in its address, later ones in a cookie. The name of the cookie contains the port,
+    which cookies do not distinguish.
     """
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -87,8 +86,8 @@ def _for_known(app: Callable[..., Iterable[bytes]], hosts: Hosts, token: str) ->
     return answer
 
 
-def _unframed(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
-    """`app`, which pages of other sites cannot show in a frame, where a click could be led astray."""
+def _unframed(app: App) -> App:
+    """Forbid pages of other sites to show `app` in a frame, where they could redirect a click."""
 
     def framed(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:

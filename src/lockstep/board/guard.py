@@ -1,15 +1,13 @@
-"""Who may read and stop runs through TensorBoard, which itself has no login and asks for no method, host or origin.
+"""Access control for the tab Training: TensorBoard has no login and checks no method, host or origin.
 
-A page on another site can send requests to a port of this machine, put this page into a frame, and let its own host
-name point here, which makes it a page of this site to the browser. `Hosts` refuses that name, `Guard` the rest. Other
-users of this machine are kept out by the token of `lockstep board` (command.py).
+A page of another site can send requests to a port of this machine, put the tab into a frame, or point its own host name
+here (DNS rebinding). `Hosts` rejects that name, `Guard` the rest. The token of `lockstep board` (command.py) keeps out
+other users of this machine.
 """
 
 import argparse
 import ipaddress
 import socket
-from collections.abc import Mapping
-from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from werkzeug.wrappers import Request
@@ -20,17 +18,17 @@ MAX_BODY_BYTES = 1024
 
 
 class Refusal(Exception):
-    """An answer that is no: its HTTP code, the reason for the person at the page, and headers."""
+    """A rejected request: its HTTP code, and the reason for the user."""
 
-    def __init__(self, code: int, reason: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
-        self.code, self.reason, self.headers = code, reason, headers
+        self.code, self.reason = code, reason
 
 
 class Hosts:
-    """The names under which this TensorBoard is asked for: those of this machine, and those its user has allowed.
+    """The host names under which this TensorBoard answers: those of this machine, and those that its user allowed.
 
-    Names that are not known may have been pointed here by somebody else (DNS rebinding). An address cannot be.
+    Another name may have been pointed here by somebody else. An address cannot be.
     """
 
     def __init__(self, flags: argparse.Namespace) -> None:
@@ -42,7 +40,7 @@ class Hosts:
             self._names |= {flags.host.lower()}
 
     def check(self, request: Request) -> None:
-        """Raise Refusal where the request names a host that is not known."""
+        """Raise Refusal for a request to an unknown host name."""
         name = _host_name(request.headers.get("Host", ""))
         if name not in self._names and not (self._has_addresses and _is_address(name)):
             raise Refusal(
@@ -51,33 +49,33 @@ class Hosts:
 
 
 class Guard:
-    """Lets requests through that read under a known name, or may change something."""
+    """Decides which requests may read, and which may stop a run."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self.hosts = Hosts(flags)
         self._is_on = flags.training_control == "on"
 
     def admit(self, request: Request) -> None:
-        """Return if this page may change something, raise Refusal if not."""
+        """Raise Refusal for a request that may not stop a run."""
         self.check_origin(request)
         if request.mimetype != "application/json":  # which no form can send
-            raise Refusal(415, "Only application/json is understood.")
+            raise Refusal(415, "Only application/json is accepted.")
         if not 0 < (request.content_length or 0) <= MAX_BODY_BYTES:
             raise Refusal(413, f"A request has 1 to {MAX_BODY_BYTES:,} bytes.")
 
     def check_origin(self, request: Request) -> None:
-        """Refuse where Stop is off, and pages of other sites. The host is known: `Hosts.check` comes first."""
+        """Raise Refusal if Stop is off, and for pages of other sites. The host must have been checked before."""
         if not self._is_on:
             raise Refusal(403, "Stop is off: TensorBoard has no login. Use lockstep board, or --training_control on.")
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
         is_same_site = request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"
         if not is_same_site or (origin is not None and origin.partition("//")[2].lower() != host.lower()):
-            raise Refusal(403, "A page of another site asked.")
+            raise Refusal(403, "The request comes from a page of another site.")
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without its port; empty for what is none."""
+    """Return the name in a Host header without its port; empty for an invalid one."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

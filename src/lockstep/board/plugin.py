@@ -1,7 +1,7 @@
-"""The tab "Training" of TensorBoard: lists the runs, shows one, and asks it to stop; guard.py says who may.
+"""The tab Training of TensorBoard: lists runs, shows one, and asks it to stop; guard.py restricts who may do so.
 
 Every `tensorboard` command imports this module, so it needs nothing that TensorBoard does not need itself. A page
-names a run by its id, never by a path; whatever else it sends is not looked at.
+refers to a run by its id, never by a path.
 """
 
 import argparse
@@ -32,35 +32,34 @@ MAX_ROWS = 2000
 
 
 class TrainingLoader(base_plugin.TBLoader):
-    """What TensorBoard finds by the entry point."""
+    """The entry point for TensorBoard."""
 
     def define_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the Training tab to those of TensorBoard."""
         group = parser.add_argument_group("Training tab of Lockstep")
         group.add_argument(
             "--training_control",
             choices=("on", "off"),
             default="off",
-            help="May the Training tab stop runs, for everybody who reaches TensorBoard? Default: off.",
+            help="May everybody who reaches TensorBoard stop runs in the Training tab? Default: off.",
         )
         group.add_argument(
             "--training_hosts",
             default="",
             metavar="NAMES",
-            help="Host names, with commas between them, under which runs are shown beside those of this machine.",
+            help="Comma-separated host names under which runs are shown, in addition to those of this machine.",
         )
 
     def load(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, context: base_plugin.TBContext
     ) -> "TrainingPlugin | None":
-        """The tab, where TensorBoard shows one folder of this machine."""
+        """Return the tab if TensorBoard shows one local folder."""
         if not context.logdir or "://" in context.logdir or context.flags is None:
             return None
         return TrainingPlugin(Path(context.logdir).expanduser().resolve(), Guard(context.flags))
 
 
 class TrainingPlugin(base_plugin.TBPlugin):
-    """The addresses of the tab, each below /data/plugin/lockstep_training/."""
+    """The addresses of the tab, below /data/plugin/lockstep_training/."""
 
     plugin_name = NAME
 
@@ -70,7 +69,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         self._watched = discovery.Watched(root, scan_every_s=SCAN_EVERY_S)
 
     def get_plugin_apps(self) -> "dict[str, WSGIApplication]":
-        """WSGI applications by their addresses. None but /stop changes anything."""
+        """Return WSGI applications by address. Only /stop changes anything."""
         files = {f"/{path.name}": _file(path) for path in STATIC.iterdir() if path.suffix in TYPES}
         return files | {
             "/runs": self._application("GET", self._list),
@@ -81,25 +80,24 @@ class TrainingPlugin(base_plugin.TBPlugin):
         }
 
     def is_active(self) -> bool:
-        """Show the tab always: without runs it tells how to start one."""
+        """Show the tab even without runs: it then explains how to start one."""
         return True
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        """How TensorBoard shows the tab. It keeps itself up to date."""
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Training", disable_reload=True)
 
     def _list(self, request: Request) -> dict[str, Any]:
         return {"runs": self._watched.look(), "folder": self._root.name}
 
     def _show(self, request: Request) -> dict[str, Any]:
-        """What is too much to be told of every run: rows, mistakes, how to go on, where the loss of a step is."""
+        """Return the details of one run: rows, confusion matrix, resume command, name of the curve of a step."""
         run = self._find(request.args.get("id"))
         rows = discovery.read_rows(run.folder)
         every = -(-len(rows) // MAX_ROWS) or 1
         return {
-            "rows": rows[::-every][::-1],  # the last one is among them
+            "rows": rows[::-every][::-1],  # includes the last one
             "resume": discovery.resume_command(run),
-            "curves": _steps(run.folder, self._root),
+            "curves": _step_curve(run.folder, self._root),
             "confusion": discovery.read_confusion(run.folder),
         }
 
@@ -141,33 +139,30 @@ class TrainingPlugin(base_plugin.TBPlugin):
     def _find(self, key: Any, *, is_fresh: bool = False) -> discovery.DiscoveredRun:
         run = self._watched.runs(is_fresh=is_fresh).get(key) if isinstance(key, str) else None
         if run is None:
-            raise Refusal(404, "There is no such run any more.")
+            raise Refusal(404, "This run does not exist any more.")
         return run
 
     def _application(self, method: str, answer: Callable[[Request], dict[str, Any]]) -> "WSGIApplication":
-        """A WSGI application that answers one method under a known host with JSON, and a refusal with its reason."""
+        """Wrap `answer` as an application for one method under a known host; its JSON may be a refusal."""
 
         def respond(request: Request) -> Response:
             try:
                 self._guard.hosts.check(request)
                 if request.method != method:
-                    raise Refusal(405, f"{method} only.", {"Allow": method})
+                    raise Refusal(405, f"{method} only.")
                 return http_util.Respond(request, json.dumps(answer(request)), "application/json")
             except Refusal as no:
-                body = {"message": no.reason}
-                headers = list(no.headers.items())
-                return http_util.Respond(request, body, "application/json", code=no.code, headers=headers)
+                return http_util.Respond(request, {"message": no.reason}, "application/json", code=no.code)
 
         return Request.application(respond)
 
 
-def _steps(folder: RunFolder, root: Path) -> dict[str, str]:
-    """What TensorBoard calls the loss of single steps: the name of the run to it, and of the curve."""
+def _step_curve(folder: RunFolder, root: Path) -> dict[str, str]:
+    """Return the names that TensorBoard has for the run and for the curve of the loss of each step."""
     if folder.old_curves.is_dir():
         return {"run": os.path.relpath(folder.old_curves, root), "tag": "train_step/loss"}
     return {"run": os.path.relpath(folder.curves("train"), root), "tag": "loss/step"}
 
 
 def _file(path: Path) -> "WSGIApplication":
-    """A WSGI application that answers with a file of ours."""
     return Request.application(lambda request: http_util.Respond(request, path.read_bytes(), TYPES[path.suffix]))

@@ -1,7 +1,4 @@
-"""What happens around the steps of a training: records, curves, pictures, stopping, averaged weights.
-
-These names are public: configurations and projects use them, and they stay where modules move.
-"""
+"""Callbacks and loggers: status, curves, pictures, stopping, averaged weights. Their names here are public."""
 
 import lazy_loader
 

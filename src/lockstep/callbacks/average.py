@@ -1,4 +1,4 @@
-"""Averaged weights that never make the host wait for a GPU."""
+"""Averaged weights without a GPU synchronization in each step."""
 
 import itertools
 from collections.abc import Callable
@@ -13,11 +13,10 @@ from typing_extensions import override
 
 
 class AveragedWeights(WeightAveraging):
-    """Averages the weights over optimizer steps, buffers included; validation, test and best.ckpt take the average.
+    """Averages weights and buffers over optimizer steps, for validation, test and best.ckpt.
 
     `multi_avg_fn(averages, currents, num_averaged)` changes the list of averaged tensors in place, such as torch's
-    `get_ema_multi_avg_fn(decay)`. This is Lightning's `WeightAveraging`, but for the update: torch's own asks the
-    device twice a step how many updates there were, so that the host waits for a GPU.
+    `get_ema_multi_avg_fn(decay)`. Unlike torch's own update, this one never reads the number of updates from the GPU.
     """
 
     def __init__(self, *, multi_avg_fn: Callable[[list[Tensor], list[Tensor], Any], None]) -> None:
@@ -26,10 +25,8 @@ class AveragedWeights(WeightAveraging):
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        # where a later Lightning keeps it elsewhere, torch's update stays
-        average = getattr(self, "_average_model", None)
-        if type(average) is AveragedModel:
-            average.__class__ = _Average
+        if self._average_model is not None:
+            self._average_model.__class__ = _Average
 
 
 class _Average(AveragedModel):
@@ -37,7 +34,7 @@ class _Average(AveragedModel):
 
     @override
     def update_parameters(self, model: nn.Module) -> None:
-        if not self._has_begun:  # torch asks whether these are the first weights, or a resumed run has an average
+        if not self._has_begun:  # torch checks if these are the first weights, or a resumed run has an average
             super().update_parameters(model)
             self._has_begun = True
             return

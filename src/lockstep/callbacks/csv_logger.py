@@ -1,4 +1,4 @@
-"""Curves as a CSV file that a resumed run continues."""
+"""Metrics in a CSV file that a resumed run continues."""
 
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,12 @@ from typing_extensions import override
 
 from lockstep.runs import files
 
-STEP = "step"
-
 
 class ResumableCSVLogger(CSVLogger):
-    """Lightning's CSV logger, whose file `csv/metrics.csv` below the run folder `save_dir` is kept on a resume.
+    """Lightning's CSV logger, whose file `csv/metrics.csv` in the run folder `save_dir` survives a resume.
 
     Lightning's own deletes the file of an earlier session. Rows from the optimizer step `purge_step` on are dropped,
-    since these steps are done again; so is a test after the step before.
+    since these steps are trained again; so is a test after the step before.
     """
 
     def __init__(
@@ -30,15 +28,13 @@ class ResumableCSVLogger(CSVLogger):
     @override
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The writer of the file. Rank 0 only: others get an object that does nothing."""
+        """Writer of the file. On ranks other than 0 it does nothing."""
         if self._experiment is None:
             self._experiment = _Writer(self.log_dir, self._purge_step)
         return self._experiment
 
 
 class _Writer(ExperimentWriter):
-    """Appends rows; with a new column the file is replaced in one step, so that a kill loses none of it."""
-
     def __init__(self, log_dir: str, purge_step: int) -> None:
         super().__init__(log_dir)
         path = Path(self.metrics_file_path)
@@ -47,17 +43,15 @@ class _Writer(ExperimentWriter):
 
     @override
     def _check_log_dir_exists(self) -> None:
-        """Leave the file of an earlier session alone."""
+        """Keep the file of an earlier session."""
 
     @override
     def save(self) -> None:
         if self.metrics:
-            rows = [{STEP: row[STEP], **row} for row in self.metrics]
-            files.append_rows(Path(self.metrics_file_path), rows)
+            files.append_rows(Path(self.metrics_file_path), [{"step": row["step"], **row} for row in self.metrics])
         self.metrics = []
 
 
 def _is_kept(row: dict[str, Any], purge_step: int) -> bool:
-    """True for a row of a step that is not done again."""
     is_test = any(value for name, value in row.items() if name.partition("/")[0].endswith("test"))
-    return int(row[STEP]) < purge_step - is_test
+    return int(row["step"]) < purge_step - is_test

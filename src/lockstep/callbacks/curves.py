@@ -1,4 +1,4 @@
-"""A run's settings, command, commit, machine and network in TensorBoard, next to its numbers."""
+"""Settings, command, commit, machine and network of a run in TensorBoard."""
 
 import copy
 import json
@@ -11,7 +11,6 @@ import lightning as L
 import torch
 import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import nn
 from torch.utils.tensorboard.summary import hparams
 from typing_extensions import override
 
@@ -22,17 +21,16 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.redaction import redacted
 
-# sections that make one training another one; the others choose where it runs and what is kept
+# sections that define a training; the others choose where it runs and which files it writes
 SECTIONS = ("data", "model", "task", "optimizer", "scheduler", "augment", "trainer", "seed", "global_batch_size")
-# settings by which runs are told apart though nobody typed them
+# settings shown for every run, besides those of its command line
 USUAL = ("data", "model", "optimizer", "optimizer.lr", "global_batch_size", "trainer.max_epochs", "seed")
 
 
 class Curves(L.Callback):
-    """Writes the configuration, command, commit and machine of a run to TensorBoard, and its hyperparameters.
+    """Writes configuration, command, commit, machine and hyperparameters of a run to TensorBoard.
 
-    `graph` also draws the network, after the first epoch. Only rank 0 writes. A run without TensorBoard's logger is
-    left alone.
+    `graph` also draws the network, after the first epoch. Rank 0 only. Does nothing without TensorBoard's logger.
     """
 
     def __init__(self, *, graph: bool) -> None:
@@ -41,7 +39,6 @@ class Curves(L.Callback):
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the texts and the settings."""
         writer = _writer(trainer)
         if writer is None:
             return
@@ -52,14 +49,14 @@ class Curves(L.Callback):
         writer.add_text("command", _code(f"{naming.training_command()} {shlex.join(folder.read_overrides())}".rstrip()))
         writer.add_text("commit", str(environment["commit"]))
         writer.add_text("environment", _code(json.dumps(environment, indent=1)))
-        # Without its first part, "experiment", the page offers the settings of all runs, and first those that differ.
-        # With it, those that the first run names, which cannot know the others.
+        # without its first part, "experiment", the page shows the settings of all runs, those that differ first; with
+        # it, only those of the first run
         _, start, self._end = hparams(hyperparameters(folder), {})
         internals.add_summary(writer, start)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw the network, once. Not before the first step: tracing brings a part of torch's compiler, for seconds."""
+        """Draw the network once; not before the first step, because tracing takes seconds to import."""
         writer = _writer(trainer)
         if self._has_graph and writer is not None and isinstance(pl_module, Classifier):
             self._has_graph = False
@@ -67,17 +64,17 @@ class Curves(L.Callback):
 
     @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Mark the run as finished: its results are the newest points of its curves."""
+        """Mark the run as finished, so that the page shows the last points of its curves as results."""
         if (writer := _writer(trainer)) is not None:
             internals.add_summary(writer, self._end)
 
 
 def hyperparameters(folder: RunFolder) -> dict[str, bool | str | float]:
-    """The usual settings of a run and those that were typed, if they change its training. A section is its class."""
+    """Collect the usual settings and those of the command line, if they define the training; of a section its class."""
     settings = _settings(folder)
-    typed = [override.lstrip("+").partition("=")[0] for override in folder.read_overrides()]
+    given = [override.lstrip("+").partition("=")[0] for override in folder.read_overrides()]
     found: dict[str, bool | str | float] = {}
-    for name in dict.fromkeys((*USUAL, *typed)):
+    for name in dict.fromkeys((*USUAL, *given)):
         first, *rest = name.split(".")
         value = settings.get(first) if first in SECTIONS else None
         for part in rest:
@@ -93,26 +90,20 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
     return redacted(yaml.safe_load(folder.config.read_text()))
 
 
-def _copied(net: nn.Module) -> nn.Module:
-    """The network as it is used after training, on the CPU: a copy, which tracing cannot change."""
-    copied = copy.deepcopy(net).cpu().eval()
-    for part in copied.modules():
-        if isinstance(part, ExactDropout):  # next to a compiled network its forward is that of the original
-            part.__dict__.pop("forward", None)
-    return copied
-
-
 def _add_graph(writer: Any, module: Classifier) -> None:
-    """Draw the network. One that cannot be copied or traced is trained without its picture."""
+    """Draw a copy of the network on the CPU. Warns if it cannot be copied or traced."""
     problem = ""
     with warnings.catch_warnings():
-        # torch.jit.trace, the only way that the writer has, is deprecated (torch 2.15, 2026-11-21), and comments traces
+        # torch.jit.trace, the only way of the writer, is deprecated (torch 2.15, 2026-11-21), and comments on traces
         warnings.simplefilter("ignore")
         try:
-            example = torch.zeros(1, *module.image_format.image_shape, dtype=next(module.net.parameters()).dtype)
-            # the writer would trace it twice to compare, which brings sympy and torch.distributed.tensor, too
-            traced = torch.jit.trace(_copied(module.net), example, check_trace=False)
-            writer.add_graph(traced, example)
+            net = copy.deepcopy(module.net).cpu().eval()
+            for part in net.modules():
+                if isinstance(part, ExactDropout):  # in a compiled network its forward is that of the original
+                    part.__dict__.pop("forward", None)
+            example = torch.zeros(1, *module.image_format.image_shape, dtype=next(net.parameters()).dtype)
+            # the writer would trace it twice to compare, which imports sympy and torch.distributed.tensor, too
+            writer.add_graph(torch.jit.trace(net, example, check_trace=False), example)
         except Exception as error:
             problem = type(error).__name__
     if problem:
@@ -120,7 +111,7 @@ def _add_graph(writer: Any, module: Classifier) -> None:
 
 
 def _writer(trainer: L.Trainer) -> Any:
-    """The event file of rank 0; None on other ranks, and without TensorBoard."""
+    """Return the event file of rank 0; None on other ranks, and without TensorBoard."""
     loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
     return loggers[0].experiment if loggers and trainer.is_global_zero else None
 

@@ -1,7 +1,7 @@
-"""The event files of a run: those in its folder, and those of validation and test in folders inside it.
+"""Event files of a run: those of train in its folder, those of validation and test in folders inside it.
 
-TensorBoard takes a folder with event files for a run, gives it a colour, and draws what has one name in all of them
-into one chart. So a loss stands under the same name in each of the three, and train and validation differ in colour.
+TensorBoard shows each folder with event files as a run, in one colour, and metrics of the same name in one chart. So a
+loss has the same name in all three, and train and validation differ in colour.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,9 @@ TAGS = {"learning_rate": "optimization/learning_rate", "gradient_norm": "optimiz
 
 
 def split_and_tag(name: str) -> tuple[str, str]:
-    """The split to whose files a metric is written, and its name there: `val/loss` is `loss` of `val`.
+    """Return the split of a metric, and its name in the files of the split: `val/loss` is `loss` of `val`.
 
-    What stands behind the split comes last: `train_step/loss` is `loss/step` of `train`. What belongs to no split is
-    written to the files of `train`.
+    `train_step/loss` is `loss/step` of `train`. Metrics of no split are written to the files of `train`.
     """
     group, _, quantity = name.partition("/")
     split, _, kind = group.partition("_")
@@ -32,11 +31,11 @@ def split_and_tag(name: str) -> tuple[str, str]:
 
 
 class SplitTensorBoardLogger(TensorBoardLogger):
-    """TensorBoard's logger with one name for a quantity in all splits, so that they are drawn into one chart.
+    """TensorBoard's logger with one name for a metric in all splits, so that they share a chart.
 
-    `val/loss` is written as `loss` into the files of val below the run folder `save_dir`, `train/loss` as `loss` into
-    those in it. TensorBoard forgets what earlier sessions wrote from the optimizer step `purge_step` on: these steps
-    are done again. So is a test after the step before, which was cut off.
+    `val/loss` is written as `loss` to the files of val below the run folder `save_dir`, `train/loss` as `loss` to those
+    of train. TensorBoard drops points of earlier sessions from the optimizer step `purge_step` on, since these steps
+    are trained again; so is an interrupted test after the step before.
     """
 
     def __init__(self, *, save_dir: str, purge_step: int = 0) -> None:
@@ -52,7 +51,7 @@ class SplitTensorBoardLogger(TensorBoardLogger):
             self.writer(split).add_scalar(tag, value, step)
 
     def writer(self, split: str) -> SummaryWriter:
-        """What writes the event files of a split. Rank 0 only."""
+        """Return the writer of the event files of a split. Rank 0 only."""
         if split == "train":
             return self.experiment
         if split not in self._others:
@@ -64,7 +63,7 @@ class SplitTensorBoardLogger(TensorBoardLogger):
     @override
     @rank_zero_only
     def save(self) -> None:
-        """Flush the events. Lightning's own method also writes the hyperparameters, which config.yaml has."""
+        """Flush the events. Lightning's own method also writes the hyperparameters, which are in config.yaml."""
         for writer in (self.experiment, *self._others.values()):
             writer.flush()
 

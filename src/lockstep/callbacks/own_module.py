@@ -1,4 +1,4 @@
-"""A LightningModule of the user's own in the place of Lockstep's: what the rest asks of either of them."""
+"""Facts that other parts need from Lockstep's module or from a custom LightningModule."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from lockstep.tasks.scores import MetricError
 
 
 def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
-    """The newest global value of all that is measured, by name."""
+    """Return the newest global value of every metric, by name."""
     if isinstance(module, Classifier):
         return module.metrics
     companions = [callback for callback in trainer.callbacks if isinstance(callback, Companion)]  # pyright: ignore[reportAttributeAccessIssue]
@@ -25,33 +25,32 @@ def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float
 
 
 def micro_batches(module: L.LightningModule) -> int:
-    """How many micro-batches an optimizer step has; a module of the user's own is not asked to accumulate."""
+    """Return the number of micro-batches of an optimizer step; a custom module has one."""
     return module.accumulate_grad_batches if isinstance(module, Classifier) else 1
 
 
 def steps_done(trainer: L.Trainer, module: L.LightningModule) -> int:
-    """Steps of the training so far: a batch is one, however many optimizers a module of the user's own has."""
+    """Return the number of steps so far; each batch is one, whatever number of optimizers a custom module has."""
     return trainer.global_step if isinstance(module, Classifier) else trainer.fit_loop.total_batch_idx + 1
 
 
 class Companion(L.Callback):
-    """Does for a module of the user's own what Lockstep's does by itself.
+    """Passes shards to the dropouts of a custom module, and collects the metrics that it logs.
 
-    Its dropouts learn which samples are theirs, and `metrics` has what it logged when all ranks were at the same place.
-    `watched` are the settings that name a metric, with the name: callbacks decide by it, so it must have the same value
-    on all ranks. First of all callbacks.
+    `watched` maps settings to the metrics they name: callbacks decide by them, so their values must be the same on all
+    ranks. Must be the first callback.
     """
 
     def __init__(self, name: str, dropouts: Sequence[ExactDropout], watched: dict[str, str]) -> None:
         self._name = name
         self._dropouts = dropouts
         self._watched = watched
-        self._validated = -1  # the epoch of the newest validation
+        self._validated = -1  # epoch of the last validation
         self.metrics: dict[str, float] = {}
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Have the metrics of the module, which the device has now, add up in float64."""
+        """Make the metrics of the module, which are on the device now, add up in float64."""
         for part in pl_module.modules():
             if isinstance(part, Metric):
                 reduction.keep_wide(part)
@@ -68,16 +67,16 @@ class Companion(L.Callback):
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take what was validated. Raises MetricError where a callback could not decide by it, or not on all ranks."""
+        """Collect the validation. Raises MetricError if a watched metric is missing or differs between ranks."""
         self._validated = trainer.current_epoch
-        self._take(trainer)
+        self._collect(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self._refuse_unfit([key for key, name in self._watched.items() if name.startswith("val/")])
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take what was measured of the epoch; what an earlier one validated is not of this one. Raises MetricError."""
-        self._take(trainer)
+        """Collect the metrics of the epoch, and drop the validation of an earlier one. Raises MetricError."""
+        self._collect(trainer)
         if self._validated != trainer.current_epoch:
             self.metrics = {name: value for name, value in self.metrics.items() if not name.startswith("val/")}
         has_validation = is_overridden("validation_step", pl_module)
@@ -85,9 +84,9 @@ class Companion(L.Callback):
 
     @override
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._take(trainer)
+        self._collect(trainer)
 
-    def _take(self, trainer: L.Trainer) -> None:
+    def _collect(self, trainer: L.Trainer) -> None:
         logged = {name: value for name, value in trainer.callback_metrics.items() if not name.endswith("_step")}
         self.metrics.update({name: float(value) for name, value in logged.items()})
 
@@ -100,5 +99,5 @@ class Companion(L.Callback):
                 logs = ", ".join(self.metrics) or "nothing"
                 raise MetricError(f"{key}={name} is not logged by {self._name}, which logs {logs}: choose from these")
             if len(values) > 1 and not all(value != value for value in values):
-                hint = "log a metric of torchmetrics, or what lockstep.sum_over_global gives"
-                raise MetricError(f"{key}={name}: {self._name} logs another value on each worker: {hint}")
+                hint = "log a metric of torchmetrics, or the result of lockstep.sum_over_global"
+                raise MetricError(f"{key}={name}: {self._name} logs different values on the workers: {hint}")

@@ -1,4 +1,4 @@
-"""Right and wrong predictions as pictures in the run folder and in TensorBoard."""
+"""Pictures of right and wrong predictions in the run folder and in TensorBoard."""
 
 import warnings
 from collections.abc import Iterator
@@ -30,18 +30,18 @@ DPI = 130
 
 
 class Pictures(L.Callback):
-    """Draws the test at the end of a run, and the validation of every `every_n_epochs`-th epoch; None: of no epoch.
+    """Draws the predictions of a classification: of the test, and of the validation of every `every_n_epochs`-th epoch.
 
-    Of a classification of whole images: other tasks have no pictures. Confusion matrix, the first `num_images` images
-    of the split with what they were taken for, and as many of its most confident mistakes, all from the samples of
-    every rank. PNG files in pictures/ of the run folder have the newest state of each split, TensorBoard has them all.
+    Confusion matrix, the first `num_images` images of the split with their predictions, and as many of the most
+    confident mistakes, from the samples of all ranks. pictures/ in the run folder has the newest PNG files of each
+    split, TensorBoard has all of them.
     """
 
     def __init__(
         self,
         *,
-        every_n_epochs: Annotated[Positive | None, Doc("draws the validation so often; null = never")],
-        num_images: Annotated[Positive, Doc("images of the predictions, and of the worst mistakes")],
+        every_n_epochs: Annotated[Positive | None, Doc("epochs between pictures of the validation; null = none")],
+        num_images: Annotated[Positive, Doc("number of predictions, and of worst mistakes")],
     ) -> None:
         self._every_n_epochs = every_n_epochs
         self._num_images = num_images
@@ -49,7 +49,6 @@ class Pictures(L.Callback):
 
     @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to collect outcomes in the epochs that are drawn."""
         every = self._every_n_epochs
         if every is not None and trainer.state.fn == TrainerFn.FITTING and (trainer.current_epoch + 1) % every == 0:
             self._start(pl_module)
@@ -68,7 +67,6 @@ class Pictures(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Take in the logits of a batch."""
         if self._outcomes is not None and outputs is not None and outputs.dim() == 2:
             self._outcomes.update(outputs, batch.targets, batch.indices)
 
@@ -94,8 +92,8 @@ class Pictures(L.Callback):
             assert isinstance(pl_module, Classifier)
             try:
                 self._show(trainer, pl_module, split, findings)
-            except Exception as error:  # the border: a training that is through must not be lost for a picture
-                warnings.warn(f"The pictures of the {split} split are not complete: {error!r}", stacklevel=1)
+            except Exception as error:  # a finished training must not be lost because of a picture
+                warnings.warn(f"The pictures of the {split} split are incomplete: {error!r}", stacklevel=1)
 
     def _show(self, trainer: L.Trainer, module: Classifier, split: str, findings: Findings) -> None:
         from PIL import Image
@@ -104,7 +102,7 @@ class Pictures(L.Callback):
 
         folder = RunFolder(Path(trainer.default_root_dir))
         folder.pictures.mkdir(exist_ok=True)
-        for path in folder.pictures.glob(f"{split}_*"):  # a network without mistakes has no picture of them
+        for path in folder.pictures.glob(f"{split}_*"):  # a network without mistakes replaces no picture of them
             path.unlink()
         names, step = module.image_format.class_names, module.global_step
         shown = plots.shown_classes(findings.confusion)
@@ -125,14 +123,14 @@ class Pictures(L.Callback):
 
 
 def _writer(logger: TensorBoardLogger, split: str) -> SummaryWriter:
-    """The event file with the curves of a split, where a test that is done again replaces its pictures."""
+    """Return the event file of a split, in which a repeated test replaces its pictures."""
     return logger.writer(split) if isinstance(logger, SplitTensorBoardLogger) else logger.experiment
 
 
 def _figures(
     pixels: Pixels, names: tuple[str, ...], findings: Findings, num_images: int, what: str
 ) -> Iterator[tuple[str, "Figure"]]:
-    """One after the other, so that one is in memory at a time."""
+    """Draw one figure after the other, so that only one is in memory."""
     from lockstep.callbacks import plots
 
     counts = findings.confusion

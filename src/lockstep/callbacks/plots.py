@@ -1,4 +1,4 @@
-"""Figures without a display: our fonts and colours, a confusion matrix and a grid of images."""
+"""Figures without a display: fonts and colours, a confusion matrix and a grid of images."""
 
 import textwrap
 import warnings
@@ -16,7 +16,7 @@ BLUE, RED, DARK, FAINT, LINE = "#1a73e8", "#d93025", "#202124", "#5f6368", "#dad
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
-    "text.parse_math": False,  # names may hold a dollar sign
+    "text.parse_math": False,  # names may contain a dollar sign
     "text.color": DARK,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -26,27 +26,27 @@ STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "pdf.fonttype": 42,
 }
-MOST_CLASSES = 40  # with names; of more, the worst are shown
-MOST_NUMBERS = 20  # classes of a matrix with numbers in it
+MOST_CLASSES = 40  # of more classes, the least accurate are shown
+MOST_NUMBERS = 20  # classes of a matrix with numbers
 NUM_COLUMNS = 6
 GRID_TOP, CELL_HEIGHT, PICTURE = 0.42, 1.48, 1.1  # inches of a grid: its title, an image with its caption, the image
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Our fonts and colours, for this block alone. A letter the font lacks is a box."""
+    """Apply our fonts and colours in this block. A letter that the font lacks is drawn as a box."""
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
 def new_figure(height: float, *, width: float = WIDTH) -> Figure:
-    """An empty figure of so many inches, bound to no display."""
+    """Create an empty figure, sizes in inches, without a display."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
-    """Counts (C, C), true classes down and predicted ones across; shades are fractions of the true class."""
+    """Draw counts (C, C), true classes down and predicted ones across, shaded by the fraction of the true class."""
     shown = shown_classes(counts)
     counts = counts[np.ix_(shown, shown)]
     labels = [short(names[number]) for number in shown]
@@ -75,7 +75,7 @@ def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str
 
 
 def shown_classes(counts: NDArray[np.int64]) -> list[int]:
-    """Numbers of the classes a confusion matrix shows: all, or MOST_CLASSES of more, the least accurate first."""
+    """Choose the classes of a confusion matrix: all, or the MOST_CLASSES least accurate ones, worst first."""
     if len(counts) <= MOST_CLASSES:
         return list(range(len(counts)))
     totals = counts.sum(1)
@@ -85,9 +85,9 @@ def shown_classes(counts: NDArray[np.int64]) -> list[int]:
 
 
 def image_grid(pixels: NDArray[np.uint8], captions: Sequence[str], is_right: Sequence[bool], title: str) -> Figure:
-    """Images (N, C, H, W) with a caption of two lines below each, red where it was wrong.
+    """Draw images (N, C, H, W) with a caption of up to two lines below each, red for a mistake.
 
-    All in one `Axes` whose units are inches: one for each image would take longer to draw.
+    All are in one `Axes` whose units are inches, which is faster than one for each image.
     """
     num_rows = -(-len(captions) // NUM_COLUMNS)
     height = GRID_TOP + CELL_HEIGHT * num_rows

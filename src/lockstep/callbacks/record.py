@@ -1,4 +1,4 @@
-"""status.json and metrics.csv: what tools outside the training read."""
+"""status.json and metrics.csv, the files for tools outside the training."""
 
 import os
 import resource
@@ -24,7 +24,7 @@ EVERY_S = 1.0
 
 @dataclass
 class Phase:
-    """The activity of a run, since when (monotonic), and how many batches of an evaluation are done."""
+    """The activity of a run, its start (monotonic), and the progress of an evaluation in batches."""
 
     name: str
     since: float
@@ -33,10 +33,10 @@ class Phase:
 
 
 class Record(L.Callback):
-    """Rank 0 keeps status.json at most once a second, and writes a row of metrics.csv per epoch.
+    """Rank 0 writes status.json at most once a second, and a row of metrics.csv per epoch.
 
-    `first_step` is why the first step takes long, for people; "" where it is like the others. `note` is the reason in
-    the status while there is no other. The console reads `pace` and `phase`.
+    `first_step` is shown until the first step is done; "" if it is like the others. `note` is the reason in the status
+    while there is no other. The console reads `pace` and `phase`.
     """
 
     def __init__(
@@ -48,14 +48,12 @@ class Record(L.Callback):
         self._note = note
         self._state = "starting"
         self._next_write = 0.0
-        self._epoch = 0  # begun last, counted from 1
+        self._epoch = 0  # the current one, counted from 1
         self._epoch_started = time.monotonic()
         self._epoch_images = 0
         self._first_step = first_step
         self.pace = Pace(num_warm_up=1)
         self.phase = Phase("starting", time.monotonic())
-        self._best_score: Any = None
-        self._best: float | None = None
         self.images_per_s: float | None = None
         self.epoch_times_s: list[float] = []
 
@@ -64,19 +62,16 @@ class Record(L.Callback):
         self._write(trainer, pl_module, "starting", is_urgent=True)
 
     @override
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._start_epoch(trainer, pl_module)
-
-    @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock, which no epoch start does inside an epoch; drop rows of epochs that are trained again."""
+        """Drop rows of epochs that are trained again, and start the epoch: a resume inside one does not."""
         if trainer.is_global_zero and (rows := self._folder.read_metrics()):
             self._folder.write_metrics([row for row in rows if int(row["epoch"]) <= trainer.current_epoch])
-        if pl_module.device.type == "cuda":  # where the host is ahead
+        if pl_module.device.type == "cuda":  # the host is some steps ahead of it
             self.pace = Pace(num_warm_up=1 + MOST_PENDING * micro_batches(pl_module))
-        self._start_epoch(trainer, pl_module)
+        self.on_train_epoch_start(trainer, pl_module)
 
-    def _start_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._epoch = trainer.current_epoch + 1
         self._epoch_started, self._epoch_images = time.monotonic(), 0
         self.pace.start(int(trainer.num_training_batches))
@@ -87,10 +82,10 @@ class Record(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the images of all ranks; what follows the last batch is not training speed."""
+        """Count the images of all ranks, and measure the speed without the validation after the last batch."""
         self._epoch_images += batch.shard.size
         if trainer.is_last_batch and pl_module.device.type == "cuda":
-            torch.cuda.synchronize(pl_module.device)  # the host is some steps ahead: they are not computed yet
+            torch.cuda.synchronize(pl_module.device)  # the host is some steps ahead
         now = time.monotonic()
         if not self.pace.has_begun:
             self._enter("training")
@@ -133,7 +128,7 @@ class Record(L.Callback):
 
     @override
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Have the points before a checkpoint on disk first: a run that goes on from there does not log them again."""
+        """Flush all metrics before a checkpoint: a resume from it does not log them again."""
         for logger in trainer.loggers:
             logger.save()
 
@@ -158,13 +153,13 @@ class Record(L.Callback):
     on_test_batch_end = on_validation_batch_end
 
     def stopping(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
-        """Write that all ranks have agreed to stop, and save."""
+        """Write the state while all ranks save and stop."""
         self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
 
     def end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, state: str, reason: str, *, signal: str | None = None
     ) -> None:
-        """Write the last status of this process; `signal` names the one that stopped it."""
+        """Write the last status; `signal` names the one that stopped the run."""
         self._facts["signal"] = signal
         self._write(trainer, pl_module, state, is_urgent=True, reason=reason)
 
@@ -172,7 +167,7 @@ class Record(L.Callback):
         self.phase = Phase(name, time.monotonic(), int(sum(num_batches)))
 
     def left_s(self, trainer: L.Trainer) -> float | None:
-        """Seconds until the end of the training, None before the speed is known."""
+        """Return the seconds until the end of the training; None before the speed is known."""
         num_later = (trainer.max_epochs or 0) - trainer.current_epoch - 1
         return self.pace.left_s(time.monotonic(), num_later) if num_later >= 0 else 0.0
 
@@ -187,46 +182,39 @@ class Record(L.Callback):
         max_epochs = trainer.max_epochs or 0
         batches = trainer.num_training_batches
         is_known = state != "starting" and batches not in (0, float("inf"))
-        steps_per_epoch = -(-int(batches) // micro_batches(pl_module)) if is_known else None
-        total_steps = steps_per_epoch * max_epochs if steps_per_epoch else None
-        epoch_s = self.epoch_times_s[-1] if self.epoch_times_s else None
+        total_steps = max_epochs * -(-int(batches) // micro_batches(pl_module)) if is_known else 0
         step = steps_done(trainer, pl_module)
-        done = step / total_steps if total_steps else None
         is_first_step = state == "training" and not self.pace.has_begun
-        epoch_left_s, left_s = self.pace.epoch_left_s(now), self.left_s(trainer)
+        score = getattr(trainer.checkpoint_callback, "best_model_score", None)
         self._folder.write_status(
             state=state,
             reason=(self._first_step if is_first_step else reason) or self._note,
             **self._facts,
-            # not current_epoch alone: Lightning counts an epoch up after the hooks of its end, where a run may stop
+            # not current_epoch alone: Lightning counts up after the hooks at the end of an epoch, where a run may stop
             epoch=min(max(self._epoch, trainer.current_epoch), max_epochs),
             max_epochs=max_epochs,
             step=step,
-            total_steps=total_steps,
-            percent=round(100 * done, 1) if done is not None else None,
+            total_steps=total_steps or None,
+            percent=round(100 * step / total_steps, 1) if total_steps else None,
             learning_rate=trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None,
-            epoch_s=round(epoch_s, 3) if epoch_s else None,
-            elapsed_s=round(time.time() - self._facts["started"], 1),
-            epoch_remaining_s=round(epoch_left_s, 1) if epoch_left_s is not None and state == "training" else None,
-            remaining_s=round(left_s, 1) if left_s is not None else None,
-            images_per_s=round(self.images_per_s, 1) if self.images_per_s else None,
-            best=self._best_of(trainer),
+            epoch_s=_rounded(self.epoch_times_s[-1] if self.epoch_times_s else None, 3),
+            elapsed_s=_rounded(time.time() - self._facts["started"]),
+            epoch_remaining_s=_rounded(self.pace.epoch_left_s(now)) if state == "training" else None,
+            remaining_s=_rounded(self.left_s(trainer)),
+            images_per_s=_rounded(self.images_per_s),
+            best=score.item() if isinstance(score, torch.Tensor) else None,
             monitor=self._monitor,
             mode=getattr(trainer.checkpoint_callback, "mode", None),
             metrics=dict(metrics_of(trainer, pl_module)),
         )
 
-    def _best_of(self, trainer: L.Trainer) -> float | None:
-        """The best monitored value. A GPU is asked for it when it is another one, not whenever a status is written."""
-        score = getattr(trainer.checkpoint_callback, "best_model_score", None)
-        if score is not self._best_score:
-            self._best_score = score
-            self._best = score.item() if isinstance(score, torch.Tensor) else None
-        return self._best
+
+def _rounded(value: float | None, digits: int = 1) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def _memory_gib(device: torch.device) -> float:
-    """The most this worker held: of the GPU in this epoch, or of its process."""
+    """Return the peak memory of this worker: on the GPU in this epoch, or of its process."""
     if device.type == "cuda":
         used = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

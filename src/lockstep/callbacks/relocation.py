@@ -1,4 +1,4 @@
-"""A run whose folder was moved: its checkpoints are where the folder is now."""
+"""Resume of a run whose folder was moved."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,10 @@ from typing_extensions import override
 
 
 class Relocation(L.Callback):
-    """Tells every ModelCheckpoint where the files it knows of are now, when a run goes on in another folder.
+    """Replaces the paths in the state of every ModelCheckpoint when a run resumes in another folder.
 
     Lightning 2.6.6 would forget the best score and all files but the best, with a warning: the next state, however bad,
-    would take the place of best.ckpt.
+    would replace best.ckpt.
     """
 
     @override
@@ -24,7 +24,7 @@ class Relocation(L.Callback):
 
 
 def _moved(value: Any, before: Path, now: Path) -> Any:
-    """A state with all paths below `before` as paths below `now`."""
+    """Replace all paths below `before` by paths below `now`."""
     if isinstance(value, dict):
         return {_moved(key, before, now): _moved(inner, before, now) for key, inner in value.items()}
     if isinstance(value, str) and value and Path(value).is_relative_to(before):

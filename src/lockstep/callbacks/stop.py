@@ -1,4 +1,4 @@
-"""All ranks stop at the same step, with a checkpoint a resume goes on from exactly."""
+"""Stop all ranks at the same step, with a checkpoint from which a resume continues exactly."""
 
 import signal
 import time
@@ -21,10 +21,7 @@ LOOK_EVERY_S = 0.2
 
 
 class Stopped(Exception):
-    """The run ended in good order before its last epoch; `reason` is for people, `signal` names one that asked.
-
-    `is_out_of_time` says that trainer.max_time_s did: it will do so again.
-    """
+    """The run was stopped and saved before its last epoch, for `reason`; by a `signal`, or trainer.max_time_s."""
 
     def __init__(self, reason: str, signal: str | None, *, is_out_of_time: bool = False) -> None:
         super().__init__(reason)
@@ -36,9 +33,9 @@ class Stopped(Exception):
 class StopTogether(Checkpoint):
     """Turns a signal on any rank, the STOP file or the time limit into one decision of all ranks.
 
-    Leaves after an optimizer step that is not the last of its epoch, or after the epoch's validation and checkpoints:
-    a checkpoint in between would skip that validation on resume. A Checkpoint by class, so that Lightning calls it
-    after ModelCheckpoint.
+    Stops after an optimizer step that is not the last of its epoch, or after the validation and checkpoints of the
+    epoch: a checkpoint in between would skip that validation on resume. A subclass of Checkpoint, because Lightning
+    calls these last.
     """
 
     def __init__(
@@ -54,11 +51,11 @@ class StopTogether(Checkpoint):
         self._seen = 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Keep the signals, also during the test; Lightning takes them after this hook."""
+        """Keep our signal handlers, also during the test; Lightning replaces them after this hook."""
         internals.keep_signals(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Install the handlers of stop signals again, which others may have replaced."""
+        """Install the handlers of stop signals again, which other code may have replaced."""
         self._started = time.monotonic()
         self._channel = FlagChannel(self._timeout)
         self._flag.install()
@@ -72,15 +69,15 @@ class StopTogether(Checkpoint):
             return
         agreed = self._channel.receive()
         if agreed:
-            self._leave(trainer, agreed)
+            self._stop(trainer, agreed)
         self._channel.send(self._request(trainer))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Decide after validation; a run that is through anyway is not stopped."""
+        """Decide after validation; a run that is finished anyway is not stopped."""
         agreed = self._channel.agree(self._request(trainer))
-        is_through = trainer.should_stop or trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
-        if agreed and not is_through:
-            self._leave(trainer, agreed)
+        is_finished = trainer.should_stop or trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
+        if agreed and not is_finished:
+            self._stop(trainer, agreed)
 
     def _request(self, trainer: L.Trainer) -> int:
         now = time.monotonic()
@@ -92,8 +89,8 @@ class StopTogether(Checkpoint):
                 self._seen = TIME_LIMIT
         return self._seen or self._flag.received
 
-    def _leave(self, trainer: L.Trainer, request: int) -> None:
-        reason = self._reason(request)  # before others can be through and remove the stop flag
+    def _stop(self, trainer: L.Trainer, request: int) -> None:
+        reason = self._reason(request)  # before another rank can finish and remove the stop flag
         self._record.stopping(trainer, trainer.lightning_module, reason)
         trainer.save_checkpoint(self._folder.last_checkpoint)
         name = signal.Signals(request).name if request < STOP_FILE else None

@@ -1,4 +1,4 @@
-"""Curves sent to Weights & Biases, in one run there for all sessions of a run."""
+"""Metrics at Weights & Biases, in one run there for all sessions of a run."""
 
 import contextlib
 import sys
@@ -19,8 +19,8 @@ class ResumableWandbLogger(WandbLogger):
     """Lightning's logger of Weights & Biases for the run in the folder `save_dir`, with its files in `wandb/`.
 
     The run has the name of its folder and keeps its id, so that a resume continues it; a sweep is a group of runs.
-    `offline`, or WANDB_MODE=offline in the shell, keeps all of it in the folder. Raises ValueError where points are to
-    be sent and nobody has logged in.
+    `offline`, or WANDB_MODE=offline in the shell, keeps all of it in the folder. Raises ValueError if metrics are to be
+    sent without a login.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class ResumableWandbLogger(WandbLogger):
             tags=tags,
             notes=notes,
             config=redacted(yaml.safe_load(folder.config.read_text())),
-            settings={"console": "off", "silent": True},  # the terminal is ours, and no file there has its text
+            settings={"console": "off", "silent": True},  # no copy of the terminal, no lines on it
         )
         self._is_lost = False
         if rank == 0:
             self._begin()
 
     def _begin(self) -> None:
-        """Start the session, and with it the process that sends its points."""
+        """Start the session, and with it the process that sends metrics."""
         import wandb
 
         is_sent = not self._offline and wandb.setup().settings.mode == "online"
@@ -78,24 +78,25 @@ class ResumableWandbLogger(WandbLogger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        with self._without_loss():
+        with self._surviving():
             super().log_metrics(metrics, step)
 
     def end(self, *, is_well: bool) -> None:
         """Send the rest, and end the process that sends. Rank 0 only."""
         import wandb
 
-        with self._without_loss():
+        with self._surviving():
             wandb.finish(exit_code=0 if is_well else 1)
-        with self._without_loss():  # also where the first failed: at the end of this process it would print its error
+        with self._surviving():  # even if the first failed: otherwise the exit of this process prints its error
             wandb.teardown()
 
     @contextlib.contextmanager
-    def _without_loss(self) -> Iterator[None]:
+    def _surviving(self) -> Iterator[None]:
         """Report the first error of the process that sends, and continue: a SIGTERM to a whole job ends it first."""
         try:
             yield
         except Exception as error:  # the border of a process
             if not self._is_lost:
-                print(f"Weights & Biases gets no more points ({error}): the run goes on.", file=sys.stderr, flush=True)
+                text = f"Weights & Biases receives no more metrics ({error}); the run continues."
+                print(text, file=sys.stderr, flush=True)
             self._is_lost = True

@@ -1,4 +1,4 @@
-"""Which runs a command is about: those below a folder that fit the words and states asked for."""
+"""The runs that a command shows: those below a folder that match the given terms and states."""
 
 import contextlib
 from collections.abc import Sequence
@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.discovery import STATES, DiscoveredRun, Watched
-from lockstep.runs.folder import ENDED_STATES
 
 DEFAULT_ROOT = "outputs"
-REMOVABLE = (*ENDED_STATES, "no signal", "not started")
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A run and what it says of itself; `since` is when its last session began, or else when it was made."""
+    """A run and its facts; `since` is the start of its last session, or else when it was created."""
 
     discovered: DiscoveredRun
     facts: dict[str, Any]
@@ -24,47 +22,42 @@ class Listed:
 
 @dataclass(frozen=True)
 class Selection:
-    """The folder that is searched, the words each of which must occur, and the states; none: all."""
+    """The root of the search, the terms that must all occur, and the states, of which none means all."""
 
     root: Path
-    words: Sequence[str]
+    terms: Sequence[str]
     states: Sequence[str]
 
     def listed(self, watched: Watched) -> list[Listed]:
-        """The runs that fit, the newest first."""
-        fitting = [facts for facts in watched.look() if self._fits(facts)]
-        by_id = watched.runs()  # searched for anew, perhaps: a run may be gone since
-        discovered = [(by_id[facts["id"]], facts) for facts in fitting if facts["id"] in by_id]
+        """List the matching runs, the newest first."""
+        matching = [facts for facts in watched.look() if self._matches(facts)]
+        by_id = watched.runs()  # may search again: a run may be gone since
+        discovered = [(by_id[facts["id"]], facts) for facts in matching if facts["id"] in by_id]
         runs = [Listed(run, facts, _since(run, facts)) for run, facts in discovered]
         return sorted(runs, key=lambda run: (run.since, run.discovered.name), reverse=True)
 
-    def _fits(self, facts: dict[str, Any]) -> bool:
+    def _matches(self, facts: dict[str, Any]) -> bool:
         if self.states and facts["state"] not in self.states:
             return False
         texts = [facts["run"], facts.get("name", ""), facts.get("device", ""), *facts["overrides"], facts["state"]]
         text = " ".join([*texts, f"state={facts['state'].replace(' ', '-')}"]).casefold()
-        return all(word in text for word in self.words)
+        return all(term in text for term in self.terms)
 
 
 def selection(folder: str, filter_text: str, state_text: str) -> Selection:
-    """What was asked for on the command line.
+    """Parse the arguments of a command; `state_text` is a list like `failed,no-signal`.
 
-    Raises FileNotFoundError for a folder that is not there, unless it is the one no run has made yet.
+    Raises ValueError for an unknown state, FileNotFoundError for a missing folder other than the default one.
     """
     root = Path(folder)
     if folder != DEFAULT_ROOT and not root.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder: give one that holds runs, or none for {DEFAULT_ROOT}/.")
-    return Selection(root, filter_text.casefold().split(), states(state_text))
-
-
-def states(text: str) -> tuple[str, ...]:
-    """The states of a list like `failed,no-signal`. Raises ValueError naming those there are."""
+        raise FileNotFoundError(f"{folder} is no folder: name one with runs, or none for {DEFAULT_ROOT}/.")
     known = {state.replace(" ", "-"): state for state in STATES}
-    chosen_words = [word.strip().replace(" ", "-") for word in text.split(",") if word.strip()]
-    for word in chosen_words:
-        if word not in known:
-            raise ValueError(f"--state {word}: there is no such state, choose from {', '.join(known)}.")
-    return tuple(known[word] for word in chosen_words)
+    names = [name.strip().replace(" ", "-") for name in state_text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--state {name}: there is no such state, choose from {', '.join(known)}.")
+    return Selection(root, filter_text.casefold().split(), tuple(known[name] for name in names))
 
 
 def _since(run: DiscoveredRun, facts: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""`lockstep status`: one run, with what can be done next."""
+"""`lockstep status`: one run, and the commands to use next."""
 
 import time
 from typing import Any
@@ -14,21 +14,21 @@ from lockstep.runs.naming import quoted, resume_command, shown
 from lockstep.system.terminal import duration, show_table, terminal
 
 BAR = 32  # columns
+Rows = list[tuple[str, str | Text]]
 
 
 def show(folder: RunFolder, *, is_json: bool) -> int:
-    """Print what a run says of itself. Returns the exit code."""
+    """Print the status of a run. Returns the exit code."""
     facts = look_at(folder)
     if is_json:
         del facts["id"]
         print(to_json(facts | {"path": str(folder.path)}))
         return 0
-    rows = [*_progress(facts), *_place(facts, folder), _next(facts, folder)]
-    show_table(facts.get("name", folder.path.name), rows)
+    show_table(facts.get("name", folder.path.name), [*_progress(facts), *_process(facts, folder), _next(facts, folder)])
     return 0
 
 
-def _progress(facts: dict[str, Any]) -> list[tuple[str, str | Text]]:
+def _progress(facts: dict[str, Any]) -> Rows:
     state, is_live = facts["state"], facts["state"] in LIVE_STATES
     steps = f", step {facts['step']:,}" if "step" in facts else ""
     steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
@@ -38,7 +38,7 @@ def _progress(facts: dict[str, Any]) -> list[tuple[str, str | Text]]:
     left = f", about {duration(facts['remaining_s'])} left" if is_live and "remaining_s" in facts else ""
     speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
     speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
-    rows: list[tuple[str, str | Text]] = [
+    rows: Rows = [
         ("state", cells.state(state)),
         ("reason", facts.get("reason", "") or _silence(facts)),
         ("progress", _bar(facts["percent"]) if "percent" in facts else ""),
@@ -52,7 +52,7 @@ def _progress(facts: dict[str, Any]) -> list[tuple[str, str | Text]]:
 
 
 def _bar(percent: float) -> Text:
-    """A progress bar on a terminal; only the number in a log."""
+    """Draw a progress bar on a terminal; in a log only the number."""
     out, number = terminal(), f"{percent:.1f} %"
     if not out.is_terminal:
         return Text(number)
@@ -63,16 +63,14 @@ def _bar(percent: float) -> Text:
 def _silence(facts: dict[str, Any]) -> str:
     if facts["state"] != "no signal":
         return ""
-    updated, host = facts.get("updated"), facts.get("host", "its machine")
-    ago = f" for {duration(time.time() - updated)}" if updated else ""
-    return f"its process is gone, or {host} has said nothing{ago}"
+    ago = f" for {duration(time.time() - facts['updated'])}" if "updated" in facts else ""
+    return f"its process is gone, or {facts.get('host', 'its machine')} has been silent{ago}"
 
 
-def _place(facts: dict[str, Any], folder: RunFolder) -> list[tuple[str, str | Text]]:
-    device = facts.get("device", "")
+def _process(facts: dict[str, Any], folder: RunFolder) -> Rows:
+    device, updated = facts.get("device", ""), facts.get("updated")
     process = f"pid {facts['pid']}" if "pid" in facts else ""
     process += f" on {facts['host']}" if process and "host" in facts else ""
-    updated = facts.get("updated")
     ago = f", {duration(max(0.0, time.time() - updated))} ago" if updated else ""
     return [
         ("workers", f"{facts['workers']} x {device}" if facts.get("workers", 1) > 1 else device),
@@ -86,10 +84,10 @@ def _place(facts: dict[str, Any], folder: RunFolder) -> list[tuple[str, str | Te
 
 
 def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
-    """What a person does next, and the command for it."""
+    """Return the next action for the state, and its command."""
     run, state, resume = quoted(folder.path), facts["state"], resume_command(folder.path)
     if state == "stopping":
-        return "then go on", resume
+        return "then resume", resume
     if state in LIVE_STATES:
         return "stop", f"lockstep stop {run}"
     if state == "finished":
@@ -98,4 +96,4 @@ def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
         return ("look", f"lockstep jobs show {run}") if folder.job_file.is_file() else ("start", resume)
     if state == "broken":
         return "look", f"cat {quoted(folder.status_file)}"
-    return ("go on" if folder.last_checkpoint.exists() else "try again"), resume
+    return ("resume" if folder.last_checkpoint.exists() else "try again"), resume

@@ -1,7 +1,6 @@
 """`lockstep runs`: all runs below a folder, a line each."""
 
 import contextlib
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -15,26 +14,22 @@ from rich.text import Text
 from lockstep.monitoring import cells
 from lockstep.monitoring.selection import Listed, Selection
 from lockstep.runs import naming
-from lockstep.runs.discovery import MOST, Watched, differing_overrides
+from lockstep.runs.discovery import Watched, differing_overrides
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import output
-from lockstep.system.signals import restored
 from lockstep.system.terminal import duration, new_table, print_table, printable, say, terminal
 from lockstep.system.wording import plural
 
 EVERY_S = 2.0
-SEARCH_S = 10.0  # how long a new run may go unseen while the table is watched
+SEARCH_S = 10.0  # between two searches for new runs
 COLUMNS = ("state", "run", "best", "overrides", "epoch", "s/epoch", "started")
 
 
 def show(selection: Selection, *, sort: str, is_reversed: bool, is_json: bool) -> int:
     """Print the runs. Returns the exit code."""
-    check_order(sort)
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
     runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
-    if len(watched.runs()) >= MOST:
-        print(f"lockstep: {selection.root} has too many runs: {MOST:,} were looked at.", file=sys.stderr)
     if is_json:
         print(to_json([_plain_facts(run) for run in runs]))
     elif not runs:
@@ -48,42 +43,31 @@ def show(selection: Selection, *, sort: str, is_reversed: bool, is_json: bool) -
 
 
 def watch(selection: Selection, *, sort: str, is_reversed: bool) -> int:
-    """Show the runs on the terminal, anew every two seconds, until Ctrl-C. Returns the exit code."""
-    check_order(sort)
+    """Show the runs on the terminal, refreshed every two seconds, until Ctrl-C. Returns the exit code."""
     out = terminal()
     if not sys.stdout.isatty() or out.is_dumb_terminal:
         raise ValueError("--watch needs a terminal: leave it out to print the runs once.")
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
     runs: list[Listed] = []
-    with restored(), contextlib.suppress(KeyboardInterrupt):
-        signal.signal(signal.SIGTERM, _leave)  # gives the terminal back, as Ctrl-C does
-        with Live(console=out, screen=True, auto_refresh=False) as live:
-            while output.is_read():
-                runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
-                note = f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends"
-                live.update(_screen(selection, runs, out, note), refresh=True)
-                time.sleep(EVERY_S)
+    with contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
+        while output.is_read():
+            runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
+            note = f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends"
+            live.update(_screen(selection, runs, out, note), refresh=True)
+            time.sleep(EVERY_S)
     if runs:
         out.print(_screen(selection, runs, out))
     return 0
 
 
-def _leave(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
-# -- order -------------------------------------------------------------------------------------------------------------
-
-
-def check_order(sort: str) -> None:
-    """Raise ValueError for a column there is not."""
-    if sort.removeprefix("-") not in COLUMNS:
-        raise ValueError(f"--sort {sort}: there is no such column, choose from {', '.join(COLUMNS)}.")
-
-
 def in_order(runs: Sequence[Listed], sort: str, *, is_reversed: bool) -> list[Listed]:
-    """Sort runs by a column, the smallest first, with a minus the largest first; runs without a value come last."""
+    """Sort runs by a column, ascending, or descending with a minus; runs without a value come last.
+
+    Raises ValueError for an unknown column.
+    """
     name, is_down = sort.removeprefix("-"), sort.startswith("-") != is_reversed
+    if name not in COLUMNS:
+        raise ValueError(f"--sort {sort}: there is no such column, choose from {', '.join(COLUMNS)}.")
     overrides = differing_overrides([run.facts for run in runs])
     valued = [(_value(run, name, overrides[run.discovered.id]), run) for run in runs]
     with_value = sorted((pair for pair in valued if pair[0] is not None), key=lambda pair: pair[0], reverse=is_down)
@@ -95,11 +79,8 @@ def _value(run: Listed, column: str, overrides: str) -> Any:
     return known[column] if column in known else run.facts.get({"s/epoch": "epoch_s"}.get(column, column))
 
 
-# -- what is seen ------------------------------------------------------------------------------------------------------
-
-
 def table(runs: Sequence[Listed], out: Console, num_shown: int | None = None) -> Table:
-    """A line for each run. On a terminal, what the best values are of is in the line above, if it is the same."""
+    """Make a line per run. On a terminal, the line above names the metric of `best` if all runs share it."""
     monitor = _monitor(runs) if out.is_terminal else ""
     overrides = differing_overrides([run.facts for run in runs])
     rows = [
@@ -118,7 +99,7 @@ def table(runs: Sequence[Listed], out: Console, num_shown: int | None = None) ->
 
 
 def _screen(selection: Selection, runs: Sequence[Listed], out: Console, note: str = "") -> Group:
-    """The first runs, as many as fit if each takes one line."""
+    """Show as many runs as fit if each takes one line."""
     num_shown = max(1, out.height - 4)
     head = Text.assemble((_head(selection, runs), "bold"), (note, "dim"), no_wrap=True, overflow="crop")
     rest = f"and {len(runs) - num_shown:,} more" if len(runs) > num_shown else ""
@@ -128,13 +109,13 @@ def _screen(selection: Selection, runs: Sequence[Listed], out: Console, note: st
 def _head(selection: Selection, runs: Sequence[Listed]) -> str:
     live = sum(run.facts["state"] in LIVE_STATES for run in runs)
     text = f"{plural(len(runs), 'run')} below {printable(str(selection.root))}"
-    text += f", {live} at work" if live else ""
+    text += f", {live} live" if live else ""
     monitor = _monitor(runs)
     return f"{text}, best: {monitor}" if monitor else text
 
 
 def _monitor(runs: Sequence[Listed]) -> str:
-    """What the best values are of, where it is the same in all runs."""
+    """Return the metric of the best values if all runs share it."""
     monitors = {run.facts.get("monitor", "") for run in runs if "best" in run.facts}
     return printable(monitors.pop()) if len(monitors) == 1 else ""
 
@@ -143,7 +124,7 @@ def _nothing(selection: Selection, *, num_found: int) -> str:
     where = printable(str(selection.root))
     if not num_found:
         return f"No runs below {where}: start one with {naming.training_command()}, or name another folder."
-    return f"None of the {plural(num_found, 'run')} below {where} fits: leave out --filter or --state."
+    return f"None of the {plural(num_found, 'run')} below {where} matches: leave out --filter or --state."
 
 
 def _plain_facts(run: Listed) -> dict[str, Any]:

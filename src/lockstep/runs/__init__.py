@@ -1,6 +1,6 @@
-"""The folder of a run, which is all that the processes of Lockstep know of each other.
+"""The run folder: the interface between all processes of Lockstep.
 
-Called, this package lists runs: Python puts it in the place of the function `lockstep.runs`, whoever imports it.
+The package can be called as the public function `lockstep.runs`, whose name it takes once it is imported.
 """
 
 import sys

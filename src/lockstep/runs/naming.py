@@ -1,4 +1,4 @@
-"""The names of runs: new folders, `latest`, and how a command names a run."""
+"""Names of runs: new folders, `latest`, and how commands refer to a run."""
 
 import os
 import re
@@ -12,24 +12,24 @@ from pathlib import Path
 from lockstep.runs.folder import CODE, SWEEP, RunFolder
 
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
-SCRIPTLESS = "lockstep train"  # what trains in any folder
+SCRIPTLESS = "lockstep train"  # trains in any folder
 TRUST = "run this in the project's folder, or add --trust (in Python trust=True)"
-TRUSTING = "run whatever code and commands the run folder names, not only those of this project and known libraries"
+TRUSTING = "run any code and commands that the run folder names, not only those of this project and known libraries"
 
 
 def create_path(root: Path, name: str, now: datetime) -> Path:
-    """Make `root/<date>/<time>_<name>`; a number is added while somebody else owns the name already."""
+    """Create `root/<date>/<time>_<name>`, with a number behind it if the name is taken."""
     for path in _paths(root, name, now):
         try:
             path.mkdir(parents=True)
         except FileExistsError:
             continue
         return path
-    raise FileExistsError(f"{root} has 10,000 folders of one name and second: give the run another one.")
+    raise FileExistsError(f"{root} has 10,000 folders of one name and second: give the run another name.")
 
 
 def free_path(root: Path, name: str, now: datetime) -> Path:
-    """What `create_path` would make, without making it."""
+    """Return the path that `create_path` would create."""
     return next(path for path in _paths(root, name, now) if not path.exists())
 
 
@@ -43,24 +43,24 @@ def _paths(root: Path, name: str, now: datetime) -> Iterator[Path]:
 
 
 def link_latest(root: Path, path: Path) -> None:
-    """Let `root/latest` name the run at `path` below `root`, in one step; warns if the link is another user's."""
+    """Point `root/latest` to the run at `path` below `root`, in one step; warn if the link is another user's."""
     temporary = root / f".latest.{os.getpid()}.{secrets.token_hex(4)}"
     temporary.symlink_to(path.relative_to(root))
     try:
         os.replace(temporary, root / "latest")
     except PermissionError:
         temporary.unlink()
-        print(f"{shown(root / 'latest')} still names another run: it belongs to another user", file=sys.stderr)
+        print(f"{shown(root / 'latest')} still points to another run: it belongs to another user", file=sys.stderr)
 
 
 def latest(root: Path) -> str:
-    """What `root/latest` names, empty where there is none."""
+    """Return the target of `root/latest`, empty without a link."""
     link = root / "latest"
     return os.readlink(link) if link.is_symlink() else ""
 
 
 def link_again(root: Path, path: Path, before: str) -> None:
-    """Let `root/latest` name again what it did `before`, if it names the run at `path`, which is gone."""
+    """Restore the target that `root/latest` had `before`, if it points to `path`, which was removed."""
     if latest(root) and root / latest(root) == path:
         (root / "latest").unlink()
         if before:
@@ -68,10 +68,7 @@ def link_again(root: Path, path: Path, before: str) -> None:
 
 
 def find(name: str) -> RunFolder:
-    """The run at a path, or `latest` below outputs/.
-
-    Raises FileNotFoundError, which says how to list the runs of a folder of them, or names the newest runs there are.
-    """
+    """Return the run at a path, or below outputs/, such as `latest`. Raises FileNotFoundError with a hint."""
     paths = (Path(name), Path("outputs") / name)
     for path in paths:
         if (path / "config.yaml").is_file():
@@ -88,35 +85,34 @@ def find(name: str) -> RunFolder:
 
 
 def shown(path: Path) -> str:
-    """A path as a person types it: relative to the current folder where it lies below it."""
+    """Format a path as a user types it: relative to the current folder if it lies below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def quoted(path: Path) -> str:
-    """A path as a word of a command that a person copies into a shell, whatever characters its name has."""
+    """Format a path as an argument to copy into a shell."""
     text = shown(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def hydra_text(text: str) -> str:
-    """A text as a value of an override: in quotes, where it has special characters or looks like another value."""
-    is_word = "/" in text or (text[:1].isalpha() and text.lower() not in NO_TEXTS)
-    if is_word and not re.search(r"[^a-zA-Z0-9_/.+-]", text):
+    """Format text as the value of an override, quoted if it has special characters or looks like another type."""
+    is_plain = "/" in text or (text[:1].isalpha() and text.lower() not in NO_TEXTS)
+    if is_plain and not re.search(r"[^a-zA-Z0-9_/.+-]", text):
         return text
-    # in Hydra's quotes a backslash counts only in front of one
+    # Hydra unescapes a backslash only in front of a quote
     return '"' + re.sub(r'(\\*)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
 
 
 def resuming(path: Path) -> str:
-    """The override that resumes the run in `path`, for a shell: resume=outputs/latest."""
+    """Format the override that resumes a run, quoted for a shell: resume=outputs/latest."""
     return shlex.quote(f"resume={hydra_text(shown(path))}")
 
 
 def training_command() -> str:
-    """What trains, typed in the current folder: its train.py where there is one."""
+    """Return the command that trains in the current folder: its train.py, if there is one."""
     return "python train.py" if Path("train.py").is_file() else SCRIPTLESS
 
 
 def resume_command(path: Path) -> str:
-    """What goes on with the run in `path`, typed in the current folder."""
     return f"{training_command()} {resuming(path)}"

@@ -1,4 +1,4 @@
-"""What `lockstep verify` has found exact, in outputs/verified.json: modules of the user's own, as they were then."""
+"""Results of `lockstep verify` for custom modules, in outputs/verified.json, by a digest of module and settings."""
 
 from datetime import date
 from pathlib import Path
@@ -9,13 +9,13 @@ FILE = Path("outputs/verified.json")
 
 
 def remember(digest: str, largest: float) -> None:
-    """Keep that a training of this digest differed by `largest` at most, today."""
+    """Record that a training of this digest differed by at most `largest` today."""
     known = read_json(FILE)
     FILE.parent.mkdir(exist_ok=True)
     write_json(FILE, {**known, digest: {"date": date.today().isoformat(), "largest": largest}})
 
 
 def recalled(digest: str) -> str | None:
-    """When it was found, and how exact, in words; None where nobody has looked."""
+    """Describe the recorded result; None if the digest was not verified."""
     found = read_json(FILE).get(digest)
     return None if found is None else f"verified on {found['date']}, within {found['largest']:.1e}"

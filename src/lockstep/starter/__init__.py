@@ -1,1 +1,1 @@
-"""`lockstep new`: a project of one's own, beside an installed Lockstep."""
+"""`lockstep new`: a custom project next to an installed Lockstep."""

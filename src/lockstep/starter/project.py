@@ -1,4 +1,4 @@
-"""Makes a project of one's own from the files beside this module, which are a project already: that of `flowers`."""
+"""Creates a project from the files next to this module, which are the project `flowers`."""
 
 import importlib.metadata
 import importlib.util
@@ -13,23 +13,23 @@ import lockstep
 from lockstep.runs.naming import shown
 
 FILES = Path(__file__).parent / "files"
-NAME = "flowers"  # of the project in FILES, wherever the name of the new one has to stand
+NAME = "flowers"  # replaced by the name of the new project
 REQUIREMENT = '"lockstep"'  # in its pyproject.toml
 
 
 def create(path: Path) -> str:
-    """Make a project at an absolute `path`, whose last part is its name. Returns what its pyproject.toml asks for.
+    """Create a project at an absolute `path`, whose last part is its name. Returns its requirement of Lockstep.
 
-    The folder is there whole or not at all. Raises ValueError where it cannot be made.
+    Leaves no incomplete folder. Raises ValueError if the project cannot be created.
     """
     name = path.name
     package = name.replace("-", "_")
     if not package.isidentifier() or keyword.iskeyword(package) or package != package.lower():
-        raise ValueError(f"{name!r} is no name of a package: take lower-case letters, digits and _, as in flowers.")
+        raise ValueError(f"{name!r} is no name of a package: use lower-case letters, digits and _, as in flowers.")
     if importlib.util.find_spec(package) is not None:
-        raise ValueError(f"there is a module {package} already, which the project would hide: take another name.")
+        raise ValueError(f"a module {package} exists, which the project would hide: use another name.")
     if path.exists():
-        raise ValueError(f"{shown(path)} is there already: take another name, or another folder.")
+        raise ValueError(f"{shown(path)} exists: use another name, or another folder.")
     requirement = _requirement()
     new = path.with_name(f".{name}.{secrets.token_hex(4)}")
     try:
@@ -41,14 +41,14 @@ def create(path: Path) -> str:
                 target.write_text(text.replace(REQUIREMENT, json.dumps(requirement)), "utf-8")
         os.rename(new, path)
     except OSError as error:
-        raise ValueError(f"{shown(path)} cannot be made: {error.strerror or error}.") from error
+        raise ValueError(f"{shown(path)} cannot be created: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return requirement
 
 
 def _requirement() -> str:
-    """What pip installs this Lockstep by: from where it was installed, else its version."""
+    """Return the requirement for this Lockstep: its origin if pip recorded one, else its version."""
     try:
         text = importlib.metadata.distribution("lockstep").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:

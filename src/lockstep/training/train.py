@@ -64,7 +64,7 @@ def train(
         )
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
         names = () if config.has_own_module else measured.names(config)
-        console = [] if config.silent else [Console(record, names, measured.default(config)[0], is_cell=is_cell)]
+        console = [] if config.silent else [Console(record, names, is_cell=is_cell)]
         trainer = _trainer(here, module, [*first, record, Relocation(), *console, *callbacks, stop], first_step)
         started = time.monotonic()
         try:

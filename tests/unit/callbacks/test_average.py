@@ -50,7 +50,7 @@ def test_an_average_has_the_bits_of_torchs_after_every_step() -> None:
     assert ours.n_averaged == 4
 
 
-def test_a_resumed_average_is_gone_on_with_and_not_begun_anew() -> None:
+def test_a_resumed_average_continues() -> None:
     module, _, theirs = averages()
     for _ in range(2):
         train(module)
@@ -63,12 +63,12 @@ def test_a_resumed_average_is_gone_on_with_and_not_begun_anew() -> None:
     assert_equal(resumed, theirs)
 
 
-def test_torch_is_not_asked_again_how_many_updates_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_updates_is_never_read_from_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     module, ours, _ = averages()
     ours.update_parameters(module)
 
     def refuse(*args: Any) -> None:
-        raise AssertionError("the host asks the device for a value")
+        raise AssertionError("the host waits for a value of the device")
 
     monkeypatch.setattr(torch.Tensor, "__bool__", refuse)
     monkeypatch.setattr(torch.Tensor, "item", refuse)

@@ -1,4 +1,4 @@
-"""The CSV logger keeps what earlier sessions wrote, and loses nothing by a kill."""
+"""The CSV logger keeps the rows of earlier sessions, and loses none by a kill."""
 
 import csv
 from pathlib import Path
@@ -22,13 +22,13 @@ def written(folder: Path, *points: tuple[int, dict[str, float]], purge_step: int
     return logger
 
 
-def test_steps_that_are_done_again_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
+def test_steps_that_are_trained_again_replace_the_old_ones(tmp_path: Path) -> None:
     written(tmp_path, (1, {"loss": 3.0}), (2, {"loss": 2.0}), (3, {"loss": 9.0}))
     written(tmp_path, (3, {"loss": 1.0}), purge_step=3)
     assert rows(tmp_path) == [{"step": str(step), "loss": str(loss)} for step, loss in ((1, 3.0), (2, 2.0), (3, 1.0))]
 
 
-def test_a_test_at_the_last_step_is_done_again_and_its_validation_is_not(tmp_path: Path) -> None:
+def test_a_test_after_the_last_step_is_replaced_and_its_validation_is_kept(tmp_path: Path) -> None:
     written(tmp_path, (4, {"val/loss": 2.0}), (4, {"test/loss": 2.5}))
     written(tmp_path, (4, {"test/loss": 1.5}), purge_step=5)
     assert rows(tmp_path) == [
@@ -37,30 +37,19 @@ def test_a_test_at_the_last_step_is_done_again_and_its_validation_is_not(tmp_pat
     ]
 
 
-def test_a_new_column_keeps_the_rows_before_it(tmp_path: Path) -> None:
+def test_a_new_column_keeps_the_rows_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = written(tmp_path, (1, {"a": 1.0}))
     logger.log_metrics({"b": 2.0}, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", lambda source, target: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            logger.save()
+    assert rows(tmp_path) == [{"step": "1", "a": "1.0"}], "killed"
     logger.finalize("success")
     assert rows(tmp_path) == [{"step": "1", "a": "1.0", "b": ""}, {"step": "2", "a": "", "b": "2.0"}]
 
 
-def test_a_file_is_replaced_in_one_step_where_it_gets_a_new_column(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logger = written(tmp_path, (1, {"a": 1.0}))
-    before = rows(tmp_path)
-
-    def killed(source: object, target: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.replace", killed)
-    logger.log_metrics({"b": 2.0}, 2)
-    with pytest.raises(KeyboardInterrupt):
-        logger.save()
-    assert rows(tmp_path) == before
-
-
-def test_a_row_that_a_kill_has_cut_is_dropped(tmp_path: Path) -> None:
+def test_an_incomplete_last_row_is_dropped(tmp_path: Path) -> None:
     written(tmp_path, (1, {"a": 1.0, "b": 1.0}))
     with open(tmp_path / "csv" / "metrics.csv", "a") as file:
         file.write("2,0.")

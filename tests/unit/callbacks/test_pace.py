@@ -1,4 +1,4 @@
-"""The speed of a training and what is left of it, from the moments at which batches end."""
+"""The speed of a training and the time to its end, from the times at which batches end."""
 
 import pytest
 
@@ -31,8 +31,8 @@ def test_the_speed_of_the_first_epoch_leaves_out_its_first_batch() -> None:
     assert pace.left_s(now, 9) == pytest.approx(2 * 39 + 9 * 2 * 50)
 
 
-def test_what_the_host_has_only_asked_for_is_not_measured() -> None:
-    """A GPU: nine batches are asked for at once, then the host waits for each."""
+def test_launches_before_the_host_waits_are_not_measured() -> None:
+    """A GPU: nine batches are launched immediately, then the host waits for each."""
     pace = Pace(num_warm_up=9)
     pace.start(50)
     for number in range(1, 10):
@@ -42,14 +42,14 @@ def test_what_the_host_has_only_asked_for_is_not_measured() -> None:
     assert pace.images_per_s == pytest.approx(8)
 
 
-def test_the_time_left_goes_down_while_nothing_ends_and_not_below_nothing() -> None:
+def test_the_time_left_decreases_to_zero_during_a_long_batch() -> None:
     pace = after(49)
     now = 10 + 100 + 2 * 49
-    told = [pace.epoch_left_s(now + passed) for passed in (0, 1, 2, 60)]
-    assert told == pytest.approx([2, 1, 0, 0])
+    left = [pace.epoch_left_s(now + passed) for passed in (0, 1, 2, 60)]
+    assert left == pytest.approx([2, 1, 0, 0])
 
 
-def test_validation_counts_once_it_was_seen() -> None:
+def test_validation_counts_after_the_first_one() -> None:
     pace = after(50)
     pace.epoch_ended(10 + 100 + 2 * 50 + 30)
     now = 10 + 100 + 2 * 50 + 30
@@ -63,7 +63,7 @@ def test_validation_counts_once_it_was_seen() -> None:
     assert pace.left_s(now + 2, 1) == pytest.approx(98 + 30 + 130)
 
 
-def test_a_run_that_goes_on_inside_an_epoch_has_only_its_rest_to_do() -> None:
+def test_a_resume_inside_an_epoch_has_only_its_rest_to_do() -> None:
     pace = Pace(num_warm_up=1)
     pace.start(50)
     pace.batch_ended(7, 41, 16)

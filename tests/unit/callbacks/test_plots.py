@@ -10,7 +10,7 @@ from PIL import Image
 
 from lockstep.callbacks import plots
 
-AWKWARD = ["$x_1$", "Ж", "日本", "a very long name of a class that nobody could read", "", "  ", "<b>"]
+AWKWARD = ["$x_1$", "Ж", "日本", "a very long name of a class that does not fit", "", "  ", "<b>"]
 
 
 def counts_of(num_classes: int) -> NDArray[np.int64]:
@@ -25,12 +25,12 @@ def drawn(figure: Figure) -> NDArray[np.uint8]:
         return np.asarray(Image.open(file).convert("RGB"))
 
 
-def words(figure: Figure) -> list[str]:
+def texts(figure: Figure) -> list[str]:
     """All texts inside the axes of a figure."""
     return [text.get_text() for ax in figure.axes for text in ax.texts]
 
 
-@pytest.mark.parametrize("names", [["a", "b"], AWKWARD, [f"class {n}" for n in range(30)], list(map(str, range(1000)))])
+@pytest.mark.parametrize("names", [AWKWARD, [f"class {n}" for n in range(30)], list(map(str, range(1000)))])
 def test_every_picture_can_be_drawn_for_any_classes(names: list[str]) -> None:
     counts = counts_of(len(names))
     with plots.style():
@@ -39,9 +39,9 @@ def test_every_picture_can_be_drawn_for_any_classes(names: list[str]) -> None:
     assert pixels.shape[1] <= 12 * 60  # inches
 
 
-def test_a_matrix_holds_its_counts_and_of_many_classes_the_least_accurate() -> None:
+def test_a_matrix_shows_its_counts_and_of_many_classes_the_least_accurate() -> None:
     counts = np.array([[41, 0], [3, 1017]])
-    assert sorted(words(plots.confusion_matrix(counts, ["a", "b"], "title"))) == ["1,017", "3", "41"]
+    assert sorted(texts(plots.confusion_matrix(counts, ["a", "b"], "title"))) == ["1,017", "3", "41"]
     many = counts_of(100)
     many[17] = 1
     with plots.style():
@@ -65,7 +65,7 @@ def test_a_grid_shows_the_pixels_with_mistakes_in_red(channels: int) -> None:
     assert drawn(figure).std() > 1
 
 
-@pytest.mark.parametrize(("height", "width"), [(8, 8), (4, 8), (8, 4)])
+@pytest.mark.parametrize(("height", "width"), [(4, 8), (8, 4)])
 def test_an_image_of_a_grid_keeps_its_shape_above_its_caption(height: int, width: int) -> None:
     figure = plots.image_grid(np.zeros((9, 3, height, width), np.uint8), ["caption"] * 9, [True] * 9, "title")
     (ax,) = figure.axes

@@ -1,4 +1,4 @@
-"""What the record of a run says of its speed."""
+"""The speed in the record of a run."""
 
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from lockstep.callbacks.record import Record
 from lockstep.runs.folder import RunFolder
 
-AT_WORK_S = 0.2  # what a GPU still computes when the host has asked for the last step
+AT_WORK_S = 0.2  # of the GPU after the host has launched the last step
 
 
 @pytest.mark.parametrize("is_last_batch", [True, False])
@@ -38,22 +38,4 @@ def test_the_images_of_an_epoch_count_when_the_gpu_has_computed_them(
         assert record.images_per_s is not None
         assert record.images_per_s <= 100 / AT_WORK_S
     else:
-        assert record.images_per_s is None, "of the first batch nothing is told: it compiles, and is only asked for"
-
-
-def test_a_gpu_is_asked_for_the_best_score_once_and_again_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[torch.Tensor] = []
-    item = torch.Tensor.item
-    monkeypatch.setattr(torch.Tensor, "item", lambda score: (asked.append(score), item(score))[1])
-    record = Record(RunFolder(tmp_path), facts={}, monitor=None)
-    first, second = torch.tensor(0.5), torch.tensor(0.75)
-    checkpoint = SimpleNamespace(best_model_score=None)
-    trainer: Any = SimpleNamespace(checkpoint_callback=checkpoint)
-    told = []
-    for score in (None, first, first, second, second):
-        checkpoint.best_model_score = score
-        told.append(record._best_of(trainer))
-    assert told == [None, 0.5, 0.5, 0.75, 0.75]
-    assert len(asked) == 2
+        assert record.images_per_s is None, "the first batch compiles, and is only launched"

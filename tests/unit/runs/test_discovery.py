@@ -1,9 +1,8 @@
-"""All runs below a folder, whatever stands in it: found, looked at, watched."""
+"""All runs below a folder: found, read, watched."""
 
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +70,7 @@ def test_every_run_is_found_by_its_name_below_the_root_the_root_included(tmp_pat
     }  # fmt: skip
 
 
-def test_an_id_stays_and_tells_nothing_of_the_path(tmp_path: Path) -> None:
+def test_an_id_is_stable_and_does_not_reveal_the_path(tmp_path: Path) -> None:
     run(tmp_path / "one" / "secret")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     ((key, one),) = scan(tmp_path / "one").items()
@@ -80,113 +79,69 @@ def test_an_id_stays_and_tells_nothing_of_the_path(tmp_path: Path) -> None:
     assert "secret" not in key
 
 
-def test_links_hidden_folders_and_folders_named_like_the_file_are_no_runs(tmp_path: Path) -> None:
+def test_links_hidden_folders_and_files_of_other_tools_are_no_runs(tmp_path: Path) -> None:
     outside = run(tmp_path / "outside")
     root = tmp_path / "root"
     run(root / "real")
     run(root / ".hidden")
     (root / "latest").symlink_to("real")
     (root / "link").symlink_to(outside.path)
-    (root / "linked_file").mkdir()
-    (root / "linked_file" / "config.yaml").symlink_to(outside.config)
-    (root / "folder" / "config.yaml").mkdir(parents=True)
-    os.mkfifo(root / "folder" / "pipe")
     (root / "loop").symlink_to(root)
-    assert [each.name for each in scan(root).values()] == ["real"]
+    (root / "folder" / "config.yaml").mkdir(parents=True)
+    (root / "real" / "wandb" / "run-1" / "files").mkdir(parents=True)
+    (root / "real" / "wandb" / "run-1" / "files" / "config.yaml").touch()
+    run(root / "wandb" / "one")
+    assert sorted(each.name for each in scan(root).values()) == ["real", "wandb/one"]
 
 
-def test_the_search_ends_at_its_depth_and_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_ends_at_its_depth(tmp_path: Path) -> None:
     run(tmp_path.joinpath(*"abcdef"))
     run(tmp_path.joinpath(*"uvwxyz", "deeper"))
     assert [each.name for each in scan(tmp_path).values()] == ["a/b/c/d/e/f"]
-    for number in range(5):
-        run(tmp_path / str(number))
-    monkeypatch.setattr(discovery, "MOST", 3)
-    assert len(scan(tmp_path)) == 3
 
 
-def test_a_folder_that_vanishes_or_is_locked_away_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b", "c"):
+def test_a_folder_that_cannot_be_read_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
         run(tmp_path / name)
     scandir = os.scandir
 
-    def vanishing(path: Path) -> Any:
+    def refuse(path: Path) -> Any:
         if Path(path).name == "b":
-            path.rename(tmp_path / ".elsewhere")
-        if Path(path).name == "c":
             raise PermissionError(path)
         return scandir(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", vanishing)
+        patch.setattr(os, "scandir", refuse)
         assert [each.name for each in scan(tmp_path).values()] == ["a"]
-    assert scan(tmp_path / "nowhere") == {}
-
-
-def test_names_of_any_bytes_are_found(tmp_path: Path) -> None:
-    name = os.fsdecode(b"caf\xe9\nnew line")
-    run(tmp_path / name)
-    ((_, one),) = scan(tmp_path).items()
-    assert one.name == name
-    assert look(one)["run"] == name
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_run_says_comes_through_and_nothing_else(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", "optimizer.lr=0.2", **FULL, secret="x", updated_by={"a": 1})
+def test_a_run_is_read_with_its_known_fields_alone(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", "optimizer.lr=0.2", **FULL, secret="x", remaining_s=None)
     facts = look(found(folder))
     updated = facts.pop("updated")
     assert abs(updated - time.time()) < PATIENCE_S
     assert facts == {**FULL, "id": "id", "run": "name", "overrides": ["optimizer.lr=0.2"]}
 
 
-def test_a_run_is_looked_at_by_its_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_read_by_its_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     facts = look_at(run(tmp_path / "outputs" / "x", **FULL))
     assert (facts["run"], facts["state"]) == ("outputs/x", "finished")
 
 
-WRONG: dict[str, Any] = {
-    "reason": 3, "name": None, "host": ["x"], "pid": "7", "workers": True, "device": {}, "precision": 1.5,
-    "started": "now", "epoch": float("nan"), "max_epochs": float("inf"), "best": 10**400, "step": -1e300,
-    "percent": [1], "monitor": False, "images_per_s": {"a": 1}, "metrics": [1, 2],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_field_of_the_wrong_type_is_left_out_alone(tmp_path: Path, name: str) -> None:
-    folder = run(tmp_path / "run")
-    (folder.path / "status.json").write_text(json.dumps({**FULL, name: WRONG[name]}))
-    facts = look(found(folder))
-    expected = {**FULL, "id": "id", "run": "name", "overrides": []}
-    expected.pop(name, None)
-    assert facts == (expected | {"metrics": {}} if name == "metrics" else expected)
-
-
-def test_only_finite_numbers_are_metrics(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run")
-    metrics = {"good": 0.5, "nan": float("nan"), "inf": float("-inf"), "true": True, "text": "1", "huge": 10**400}
-    (folder.path / "status.json").write_text(json.dumps({"state": "finished", "metrics": metrics}))
-    assert look(found(folder))["metrics"] == {"good": 0.5}
-
-
 DAMAGED: dict[str, Callable[[Path], Any]] = {
     "a folder": Path.mkdir,
     "half of it": lambda path: path.write_text('{"state": "fini'),
-    "empty": Path.touch,
-    "another type": lambda path: path.write_text('["finished"]'),
     "no UTF-8": lambda path: path.write_bytes(b'{"state": "\xff"}'),
     "an unknown state": lambda path: path.write_text('{"state": "winning"}'),
-    "a state of another type": lambda path: path.write_text('{"state": {"a": 1}}'),
-    "no state": lambda path: path.write_text('{"epoch": 3}'),
 }
 
 
-@pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("what", DAMAGED)
-def test_a_status_that_is_none_makes_a_broken_run(tmp_path: Path, what: str) -> None:
+def test_a_damaged_status_makes_a_broken_run(tmp_path: Path, what: str) -> None:
     folder = run(tmp_path / "run", "seed=1")
     DAMAGED[what](folder.path / "status.json")
     facts = look(found(folder))
@@ -195,30 +150,15 @@ def test_a_status_that_is_none_makes_a_broken_run(tmp_path: Path, what: str) -> 
     assert facts["overrides"] == ["seed=1"]
 
 
-@pytest.mark.timeout(PATIENCE_S)
-@pytest.mark.parametrize("name", ["run.json", "overrides.txt", "metrics.csv", "summary.json", ".lock", "status.json"])
-@pytest.mark.parametrize("what", DAMAGED)
-def test_no_file_of_a_run_stops_the_look_at_it_or_leaves_a_file_open(tmp_path: Path, what: str, name: str) -> None:
-    folder = run(tmp_path / "run", state="training", host=socket.gethostname())
-    (folder.path / name).unlink(missing_ok=True)
-    DAMAGED[what](folder.path / name)
-    before = len(os.listdir("/proc/self/fd"))
-    assert look(found(folder))["state"] in discovery.STATES
-    for row in read_rows(folder):
-        assert all(isinstance(value, int | float) for value in row.values())
-    assert read_tests(folder) == {}
-    assert len(os.listdir("/proc/self/fd")) == before
+def test_other_damaged_files_do_not_hide_a_run(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", state="finished")
+    for name in ("run.json", "metrics.csv", "summary.json"):
+        (folder.path / name).write_bytes(b'{"state": "\xff"}')
+    assert (look(found(folder))["state"], look(found(folder))["overrides"]) == ("finished", [])
+    assert (read_rows(folder), read_tests(folder)) == ([], {})
 
 
-@pytest.mark.parametrize("text", ["0", "NaN", "true", "null", "9" * 400])
-def test_no_time_that_stands_in_a_status_makes_a_run_silent(tmp_path: Path, text: str) -> None:
-    folder = run(tmp_path / "run")
-    status = f'{{"state": "training", "host": "another machine", "updated": {text}}}'
-    (folder.path / "status.json").write_text(status)
-    assert look(found(folder))["state"] == "training"
-
-
-def test_before_the_first_status_the_lock_and_the_failure_tell_the_state(tmp_path: Path) -> None:
+def test_before_the_first_status_lock_and_failure_give_the_state(tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
     assert look(found(folder))["state"] == "not started"
     with folder.lock():
@@ -251,7 +191,7 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
     assert names == ["new", "middle", "old", "without"]
 
 
-def test_what_has_ended_is_read_once_until_its_file_changes(tmp_path: Path, counted: list[str]) -> None:
+def test_an_ended_run_is_read_once_until_its_status_changes(tmp_path: Path, counted: list[str]) -> None:
     ended, live = run(tmp_path / "ended", **FULL), run(tmp_path / "live", state="training", host="another machine")
     watched = Watched(tmp_path, scan_every_s=0)
     for _ in range(3):
@@ -262,7 +202,7 @@ def test_what_has_ended_is_read_once_until_its_file_changes(tmp_path: Path, coun
     assert {facts["run"]: facts["state"] for facts in watched.look()} == {"ended": "training", "live": "finished"}
 
 
-def test_new_runs_are_seen_after_a_while_or_when_asked_for(tmp_path: Path) -> None:
+def test_new_runs_are_found_by_the_next_search(tmp_path: Path) -> None:
     watched = Watched(tmp_path, scan_every_s=1000)
     assert watched.look() == []
     first = run(tmp_path / "a", **FULL)
@@ -275,22 +215,10 @@ def test_new_runs_are_seen_after_a_while_or_when_asked_for(tmp_path: Path) -> No
     assert watched.look() == []
 
 
-def test_a_thousand_runs_are_looked_at(tmp_path: Path, figure: Any) -> None:
-    for number in range(1000):
-        run(tmp_path / str(number % 10) / str(number), "optimizer.lr=0.1", f"seed={number}", **FULL)
-    watched = Watched(tmp_path, scan_every_s=0)
-    times = []
-    for _ in range(2):
-        started = time.perf_counter()
-        assert len(watched.look()) == 1000
-        times.append(time.perf_counter() - started)
-    figure(f"1,000 runs read in {times[0]:.2f} s, again in {times[1]:.2f} s")
-
-
 # -- more of a run -----------------------------------------------------------------------------------------------------
 
 
-def test_overrides_begin_with_the_keys_that_tell_the_most_runs_apart() -> None:
+def test_overrides_begin_with_the_keys_that_distinguish_the_most_runs() -> None:
     typed = {str(number): ["data=x", "data.size=9", f"lr={number % 2}", f"seed={number // 2}"] for number in range(4)}
     listed = [{"id": key, "overrides": overrides} for key, overrides in (typed | {"other": ["data=y"]}).items()]
     found = differing_overrides(listed)
@@ -313,27 +241,8 @@ def test_rows_hold_the_numbers_of_every_epoch(tmp_path: Path) -> None:
     assert read_rows(folder) == [{"epoch": 1, "val/loss": 0.5}, {"epoch": 2}]
 
 
-def test_cells_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run")
-    cells = ["1", '"x"', "[1]", "true", "1e999", "9" * 400, "[", "", "\x00", "-0.5"]
-    lines = [
-        ",".join(f"c{i}" for i in range(len(cells))),
-        ",".join(f'"{c.replace(chr(34), chr(34) * 2)}"' for c in cells),
-    ]
-    (folder.path / "metrics.csv").write_text("\n".join([*lines, "1"]) + "\n")
-    assert read_rows(folder) == [{"c0": 1, "c9": -0.5}, {"c0": 1}]
-
-
 def test_the_test_of_a_finished_run_is_read_from_its_summary(tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
     assert read_tests(folder) == {}
     folder.write_summary({"test_accuracy": 0.5, "test_loss": float("nan"), "test_flip_accuracy": None, "epochs": 3})
     assert read_tests(folder) == {"test_accuracy": 0.5}
-
-
-def test_what_weights_and_biases_keeps_of_a_run_is_no_run_and_a_folder_of_that_name_is_searched(tmp_path: Path) -> None:
-    run(tmp_path / "wandb" / "one")
-    files = tmp_path / "wandb" / "one" / "wandb" / "run-1" / "files"
-    files.mkdir(parents=True)
-    (files / "config.yaml").write_text("seed: {value: 0}\n")
-    assert [discovered.name for discovered in scan(tmp_path).values()] == ["wandb/one"]

@@ -1,3 +1,5 @@
+"""Run folders: names, atomic files, status, metrics, STOP, lock."""
+
 import os
 import shlex
 import signal
@@ -53,15 +55,10 @@ def test_a_run_is_found_by_its_day_time_and_name(tmp_path: Path) -> None:
     assert create(tmp_path, "digits", NOW).path == tmp_path / "2026-11-20" / "19-05-07_digits"
 
 
-def test_two_runs_of_the_same_second_get_two_folders(tmp_path: Path) -> None:
-    paths = [create(tmp_path, "digits", NOW).path for _ in range(3)]
-    assert [path.name for path in paths] == ["19-05-07_digits", "19-05-07_digits-2", "19-05-07_digits-3"]
-
-
-def test_eight_runs_started_at_once_get_eight_folders_and_one_is_the_latest(tmp_path: Path) -> None:
+def test_runs_of_the_same_second_get_distinct_folders_and_one_is_the_latest(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(lambda _: create(tmp_path, "digits", NOW).path, range(40)))
-    assert len(set(paths)) == 40
+    assert {path.name for path in paths} == {f"19-05-07_digits{n}" for n in ("", *(f"-{k}" for k in range(2, 41)))}
     assert all(path.is_dir() for path in paths)
     assert (tmp_path / "latest").resolve() in paths
     assert names(tmp_path) == {"2026-11-20", "latest"}
@@ -85,7 +82,7 @@ def test_find_takes_a_path_a_name_below_outputs_or_latest(tmp_path: Path, monkey
         assert find(name).path == expected
 
 
-def test_a_wrong_name_is_answered_with_the_three_newest_runs_once_each(
+def test_the_error_for_a_wrong_name_lists_the_three_newest_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -99,8 +96,8 @@ def test_a_wrong_name_is_answered_with_the_three_newest_runs_once_each(
     assert str(caught.value).endswith(f"Newest runs: {day}newest, {day}second, {day}third.")
 
 
-@pytest.mark.parametrize("name", ["sweep", "outputs/sweep", "2026-11-20", "outputs", "new sweep"])
-def test_a_folder_of_runs_is_told_from_a_wrong_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("name", ["outputs/sweep", "2026-11-20", "new sweep"])
+def test_a_folder_of_runs_gets_a_hint_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     create(Path("outputs"), "run", NOW).config.touch()
     for sweep, trials in (("sweep", ["0", "1"]), ("new sweep", [])):
@@ -116,7 +113,7 @@ def test_a_folder_of_runs_is_told_from_a_wrong_name(tmp_path: Path, monkeypatch:
     assert str(caught.value) == f"{name} is {what}, not a run: {shlex.join(['lockstep', 'runs', path])} lists its runs."
 
 
-def test_without_any_run_a_wrong_name_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_wrong_name_without_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="none below outputs/"):
         find("latest")
@@ -129,22 +126,13 @@ def test_a_block_that_fails_leaves_the_old_content_and_no_other_file(tmp_path: P
     def write_half() -> None:
         with atomic_file(path) as file:
             file.write(b"half of the new")
+            file.flush()
+            assert path.read_text() == "old"
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         write_half()
     assert path.read_text() == "old"
-    assert names(tmp_path) == {"file"}
-
-
-def test_a_reader_sees_the_old_content_until_the_block_ends(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
-    with atomic_file(path) as file:
-        file.write(b"new")
-        file.flush()
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
     assert names(tmp_path) == {"file"}
 
 
@@ -156,7 +144,7 @@ def test_writers_at_the_same_time_leave_one_whole_text(tmp_path: Path) -> None:
     assert names(tmp_path) == {"file"}
 
 
-def test_what_killed_writers_left_is_removed_and_nothing_else(folder: RunFolder) -> None:
+def test_temporary_files_of_killed_writers_are_removed_and_nothing_else(folder: RunFolder) -> None:
     for path in (folder.last_checkpoint, folder.pictures / "test_mistakes.png", folder.status_file):
         path.parent.mkdir(exist_ok=True)
         with begun_by_another_process(WRITE, path) as process:
@@ -172,36 +160,25 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(folder: RunFolder)
     assert names(folder.checkpoints) == names(folder.pictures) == set()
 
 
-@pytest.mark.parametrize("state", LIVE_STATES)
-def test_the_status_of_a_dead_process_is_no_signal(folder: RunFolder, state: str) -> None:
-    folder.write_status(state=state, host=socket.gethostname())
-    assert folder.read_status()["state"] == "no signal"
-    with folder.lock():
-        pass
-    assert folder.read_status()["state"] == "no signal"
+def test_a_live_state_without_a_process_is_no_signal(folder: RunFolder) -> None:
+    for state in LIVE_STATES:
+        folder.write_status(state=state, host=socket.gethostname(), step=3)
+        with folder.lock():
+            status = folder.read_status()
+        assert (status["state"], status["step"]) == (state, 3)
+        assert folder.read_status()["state"] == "no signal"
+        folder.write_status(state=state, host="another machine")
+        assert folder.read_status()["state"] == state
 
 
-@pytest.mark.parametrize("state", LIVE_STATES)
-def test_the_status_of_a_process_that_holds_the_lock_is_its_own(folder: RunFolder, state: str) -> None:
-    folder.write_status(state=state, host=socket.gethostname(), step=3)
-    with folder.lock():
-        status = folder.read_status()
-    assert (status["state"], status["step"]) == (state, 3)
+def test_a_run_that_ended_keeps_its_state(folder: RunFolder) -> None:
+    for state in ENDED_STATES:
+        folder.write_status(state=state, host=socket.gethostname())
+        assert folder.read_status()["state"] == state
 
 
-def test_the_status_of_another_machine_is_taken_at_its_word(folder: RunFolder) -> None:
-    folder.write_status(state="training", host="another machine")
-    assert folder.read_status()["state"] == "training"
-
-
-@pytest.mark.parametrize("state", ENDED_STATES)
-def test_a_run_that_ended_keeps_its_state(folder: RunFolder, state: str) -> None:
-    folder.write_status(state=state, host=socket.gethostname())
-    assert folder.read_status()["state"] == state
-
-
-@pytest.mark.parametrize("state", [*LIVE_STATES, "failed", "stopped"])
-def test_a_run_with_a_summary_is_finished_whatever_was_cut_off_afterwards(folder: RunFolder, state: str) -> None:
+@pytest.mark.parametrize("state", ["testing", "failed"])
+def test_a_run_with_a_summary_is_finished_even_if_it_was_killed_afterwards(folder: RunFolder, state: str) -> None:
     folder.write_status(state=state, host=socket.gethostname(), reason="ended by SIGKILL", step=3)
     folder.write_summary({"best": 0.5})
     status = folder.read_status()
@@ -210,9 +187,7 @@ def test_a_run_with_a_summary_is_finished_whatever_was_cut_off_afterwards(folder
     assert folder.read_status()["state"] == ("no signal" if state in LIVE_STATES else state)
 
 
-def test_a_run_that_ends_between_two_looks_is_not_taken_for_dead(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ends_between_two_reads_is_not_dead(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(folder: RunFolder) -> bool:
         folder.write_status(state="finished", host=socket.gethostname())
         return False
@@ -236,13 +211,12 @@ def test_a_run_without_files_has_no_status_summary_or_metrics(tmp_path: Path) ->
 
 def test_a_status_that_is_no_object_is_named(folder: RunFolder) -> None:
     (folder.path / "status.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"status\.json does not hold a JSON object"):
+    with pytest.raises(ValueError, match=r"status\.json does not contain a JSON object"):
         folder.read_status()
 
 
-@pytest.mark.parametrize("state", ["training", "validating"])
-def test_a_live_run_that_was_asked_to_stop_is_stopping(folder: RunFolder, state: str) -> None:
-    folder.write_status(state=state, host=socket.gethostname())
+def test_a_live_run_with_a_request_to_stop_is_stopping(folder: RunFolder) -> None:
+    folder.write_status(state="training", host=socket.gethostname())
     with begun_by_another_process(HOLD, folder.path):
         folder.request_stop("enough")
         assert folder.read_status()["state"] == "stopping"
@@ -250,9 +224,9 @@ def test_a_live_run_that_was_asked_to_stop_is_stopping(folder: RunFolder, state:
         assert folder.read_status()["state"] == "stopped"
 
 
-@pytest.mark.parametrize("skew_s", [-2 * SILENT_S, 0.0, 2 * SILENT_S])
+@pytest.mark.parametrize("skew_s", [-2 * SILENT_S, 2 * SILENT_S])
 @pytest.mark.parametrize("whose", ["writer", "reader"])
-def test_a_run_of_another_machine_is_gone_when_it_is_silent_for_long_whatever_its_clock_or_ours_says(
+def test_a_silent_run_of_another_machine_is_gone_whatever_the_clocks_of_the_machines(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, whose: str, skew_s: float
 ) -> None:
     """The file system has the clock: of a network disk, that of the file server."""
@@ -276,28 +250,6 @@ def test_a_run_that_another_machine_holds_is_live_however_long_its_step_takes(fo
         assert folder.read_status()["state"] == "training"
 
 
-def test_a_run_whose_lock_cannot_be_touched_is_compared_with_the_clock_of_this_machine(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder.write_status(state="training", host="another machine")
-    now = time.time()
-    for age, state in ((0, "training"), (SILENT_S + 5, "no signal")):
-        monkeypatch.setattr("time.time", lambda age=age: now + age)
-        assert folder.read_status()["state"] == state
-
-
-def test_a_pipe_in_the_place_of_the_stop_flag_stops_without_a_reason(folder: RunFolder) -> None:
-    os.mkfifo(folder.stop_flag)
-    assert folder.stop_flag.exists()
-    assert folder.stop_reason() == ""
-
-
-def test_metrics_of_190_000_epochs_are_read(folder: RunFolder) -> None:
-    row = ",".join(["0.12345678901234567"] * 6)
-    (folder.path / "metrics.csv").write_text("epoch,a,b,c,d,e,f\n" + "".join(f"{n},{row}\n" for n in range(190_000)))
-    assert len(folder.read_metrics()) == 190_000
-
-
 def test_metrics_come_back_as_they_were_written_to_the_last_digit(folder: RunFolder) -> None:
     rows = [
         {"epoch": 1, "val/loss": 0.1 + 0.2, "note": 'a "quoted", text'},
@@ -311,7 +263,7 @@ def test_metrics_come_back_as_they_were_written_to_the_last_digit(folder: RunFol
     assert (read[0]["note"], read[0]["val/accuracy"], read[1]["note"]) == ('a "quoted", text', "", "")
 
 
-def test_rows_are_appended_and_half_a_last_line_is_none(folder: RunFolder) -> None:
+def test_rows_are_appended_and_an_incomplete_last_line_is_ignored(folder: RunFolder) -> None:
     folder.append_metrics({"epoch": 1, "train/loss": 0.5})
     inode = (folder.path / "metrics.csv").stat().st_ino
     folder.append_metrics({"train/loss": 0.25, "epoch": 2})
@@ -329,29 +281,17 @@ def test_a_new_column_keeps_the_rows_before_it(folder: RunFolder) -> None:
     assert (folder.path / "metrics.csv").read_text() == "epoch,val/loss\n1,\n2,0.5\n3,\n"
 
 
-def test_no_metrics_yet_read_as_no_metrics(folder: RunFolder) -> None:
-    folder.write_metrics([])
-    assert folder.read_metrics() == []
-
-
-def test_a_summary_comes_back_as_it_was_written(folder: RunFolder) -> None:
-    summary = {"test_accuracy": 1 / 3, "best": None, "epochs": 3}
-    folder.write_summary(summary)
-    assert folder.read_summary() == summary
-
-
 def test_the_first_reason_to_stop_stays_until_it_is_cleared(folder: RunFolder) -> None:
     folder.request_stop("first")
     folder.request_stop("second")
     assert folder.stop_flag.read_text() == "first\n"
-    folder.clear_stop()
     folder.clear_stop()
     assert not folder.stop_flag.exists()
     folder.request_stop("second")
     assert folder.stop_flag.read_text() == "second\n"
 
 
-def test_a_link_in_the_place_of_the_flag_leads_nowhere(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_request_to_stop_follows_no_link(folder: RunFolder, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     folder.stop_flag.symlink_to(victim)
     folder.request_stop("first")
@@ -384,13 +324,6 @@ def test_kill_9_frees_the_run(folder: RunFolder) -> None:
         assert folder.is_locked()
 
 
-def test_the_end_of_the_block_frees_the_run_also_after_an_error(folder: RunFolder) -> None:
-    assert not folder.is_locked()
-    with pytest.raises(ZeroDivisionError), folder.lock():
-        raise ZeroDivisionError
-    assert not folder.is_locked()
-
-
 def test_readers_of_the_lock_do_not_keep_a_trainer_out(folder: RunFolder) -> None:
     with folder.lock():
         pass
@@ -402,23 +335,7 @@ def test_readers_of_the_lock_do_not_keep_a_trainer_out(folder: RunFolder) -> Non
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "plain",
-        "two words",
-        "it's",
-        'say "no"',
-        "$HOME",
-        "a;b",
-        "-x",
-        "17",
-        "True",
-        "null",
-        "1e3",
-        "a=b,c",
-        "back\\",
-        "ü",
-    ],
+    "name", ["plain", "two words", "it's", 'say "no"', "$HOME", "-x", "17", "null", "a=b,c", "back\\"]
 )
 def test_a_hint_names_the_same_folder_to_the_shell_and_to_hydra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

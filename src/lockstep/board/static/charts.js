@@ -1,4 +1,4 @@
-// Lines over epochs or steps, drawn anew at every change and at every width. The values are read by pointer or arrow keys.
+// Lines over epochs or steps, drawn again at every change and width. Pointer and arrow keys show the values.
 import {count, draw, make, number, setText} from './elements.js';
 
 const HEIGHT = 260; // as in style.css
@@ -6,7 +6,7 @@ const EDGE = {left: 52, right: 14, top: 10, bottom: 24};
 const DOTS = 40; // a line of fewer points shows them
 
 export class Chart {
-  /** `unit` is what the x axis counts: epoch or step. Lines of runs are told apart by a legend beside the chart. */
+  /** `unit` of the x axis: epoch or step. Lines of runs have a legend outside the chart. */
   constructor(title, unit, {isOfRuns = false} = {}) {
     this.isOfRuns = isOfRuns;
     this.title = title;
@@ -118,9 +118,9 @@ export class Chart {
       dot.setAttribute('class', line.kind);
       this.mark.append(dot);
     }
-    const told = ({name}, y) => (this.isOfRuns ? [number(y, 5), name, ''] : [name, number(y, 5), '']).join(' '); // names are cut
+    const label = ({name}, y) => (this.isOfRuns ? [number(y, 5), name, ''] : [name, number(y, 5), '']).join(' '); // names are cut
     this.tip.replaceChildren(make('b', {textContent: `${this.unit} ${count(x)} `}), ...found.map(([line, [, y]]) =>
-      make('span', {}, make('span', {className: `key ${line.kind}`}), told(line, y))));
+      make('span', {}, make('span', {className: `key ${line.kind}`}), label(line, y))));
     const isRight = this.x(x) > this.plot.clientWidth / 2;
     this.tip.style.left = isRight ? '' : `${this.x(x) + 10}px`;
     this.tip.style.right = isRight ? `${this.plot.clientWidth - this.x(x) + 10}px` : '';
@@ -132,7 +132,7 @@ const least = (values) => values.reduce((a, b) => Math.min(a, b));
 const most = (values) => values.reduce((a, b) => Math.max(a, b));
 const whole = (values) => values.filter(Number.isInteger);
 
-/** Values with their texts, all with as many places as the one that needs most: 0.5, 1.0, 1.5. */
+/** Values with their texts, all with the same number of decimals: 0.5, 1.0, 1.5. */
 function evenly(values) {
   const texts = values.map((value) => number(value));
   if (texts.some((text) => text.includes('e'))) return values.map((value, place) => [value, texts[place]]);
@@ -140,16 +140,16 @@ function evenly(values) {
   return values.map((value) => [value, value.toFixed(places)]);
 }
 
-/** A range with room around it; a single value stands in the middle. */
+/** A range with a margin; a single value is in the middle. */
 function padded(low, high) {
-  const room = (high - low) * 0.05 || Math.abs(low) * 0.05 || 1;
-  return [low - room, high + room];
+  const margin = (high - low) * 0.05 || Math.abs(low) * 0.05 || 1;
+  return [low - margin, high + margin];
 }
 
-/** Round values in a range, about `wanted` of them: steps of 1, 2 or 5 times a power of ten. */
-export function ticks(low, high, wanted) {
+/** About `num` round values in a range: steps of 1, 2 or 5 times a power of ten. */
+function ticks(low, high, num) {
   if (high === low) return [low];
-  const rough = (high - low) / Math.max(wanted, 1);
+  const rough = (high - low) / Math.max(num, 1);
   const power = 10 ** Math.floor(Math.log10(rough));
   const sizes = [1, 2, 5, 10].map((factor) => factor * power);
   const step = sizes.reduce((a, b) => (Math.abs(Math.log(b / rough)) < Math.abs(Math.log(a / rough)) ? b : a));

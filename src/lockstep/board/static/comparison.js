@@ -1,4 +1,4 @@
-// Chosen runs over one another: a line for each, in charts of one number.
+// Comparison of runs: a line for each, in a chart per metric.
 import {Chart} from './charts.js';
 import {make, score, setText} from './elements.js';
 import {differingOverrides} from './table.js';
@@ -8,14 +8,14 @@ const COLOURS = 6;
 const SPLITS = [['val', 'Validation'], ['train', 'Train']];
 const QUANTITIES = [['loss', 'Loss'], ['accuracy', 'Accuracy']];
 
-/** The classes of the line in a place: its colour and its dashes. */
+/** CSS classes of a line: its colour and its dashes. */
 const kindOf = (place) => `line-${place % COLOURS} dash-${Math.floor(place / COLOURS)}`;
 
 export class Comparison {
-  /** `get(path)` resolves to what the plugin answers, `change(ids, isOn)` is called where runs come and go. */
+  /** `get(path)` resolves to the answer of the plugin, `change(ids, isOn)` adds or removes runs. */
   constructor(get, change) {
     this.get = get;
-    this.places = new Map(); // of the lines, by id: a run keeps its colour while others come and go
+    this.places = new Map(); // of lines, by id: a run keeps its colour while others are added or removed
     this.rows = new Map(); // by id: when it was updated, and its rows
     this.heading = make('h2');
     this.split = make('select', {id: 'split', onchange: () => this.draw()},
@@ -28,13 +28,13 @@ export class Comparison {
       if (id) change([id], false);
     };
     this.charts = new Map(QUANTITIES.map(([name, title]) => [name, new Chart(title, 'epoch', {isOfRuns: true})]));
-    const label = make('label', {className: 'unseen', htmlFor: 'split', textContent: 'Part of the data'});
-    this.element = make('section', {className: 'compared', 'aria-label': 'Runs over one another', hidden: true},
+    const label = make('label', {className: 'unseen', htmlFor: 'split', textContent: 'Split'});
+    this.element = make('section', {className: 'compared', 'aria-label': 'Comparison', hidden: true},
       make('header', {}, this.heading, label, this.split, clear), this.legend,
       make('div', {className: 'charts'}, ...[...this.charts.values()].map((chart) => chart.element)));
   }
 
-  /** Take runs in or out by their ids; false where there are more than lines can be told apart. */
+  /** Add or remove runs by id; false if there are too many to distinguish. */
   change(ids, isOn) {
     for (const id of ids) {
       if (!isOn) this.places.delete(id);
@@ -48,7 +48,7 @@ export class Comparison {
     return true;
   }
 
-  /** Draw those of `runs` that are compared as they are now. What the list does not tell is asked for. */
+  /** Draw the compared ones of `runs`, and fetch their rows if they have changed. */
   async show(runs) {
     this.runs = runs.filter((run) => this.places.has(run.id));
     this.element.hidden = !this.runs.length;
@@ -68,9 +68,9 @@ export class Comparison {
     const names = namesOf(runs);
     const facts = runs.map((run) => [run.id, placeOf(run), run.updated, run.best, names.get(run.id)]);
     const seen = JSON.stringify([this.split.value, facts]);
-    if (seen === this.seen) return; // what a person reads in a chart stays
+    if (seen === this.seen) return; // keep the cursor of a chart
     this.seen = seen;
-    setText(this.heading, `${runs.length} ${runs.length === 1 ? 'run' : 'runs over one another'}`);
+    setText(this.heading, `${runs.length} ${runs.length === 1 ? 'run' : 'runs'} compared`);
     this.legend.replaceChildren(...runs.map((run) => legendItem(run, names.get(run.id), kindOf(placeOf(run)))));
     for (const [quantity, chart] of this.charts) {
       const tag = `${this.split.value}/${quantity}`;
@@ -81,7 +81,7 @@ export class Comparison {
 }
 
 function legendItem(run, name, kind) {
-  const remove = make('button', {type: 'button', className: 'remove', textContent: '×', 'aria-label': `Leave out ${name}`});
+  const remove = make('button', {type: 'button', className: 'remove', textContent: '×', 'aria-label': `Remove ${name}`});
   remove.dataset.id = run.id;
   const best = Number.isFinite(run.best) ? `best ${score(run.best)}` : '';
   return make('li', {title: [run.run, ...run.overrides].join('\n')}, make('span', {className: `key ${kind}`}),
@@ -92,7 +92,7 @@ function legendItem(run, name, kind) {
 export const points = (rows, name) =>
   rows.filter((row) => Number.isFinite(row.epoch) && Number.isFinite(row[name])).map((row) => [row.epoch, row[name]]);
 
-/** What tells these runs apart: the overrides in which they differ, and the last part of the name where they are equal. */
+/** Names of runs: the overrides in which they differ, and the last part of the path if those are equal. */
 function namesOf(runs) {
   const typed = differingOverrides(runs);
   const times = (text) => [...typed.values()].filter((other) => other === text).length;

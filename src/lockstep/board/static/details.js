@@ -1,4 +1,4 @@
-// One run: what it says of itself, how to go on with it, its curves, and what it was asked to be.
+// One run: its status, the command that resumes it, its curves and its settings.
 import {Chart} from './charts.js';
 import {points} from './comparison.js';
 import {Confusion} from './confusion.js';
@@ -28,7 +28,7 @@ const FIELDS = [
 ];
 
 export class Details {
-  /** `get(path)` resolves to what the plugin answers, `control` is what a Stop button wants. */
+  /** `get(path)` resolves to the answer of the plugin, `control` belongs to the Stop button. */
   constructor(control, get) {
     this.get = get;
     this.run = null;
@@ -37,7 +37,7 @@ export class Details {
     this.stop = new StopButton(control);
     this.progress = makeProgress();
     this.command = makeCommand(control.say);
-    this.resume = make('div', {className: 'resume'}, make('span', {textContent: 'Go on with it:'}), this.command);
+    this.resume = make('div', {className: 'resume'}, make('span', {textContent: 'Resume:'}), this.command);
     this.fields = make('dl');
     this.charts = {loss: new Chart('Loss', 'epoch'), accuracy: new Chart('Accuracy', 'epoch'),
       steps: new Chart('Loss of a step', 'step')};
@@ -47,13 +47,13 @@ export class Details {
     this.configFold = make('details', {}, make('summary', {textContent: 'config.yaml, as resolved'}), this.config);
     this.configFold.ontoggle = () => this.loadConfig();
     const charts = [...Object.values(this.charts), this.confusion].map((chart) => chart.element);
-    this.element = make('section', {className: 'details', 'aria-label': 'The chosen run', hidden: true},
+    this.element = make('section', {className: 'details', 'aria-label': 'Selected run', hidden: true},
       make('header', {}, this.state, this.name, this.progress, this.stop.element), this.resume,
       make('div', {className: 'facts'}, this.fields, make('div', {className: 'charts'}, ...charts)),
       make('h3', {textContent: 'Hyperparameters'}), this.overrides, this.configFold);
   }
 
-  /** Show a run as it is now, or nothing. What the list does not tell is asked for when the run has changed. */
+  /** Show a run, or nothing; fetch its details if it has changed. */
   async show(run) {
     this.element.hidden = !run;
     if (!run) {
@@ -69,7 +69,7 @@ export class Details {
       this.changedAt = performance.now();
       await this.load(run);
     }
-    this.loadCurves(run).catch(() => {}); // whether TensorBoard answers is told by the list
+    this.loadCurves(run).catch(() => {}); // the list shows if TensorBoard does not answer
   }
 
   write(run) {
@@ -80,11 +80,11 @@ export class Details {
     const scores = Object.entries(run.metrics).map(([name, value]) => [name, score(value)]);
     const rows = FIELDS.map(([name, text]) => [name, text(run) || '–']).filter(([, text]) => text !== '–');
     setPairs(this.fields, [...rows, ...scores]);
-    setItems(this.overrides, run.overrides.length ? run.overrides : ['nothing was typed: all defaults']);
+    setItems(this.overrides, run.overrides.length ? run.overrides : ['none: all defaults']);
     this.overrides.classList.toggle('faint', !run.overrides.length);
   }
 
-  /** Another run was chosen: what is shown of the last one goes. */
+  /** Clear the details of the previous run. */
   forget() {
     this.curves = null;
     this.curvesAt = -Infinity;
@@ -97,21 +97,21 @@ export class Details {
   }
 
   async load(run) {
-    const told = await this.get(`run?id=${run.id}`);
-    if (this.run?.id !== run.id) return; // another one was chosen meanwhile
-    this.curves = told.curves;
-    this.confusion.show(told.confusion);
-    this.resume.hidden = !told.resume;
-    if (told.resume) setCommand(this.command, told.resume);
+    const details = await this.get(`run?id=${run.id}`);
+    if (this.run?.id !== run.id) return; // another run was selected since
+    this.curves = details.curves;
+    this.confusion.show(details.confusion);
+    this.resume.hidden = !details.resume;
+    if (details.resume) setCommand(this.command, details.resume);
     for (const name of ['loss', 'accuracy']) {
       this.charts[name].show([
-        {name: 'train', kind: 'train', points: points(told.rows, `train/${name}`)},
-        {name: 'validation', kind: 'validation', points: points(told.rows, `val/${name}`)},
+        {name: 'train', kind: 'train', points: points(details.rows, `train/${name}`)},
+        {name: 'validation', kind: 'validation', points: points(details.rows, `val/${name}`)},
       ]);
     }
   }
 
-  /** Ask TensorBoard's own plugin for the loss of single steps, as long as there may be new ones. */
+  /** Fetch the loss of each step from TensorBoard's own plugin, while there may be new ones. */
   async loadCurves(run) {
     const now = performance.now();
     const mayGrow = LIVE.has(run.state) || now - this.changedAt < CURVES_AFTER_END_MS;

@@ -1,4 +1,4 @@
-// Elements and the texts in them. What stands in a run folder is set as text, so that nothing in it is ever interpreted.
+// Elements and their texts. Content of run folders is set as text, so that the browser never interprets it.
 
 /** An element with its properties (attributes where it has no such property) and children. */
 export function make(tag, properties = {}, ...children) {
@@ -21,12 +21,11 @@ export function draw(tag, attributes = {}, text = '') {
   return made;
 }
 
-/** Change a text only where it is another one: what a person has selected stays selected. */
+/** Change a text only if it differs, so that a selection stays. */
 export function setText(found, text) {
   if (found.textContent !== text) found.textContent = text;
 }
 
-/** A pill with the state of a run, told by its words first and its colour second. */
 export function makeState() {
   return make('span', {className: 'state'});
 }
@@ -36,7 +35,7 @@ export function setState(pill, state) {
   pill.dataset.state = state;
 }
 
-/** A bar that `setProgress` fills; the number beside it says the same to those who do not see it. */
+/** A bar that `setProgress` fills, and its number. */
 export function makeProgress() {
   const bar = make('span', {className: 'bar', 'aria-hidden': 'true'}, make('span'));
   return make('span', {className: 'progress'}, bar, make('span', {className: 'percent'}));
@@ -50,17 +49,17 @@ export function setProgress(progress, percent, state) {
   setText(progress.lastChild, isKnown ? `${Math.floor(shown)} %` : '–');
 }
 
-/** A command with a button that copies it. `say` tells a person what happened. */
+/** A command with a button that copies it. `say` shows a message. */
 export function makeCommand(say) {
   const code = make('code', {tabIndex: 0});
   const button = make('button', {type: 'button', className: 'quiet', textContent: 'Copy'});
   button.onclick = async () => {
     try {
       await navigator.clipboard.writeText(code.textContent);
-      say('The command is copied.');
-    } catch { // a page that is not served from this machine may not use the clipboard
+      say('Command copied.');
+    } catch { // only pages of this machine may use the clipboard
       window.getSelection().selectAllChildren(code);
-      say('The command is selected: copy it with Ctrl+C.');
+      say('Command selected: copy it with Ctrl+C.');
     }
   };
   return make('div', {className: 'command'}, code, button);
@@ -85,13 +84,13 @@ export const of = (done, all) => (Number.isFinite(all) ? `${count(done)} / ${cou
 
 const isTime = (time) => Number.isFinite(time) && Math.abs(time) < 8.64e12; // the days a Date knows
 
-/** A loss or an accuracy, always with four places, so that a column can be compared at a glance. */
+/** A loss or an accuracy with four decimals. */
 export function score(value) {
   if (!Number.isFinite(value)) return '–';
   return Math.abs(value) < 1000 ? value.toFixed(4) : value.toExponential(3);
 }
 
-/** Seconds without a unit, with three digits that count. */
+/** Seconds without a unit, with three significant digits. */
 export function seconds(value) {
   if (!Number.isFinite(value)) return '–';
   return value < 100 ? value.toFixed(value < 10 ? 2 : 1) : count(value);

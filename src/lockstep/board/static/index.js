@@ -8,12 +8,12 @@ import {RunTable} from './table.js';
 const POLL_MS = 2000;
 const PATIENCE_MS = 10000;
 
-// -- what the server answers -------------------------------------------------------------------------------------------
+// -- answers of the server ---------------------------------------------------------------------------------------------
 
-/** TensorBoard has answered, and said no. */
+/** TensorBoard answered with a refusal. */
 class Refusal extends Error {}
 
-/** The answer of the plugin as text; an error with its reason where it is a refusal. */
+/** The answer of the plugin as text. Throws Refusal with the reason of a refusal. */
 async function request(path, options = {}) {
   const answer = await fetch(`./${path}`, {cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS), ...options});
   const text = await answer.text();
@@ -31,7 +31,7 @@ function reasonIn(text) {
   }
 }
 
-/** What may be done with runs, and the one thing that can be: ask one to stop. */
+/** Requests to stop a run, and the reason if they are off. */
 class Control {
   constructor(say, refresh) {
     this.say = say;
@@ -40,7 +40,7 @@ class Control {
     this.reason = 'Stop is not ready yet.';
   }
 
-  /** Ask whether this TensorBoard can stop runs; another one may answer otherwise. */
+  /** Check whether this TensorBoard may stop runs; a restarted one may answer differently. */
   async load() {
     const {reason} = await get('control');
     this.isLoaded = true;
@@ -55,7 +55,7 @@ class Control {
       this.say(JSON.parse(answer).message);
     } catch (error) {
       this.say(error.message);
-      this.isLoaded = false; // perhaps it is another TensorBoard by now
+      this.isLoaded = false; // TensorBoard may have been restarted
     }
     await this.refresh();
   }
@@ -65,7 +65,7 @@ function isFramedByStranger() {
   try {
     return window.top.location.origin !== window.location.origin;
   } catch {
-    return true; // only a page of another origin refuses the question
+    return true; // only a page of another origin denies access
   }
 }
 
@@ -93,7 +93,7 @@ class Page {
     setCommand(this.command, 'lockstep train');
     this.folder = make('code');
     this.empty = make('div', {className: 'empty', hidden: true}, make('h2', {textContent: 'No runs yet'}),
-      make('p', {}, 'Nothing is trained in ', this.folder, ' so far. Start a run; it appears here by itself:'), this.command);
+      make('p', {}, 'There is no run in ', this.folder, ' yet. Start one; it will appear here:'), this.command);
     this.nothing = make('p', {className: 'nothing', textContent: 'No run matches the filter.', hidden: true});
     this.tools = make('div', {className: 'tools'}, make('label', {className: 'unseen', htmlFor: 'filter'}, 'Filter runs'),
       this.filter, make('label', {className: 'unseen', htmlFor: 'state'}, 'State'), this.state, this.counts, this.message);
@@ -102,7 +102,7 @@ class Page {
       this.details.element);
   }
 
-  /** Tell a person what has just happened; gone after a while. */
+  /** Show a message for a while. */
   say(text) {
     setText(this.message, text);
     clearTimeout(this.silence);
@@ -115,10 +115,10 @@ class Page {
     this.showDetails();
   }
 
-  /** Draw some runs over one another, or no longer. */
+  /** Add runs to the comparison, or remove them. */
   compare(ids, isOn) {
     const isAll = this.comparison.change(ids, isOn);
-    if (!isAll) this.say(`${MOST} runs at most are drawn over one another.`);
+    if (!isAll) this.say(`At most ${MOST} runs can be compared.`);
     this.table.markCompared(this.comparison.places);
     this.showComparison();
   }
@@ -133,9 +133,9 @@ class Page {
       this.element.classList.remove('lost');
       if (text !== this.seen) {
         this.seen = text;
-        const told = JSON.parse(text);
-        this.runs = told.runs;
-        setText(this.folder, `${told.folder}/`);
+        const answer = JSON.parse(text);
+        this.runs = answer.runs;
+        setText(this.folder, `${answer.folder}/`);
         this.draw();
       }
     } catch (error) {
@@ -151,11 +151,11 @@ class Page {
     setText(this.note, this.control.reason);
   }
 
-  /** TensorBoard does not answer, or refuses: say which, and since when what is seen is old. */
+  /** TensorBoard does not answer, or refuses: show which, and the age of the data. */
   lose(error) {
     this.isLost = true;
     this.element.classList.add('lost');
-    const since = this.answered ? ` What you see is from ${this.answered.toLocaleTimeString('en-GB')}.` : '';
+    const since = this.answered ? ` Last update at ${this.answered.toLocaleTimeString('en-GB')}.` : '';
     const what = error instanceof Refusal ? error.message : 'TensorBoard does not answer.';
     setText(this.alarm, `${what}${since} Trying again.`);
     this.alarm.title = error.message;
@@ -165,7 +165,7 @@ class Page {
   draw() {
     this.offerStates();
     const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = this.runs.filter((run) => this.isWanted(run.state) && words.every((word) => textOf(run).includes(word)));
+    const shown = this.runs.filter((run) => this.matchesState(run.state) && words.every((word) => textOf(run).includes(word)));
     const num_live = this.runs.filter((run) => LIVE.has(run.state)).length;
     const part = shown.length < this.runs.length ? `${shown.length} of ` : '';
     setText(this.counts, `${part}${this.runs.length} ${this.runs.length === 1 ? 'run' : 'runs'}, ${num_live} live`);
@@ -182,11 +182,11 @@ class Page {
     this.table.show(this.runs, new Set(shown.map(({id}) => id)), words.length > 0);
   }
 
-  isWanted(state) {
+  matchesState(state) {
     return !this.state.value || state === this.state.value || (this.state.value === 'live' && LIVE.has(state));
   }
 
-  /** Offer the states there are; a list that a person has opened changes only when they do. */
+  /** Offer the states of the runs; an open list changes only when they do. */
   offerStates() {
     const states = [...new Set(this.runs.map((run) => run.state)), this.state.value].filter(Boolean);
     const offered = ['', 'live', ...[...new Set(states)].filter((state) => state !== 'live').sort()];
@@ -216,10 +216,10 @@ class Page {
 const option = (value, text) => make('option', {value, textContent: text});
 const textOf = (run) => [run.run, run.state, run.device ?? '', ...run.overrides].join(' ').toLowerCase();
 
-/** The frame is not seen: another window is in front, or another tab of TensorBoard. */
+/** The frame is hidden: another window is in front, or another tab of TensorBoard. */
 const isHidden = () => document.hidden || window.frameElement?.getClientRects().length === 0;
 
-/** Be dark where TensorBoard is; the page around the frame says so, or else the system. */
+/** Be dark if TensorBoard is, by the page around the frame; else follow the system. */
 function followTheme() {
   let dark = () => window.matchMedia('(prefers-color-scheme: dark)').matches;
   const set = () => document.documentElement.classList.toggle('dark', dark());
@@ -229,18 +229,18 @@ function followTheme() {
       dark = () => body.classList.contains('dark-mode');
       new MutationObserver(set).observe(body, {attributes: true, attributeFilter: ['class']});
     }
-  } catch { // a page of another site: the system decides
+  } catch { // a page of another site: follow the system
   }
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', set);
   set();
 }
 
-/** Write in the fonts of TensorBoard, which the page around the frame has and serves. */
+/** Use the fonts of TensorBoard, which the page around the frame serves. */
 function borrowFonts(sheet) {
   try {
     const rules = [...window.parent.document.styleSheets].flatMap((each) => [...each.cssRules]);
     for (const rule of rules) if (rule.cssText.startsWith('@font-face')) sheet.insertRule(rule.cssText);
-  } catch { // a page of another site: the fonts of the system do
+  } catch { // a page of another site: use the fonts of the system
   }
 }
 

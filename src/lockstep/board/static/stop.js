@@ -1,4 +1,4 @@
-// The button that stops a run, by two presses: the second one confirms.
+// The button that stops a run by two presses; the second one confirms.
 import {make, setText} from './elements.js';
 
 const CONFIRM_MS = 4000;
@@ -7,8 +7,8 @@ const CALM_MS = 300; // a double click is one press
 export const LIVE = new Set(['starting', 'training', 'validating', 'testing', 'stopping']);
 
 /**
- * A Stop button of one run at a time. `control` has `reason`, why nothing can be stopped, `ask(run)`, which resolves
- * when the run was asked and looked at again, and `say`, which tells a person what happened.
+ * A Stop button of one run at a time. `control` has `reason` if Stop is off, `ask(run)`, which resolves when the run was
+ * asked to stop and read again, and `say`, which shows a message.
  */
 export class StopButton {
   constructor(control) {
@@ -17,7 +17,7 @@ export class StopButton {
     this.asked = null; // the id of the run that is being asked
     this.element = make('button', {type: 'button', className: 'stop'});
     this.element.onclick = (event) => {
-      event.stopPropagation(); // a press on the row would choose its run
+      event.stopPropagation(); // a press on the row would select its run
       this.press();
     };
     this.element.onkeydown = (event) => {
@@ -26,7 +26,7 @@ export class StopButton {
     this.disarm();
   }
 
-  /** Show the button for a run as it is now; it is hidden where there is nothing to stop. */
+  /** Show the button for a run; it is hidden for one that is not live. */
   show(run) {
     if (this.run?.id !== run.id) this.disarm();
     this.run = run;
@@ -56,7 +56,7 @@ export class StopButton {
     this.disarm();
     this.asked = run.id;
     this.show(run);
-    await control.ask(run); // until its state is known anew
+    await control.ask(run); // until its state was read again
     this.asked = null;
     this.show(this.run);
   }

@@ -1,4 +1,4 @@
-// The table of runs. A row belongs to a run for good: a refresh changes only what has changed, and the focus stays.
+// The table of runs. A row belongs to a run: a refresh changes only what has changed, and the focus stays.
 import {count, day, duration, make, makeProgress, makeState, moment, of, score, seconds, setProgress, setState, setText}
   from './elements.js';
 import {StopButton} from './stop.js';
@@ -6,14 +6,14 @@ import {StopButton} from './stop.js';
 const ORDER = ['starting', 'training', 'validating', 'testing', 'stopping', 'stopped', 'pruned', 'finished', 'failed',
   'no signal', 'broken', 'not started'];
 
-// value: what is sorted by; text: what a cell shows; the others are made by Row. What a narrow page does without is
-// told by the class `col-` and the slug (style.css).
+// value: sort key; text: content of a cell, or Row fills it. A narrow page hides columns by the class `col-` and the slug
+// (style.css).
 const COLUMNS = [
   {name: 'State', slug: 'state', value: (run) => ORDER.indexOf(run.state)},
   {name: 'Progress', slug: 'progress', value: (run) => run.percent, isDown: true},
   {name: 'Run', slug: 'run', value: (run) => run.run},
   {name: 'Overrides', slug: 'overrides', value: (run, differing) => differing,
-    hint: 'Those in which the rows differ; of a sweep, what it varies'},
+    hint: 'Overrides in which the rows differ; for a sweep, the settings it varies'},
   {name: 'Epoch', slug: 'epoch', value: (run) => run.epoch, text: (run) => of(run.epoch, run.max_epochs), isDown: true},
   {name: 'Step', slug: 'step', value: (run) => run.step, text: (run) => of(run.step, run.total_steps), isDown: true},
   {name: 'Time left', slug: 'left', value: (run) => timeLeft(run), text: (run) => duration(timeLeft(run))},
@@ -27,19 +27,19 @@ const COLUMNS = [
     title: (run) => moment(run.started), isDown: true},
 ];
 
-/** Seconds to the end; unknown for a run that does not go on. */
+/** Seconds to the end; unknown for a run that is over. */
 export const timeLeft = (run) => (isOver(run) ? undefined : run.remaining_s);
 const isOver = (run) => ['stopped', 'pruned', 'finished', 'failed', 'no signal', 'broken'].includes(run.state);
 
 export class RunTable {
-  /** `choose(id)` is called when a person picks a run, `compare(ids, isOn)` when some are to be compared, or no longer. */
+  /** `choose(id)` selects a run, `compare(ids, isOn)` adds runs to the comparison or removes them. */
   constructor(control, choose, compare) {
     this.control = control;
     this.choose = choose;
     this.compare = compare;
     this.rows = new Map();
     this.runs = [];
-    this.shown = new Set(); // ids of those that the filter lets through
+    this.shown = new Set(); // ids that match the filter
     this.compared = new Map(); // classes of lines by id
     this.opened = new Set(); // names of sweeps whose trials are rows
     this.chosen = null;
@@ -94,8 +94,8 @@ export class RunTable {
   }
 
   /**
-   * Show those of the runs whose ids are in `shown`, trials in one row that tells of their whole sweep; `isOpen` shows
-   * trials whatever is opened.
+   * Show the runs whose ids are in `shown`; the trials of a sweep share one row. `isOpen` shows trials of closed sweeps,
+   * too.
    */
   show(runs, shown, isOpen = this.isOpen) {
     this.runs = runs;
@@ -154,7 +154,7 @@ export class RunTable {
     row.mark(row.run.id === this.chosen, this.compared);
   }
 
-  /** Follow a change of what the page may do. */
+  /** Show whether Stop is on. */
   refreshButtons() {
     for (const row of this.rows.values()) row.showStop();
   }
@@ -171,13 +171,13 @@ const classOf = (column) => `col-${column.slug}${isNumber(column) ? ' number' : 
 const words = new Intl.Collator('en', {numeric: true});
 const isMissing = (value) => value === undefined || value === null || value === '';
 
-/** What is not known comes last, whatever the direction. */
+/** Missing values come last in both directions. */
 function compare(a, b, direction) {
   if (isMissing(a) || isMissing(b)) return isMissing(a) - isMissing(b);
   return direction * (typeof a === 'number' && typeof b === 'number' ? a - b : words.compare(a, b));
 }
 
-/** Runs and sweeps: the trials of a sweep are one thing that looks like a run, and has them as `trials`. */
+/** Runs and sweeps: a sweep looks like a run and has `trials`. */
 function gathered(runs) {
   const sweeps = new Map();
   for (const run of runs) {
@@ -205,13 +205,13 @@ function sweepOf(name, trials) {
   };
 }
 
-/** The same command leaves these trials alone. */
+/** Trials that the same command skips. */
 const isDone = (trial) => ['finished', 'pruned'].includes(trial.state);
 
-/** The trials that a row stands for: of a sweep those that the filter lets through. */
+/** The runs of a row: of a sweep, the trials that match the filter. */
 const seenOf = (run) => run.seen ?? [run];
 
-/** What a sweep does: what its live trials do, else the worst end of one; where one is finished, pruned ones are done. */
+/** The state of a sweep: that of a live trial, else the worst end of one. */
 function stateOf(states) {
   const live = ['training', 'validating', 'testing', 'starting', 'stopping'].find((state) => states.includes(state));
   const ends = ['failed', 'no signal', 'broken', 'stopped', 'not started', 'finished', 'pruned'];
@@ -233,8 +233,8 @@ const inOrder = (a, b) => Number(a) - Number(b) || words.compare(a, b); // 0.05 
 const listed = (values) => (values.length <= 6 ? values.join(',') : `${values[0]},…,${values.at(-1)} (${values.length})`);
 
 /**
- * For every run, what was typed for it but not for all of them. First the keys whose values tell the most runs apart, for
- * a line may be cut.
+ * By run id, the overrides that not all runs share. Keys that distinguish the most runs come first, because a line may be
+ * cut.
  */
 export function differingOverrides(runs) {
   const times = new Map();
@@ -306,7 +306,7 @@ class Row {
     this.button.setAttribute('aria-expanded', String(isOpen));
   }
 
-  /** Each trial has its own button: what a sweep begins next is not for the page to say. */
+  /** Each trial has its own button; a sweep as a whole has none. */
   showStop() {
     if (this.run.trials) this.stop.element.hidden = true;
     else this.stop.show(this.run);

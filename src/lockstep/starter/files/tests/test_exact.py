@@ -1,4 +1,4 @@
-"""The promise of Lockstep, held to this project: several workers compute what one does."""
+"""The promise of Lockstep for this project: several workers compute what one does."""
 
 from pathlib import Path
 

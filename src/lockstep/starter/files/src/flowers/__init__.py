@@ -1,1 +1,1 @@
-"""What is this project's own: its images, its network and its task. Their settings are in conf/."""
+"""Images, network and task of this project. Their settings are in conf/."""

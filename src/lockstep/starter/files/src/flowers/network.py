@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """Images (B, in_channels, H, W) to logits (B, num_classes). A worker's shard can be empty: B can be 0."""
+    """Maps images (B, in_channels, H, W) to logits (B, num_classes). B can be 0, if the shard of a worker is empty."""
 
     def __init__(self, in_channels: int, num_classes: int, *, width: int, dropout: float) -> None:
         super().__init__()
@@ -16,5 +16,4 @@ class Net(nn.Module):
         self.classes = nn.Linear(8 * width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of the images."""
         return self.classes(self.features(x))

@@ -1,4 +1,4 @@
-"""The task: one class of several, by a focal loss. Metrics stand in conf/task/focal.yaml."""
+"""The task: one class of several, by a focal loss. Metrics are in conf/task/focal.yaml."""
 
 from functools import partial
 
@@ -9,9 +9,9 @@ from lockstep.tasks import Classification
 
 
 def focal(outputs: Tensor, targets: Tensor, *, gamma: float) -> Tensor:
-    """The loss of every sample (B,), of logits (B, C): never their mean, which Lockstep makes over all workers.
+    """Return the loss of every sample (B,) from logits (B, C), not the mean, which Lockstep computes over all workers.
 
-    What the network is sure of counts less: Lin et al., Focal Loss for Dense Object Detection, equation 4.
+    Confident samples count less: Lin et al., Focal Loss for Dense Object Detection, equation 4.
     """
     log_likelihood = -F.cross_entropy(outputs, targets, reduction="none")
     return -((1 - log_likelihood.exp()) ** gamma) * log_likelihood
