@@ -28,7 +28,7 @@ last process, on this machine with other cases beside.
 | 0 | finished; all epochs are trained and tested |
 | 75 | stopped in good order: all ranks after the same step, with a checkpoint |
 | 1 | failed; `failure.txt`, the status and the last lines on the screen say which rank, by what |
-| 128 + n | ended by signal n: before there was a run, with one line; or the only rank was killed, told as a failure |
+| 128 + n | terminated by signal n: before there was a run, with one line; or the only rank was killed, a failure |
 | -n | the command was killed by signal n, and its ranks with it; nobody is left to say so, `lockstep status` can |
 | cont. | frozen with nobody to notice; goes on when it is told to (SIGCONT), exit code and seconds from there |
 

@@ -16,11 +16,10 @@ import torch
 from PIL import Image
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from lockstep.launch import parent, worker
-from lockstep.runs.files import read_json
+from lockstep.launch import worker
 from lockstep.runs.folder import FailedElsewhere, RunFolder
 from lockstep.system.launcher import World
-from lockstep.system.signals import STOP_SIGNALS, SignalFlag
+from lockstep.system.signals import SignalFlag
 from tests.support import commands
 from tests.support.commands import Command
 from tests.support.harness import (
@@ -47,22 +46,7 @@ def latest(cwd: Path) -> RunFolder:
     return RunFolder((cwd / "outputs" / "latest").resolve())
 
 
-def test_a_sweep_of_rates_and_workers_has_one_tree_and_one_result_for_each_rate(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", *SMALL, "trainer.max_epochs=1", "optimizer.lr=0.1,0.2", "trainer.devices=1,3")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (tree,) = tmp_path.glob("outputs/*/*_sweep")
-    folders = [RunFolder(tree / str(job)) for job in range(4)]
-    assert sorted(path.name for path in tree.iterdir() if path.is_dir()) == [str(job) for job in range(4)]
-    assert [folder.read_summary()["workers"] for folder in folders] == [1, 3, 1, 3]
-    assert difference(folders[0], folders[1]) <= 1e-12
-    assert difference(folders[2], folders[3]) <= 1e-12
-    assert difference(folders[0], folders[2]) > 1e-4
-    table = read_json(tree / "table.json")
-    settings = {trial["trial"]: (trial["optimizer.lr"], trial["trainer.devices"]) for trial in table["trials"]}
-    assert settings == {0: ("0.1", "1"), 1: ("0.1", "3"), 2: ("0.2", "1"), 3: ("0.2", "3")}
-
-
-def test_a_silent_run_says_nothing(tmp_path: Path) -> None:
+def test_a_silent_run_prints_nothing(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(10):
@@ -103,19 +87,18 @@ def test_workers_are_like_new_processes_of_the_command(tmp_path: Path, num_worke
         assert facts[0]["random"] != facts[1]["random"]  # nobody has seeded them
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_parts_of_a_training_find_what_hydra_knows_of_their_job(tmp_path: Path, num_workers: int) -> None:
+def test_parts_of_a_training_have_the_hydra_configuration_of_their_job(tmp_path: Path) -> None:
     asks = f"+callbacks.asks={{_target_:tests.support.callbacks.AsksHydra,folder:'{tmp_path}'}}"
-    done = run(tmp_path, *SMALL, f"trainer.devices={num_workers}", "trainer.max_epochs=1", asks, PYTHONPATH=str(ROOT))
+    done = run(tmp_path, *SMALL, "trainer.devices=2", "trainer.max_epochs=1", asks, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
-    for rank in range(num_workers):
+    for rank in range(2):
         facts = json.loads((tmp_path / f"hydra-{rank}.json").read_text())
         assert facts["cwd"] == str(tmp_path.resolve())
         assert asks in facts["overrides"]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_workers_share_the_cores_where_nobody_says_how_many_threads(tmp_path: Path) -> None:
+def test_workers_share_the_cores_by_default(tmp_path: Path) -> None:
     notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}"
     variables = {name: value for name, value in environ().items() if name != "OMP_NUM_THREADS"}
     words = command(*SMALL, "trainer.devices=2", "trainer.max_epochs=1", notes)
@@ -152,21 +135,6 @@ def _processes_with(variable: str) -> list[int]:
     return found
 
 
-def test_a_job_may_be_longer_than_a_command_line(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [*SMALL, "trainer.max_epochs=1"])
-    job = worker.Job("train", str(folder.path), {"command": "token" * 400_000, "has_test": True})
-    assert parent.run(job, 1, is_parallel=False) == 0
-
-
-def test_launching_changes_no_variable_and_no_handler_of_the_parent(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", "trainer.max_epochs=1"])
-    before = dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]
-    job = worker.Job("train", str(folder.path), {"command": "", "has_test": True})
-    assert parent.run(job, 2) == 0
-    assert (dict(os.environ), [signal.getsignal(number) for number in STOP_SIGNALS]) == before
-    assert folder.read_summary()["workers"] == 2
-
-
 def _own_network(target: str) -> list[str]:
     kept = [override for override in SMALL if not override.startswith("model.")]
     return [*kept, target, "+model.hidden=4", "trainer.max_epochs=10"]
@@ -192,7 +160,7 @@ def test_the_traceback_of_the_first_failing_rank_is_shown_last_and_kept(tmp_path
         (2, False, "tried to allocate 4503599627370496 bytes"),
     ],
 )
-def test_too_little_memory_is_told_with_the_settings_that_need_less(
+def test_out_of_memory_is_reported_with_the_settings_that_need_less(
     tmp_path: Path, num_workers: int, of_gpu: bool, said: str
 ) -> None:
     network = [
@@ -226,31 +194,31 @@ def test_a_rank_that_fails_because_of_another_lets_that_one_record_the_cause(
     assert "something is wrong on rank 1" in RunFolder(tmp_path).rank_log(0).read_text()
 
 
-@pytest.mark.parametrize(("state", "code"), [("stopped", 75), ("finished", 0), ("training", 130)])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_second_ctrl_c_changes_no_end_that_is_on_record(
+@pytest.mark.parametrize(
+    ("state", "code", "rank"), [("stopped", 75, 0), ("finished", 0, 1), ("training", 130, 0), ("training", 130, 1)]
+)
+def test_a_second_ctrl_c_changes_no_recorded_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, code: int, rank: int
 ) -> None:
     def train(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         folder.update_status(state=state, reason="signal SIGINT")
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
-        raise AssertionError("it was to leave")
+        raise AssertionError("not interrupted")
 
     monkeypatch.setattr(worker, "task_function", lambda task: train)
     world = World("torchrun", rank=rank, local_rank=rank, node_rank=0, world_size=2)
     assert worker.run_here(worker.Job("train", str(tmp_path), {}), world) == code
     status = RunFolder(tmp_path).read_status()
-    told = (
-        ("failed", "left at once, by a second Ctrl-C") if (state, rank) == ("training", 0) else (state, "signal SIGINT")
+    expected = (
+        ("failed", "aborted by a second Ctrl-C") if (state, rank) == ("training", 0) else (state, "signal SIGINT")
     )
-    assert (status["state"], status["reason"]) == told
+    assert (status["state"], status["reason"]) == expected
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path, num_workers: int) -> None:
+def test_a_loss_that_is_not_a_number_ends_the_run_before_its_step(tmp_path: Path) -> None:
     overrides = [*_own_network("model._target_=tests.support.networks.BecomesNan"), "silent=true"]
-    done = run(tmp_path, *overrides, f"trainer.devices={num_workers}", PYTHONPATH=str(ROOT))
+    done = run(tmp_path, *overrides, "trainer.devices=2", PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout) == (1, "")
     folder = latest(tmp_path)
     # 70 samples in batches of 16 are 5 steps an epoch: the 30th step is the last of epoch 6
@@ -335,7 +303,7 @@ def test_two_devices_in_a_one_task_allocation_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_waits_for_others_in_vain_says_so_in_place_of_a_traceback(tmp_path: Path, rank: int) -> None:
+def test_a_rank_whose_others_are_missing_prints_a_line_in_place_of_a_traceback(tmp_path: Path, rank: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -343,7 +311,7 @@ def test_a_rank_that_waits_for_others_in_vain_says_so_in_place_of_a_traceback(tm
     done = run(tmp_path, *SMALL, "strategy.timeout_s=5", **place)
     assert done.returncode == 1, done.stdout + done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("rank ")]
-    assert line.startswith(f"rank {rank} of 2 on {socket.gethostname()} has waited for the others in vain")
+    assert line.startswith(f"rank {rank} of 2 on {socket.gethostname()} timed out waiting for the others")
     assert "strategy.timeout_s=5" in line
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "outputs").exists()
@@ -379,7 +347,7 @@ def test_a_run_is_trained_by_one_command_at_a_time(tmp_path: Path) -> None:
     assert "is being trained by another process" in done.stderr
 
 
-def test_scale_with_workers_multiplies_batch_and_rate_and_says_so(tmp_path: Path) -> None:
+def test_scale_with_workers_multiplies_batch_and_rate(tmp_path: Path) -> None:
     scaled = run(tmp_path, *SMALL, "trainer.devices=2", "scale_with_workers=true", "trainer.max_epochs=1")
     assert "scale_with_workers: global batch 16 -> 32, learning rate 0.1 -> 0.2" in scaled.stdout
     assert json.loads((latest(tmp_path).path / "summary.json").read_text())["steps"] == 3  # 70 samples by 32

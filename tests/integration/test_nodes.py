@@ -132,7 +132,7 @@ def test_a_chain_of_two_nodes_two_nodes_and_one_ends_where_one_process_would(
         ("""echo '{"state": "failed", "updated": 2}' > $RUN/status.json; exit 1""", 1),
     ],
 )
-def test_a_pod_says_stopped_only_of_its_own_training(tmp_path: Path, torchrun: str, code: int) -> None:
+def test_a_pod_exits_with_75_only_for_its_own_training(tmp_path: Path, torchrun: str, code: int) -> None:
     script, variables = pods(tmp_path)
     folder = write_run(tmp_path / "run", SMALL)
     folder.write_status(state="stopped")
@@ -189,12 +189,9 @@ def test_workers_of_one_machine_listen_on_its_loopback_alone(two: nodes.Nodes, t
         assert run.wait(PATIENCE_S) == EXIT_STOPPED, (tmp_path / "n1.log").read_text()
 
 
-@pytest.mark.parametrize("variables", [{}, {"MASTER_ADDR": "n1", "MASTER_PORT": "29401"}], ids=["srun", "given"])
-def test_the_ranks_of_a_job_meet_on_one_address_of_the_first_node(
-    two: nodes.Nodes, tmp_path: Path, variables: dict[str, str]
-) -> None:
+def test_the_ranks_of_a_job_meet_on_one_address_of_the_first_node(two: nodes.Nodes, tmp_path: Path) -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
-    step |= {"SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "n[1-2]", **variables}
+    step |= {"SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
     place = {f"n{rank + 1}": {**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)} for rank in range(2)}
     both = Both(
         two, tmp_path, *command(*SMALL, "trainer.devices=1", "trainer.num_nodes=2", "trainer.max_epochs=500"), **place

@@ -22,9 +22,9 @@ def listens(job: Job, *_: Any, **__: Any) -> int:
     """Print the first signal other than SIGTERM, which ends this with 75."""
     flag = SignalFlag(has_parent=True)
     flag.install()
-    print(os.getpid(), flush=True)
     is_printed = False
     try:
+        print(os.getpid(), flush=True)
         while signal.SIGTERM not in flag.numbers:
             if flag.received and not is_printed:
                 is_printed = True

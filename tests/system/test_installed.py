@@ -205,7 +205,7 @@ def test_a_newer_version_says_what_it_does_not_know_any_more_and_a_run_keeps_its
     assert f"was trained by Lockstep {lockstep.__version__} (this is 99.0.0): go on with that one" in error
     run(project, installed / "lockstep", "train", *BRIEF, AT_ONCE, code=EXIT_STOPPED)
     said = run(project, newer / "lockstep", "train", "resume=outputs/latest", ENDLESS)
-    assert f"keeps the settings it has from Lockstep {lockstep.__version__} (this is 99.0.0)" in said
+    assert f"keeps its settings of Lockstep {lockstep.__version__} (this is 99.0.0)" in said
     assert "Finished 1 epoch" in said
     assert "momentum: 0.9\n" in latest(project).config.read_text()
     said = run(project, newer / "lockstep", "train", "--cfg", "job")

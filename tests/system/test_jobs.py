@@ -262,7 +262,7 @@ def test_a_signal_before_sbatch_leaves_nothing_of_a_submission(
     tool(tools, "sbatch", f"touch {tmp_path / 'called'}; echo 'Submitted batch job 17'")
     done = submitting(tmp_path, tools, *more)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    assert done.stderr == "lockstep: ended by SIGTERM\n"
+    assert done.stderr == "lockstep: terminated by SIGTERM\n"
     assert not (tmp_path / "called").exists()
     left = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
     if more:  # the same command goes on with the trials
@@ -277,7 +277,7 @@ def test_a_signal_while_sbatch_accepts_loses_no_job(tools: Path, tmp_path: Path)
     tool(tools, "sbatch", "kill -INT 0; echo 'Submitted batch job 17'")
     done = submitting(tmp_path, tools, "-m", "seed=0,1")
     assert done.returncode == 128 + signal.SIGINT
-    assert done.stderr.startswith("lockstep: ended by SIGINT, job 17 is submitted: lockstep jobs cancel outputs/")
+    assert done.stderr.startswith("lockstep: terminated by SIGINT, job 17 is submitted: lockstep jobs cancel outputs/")
     records = [json.loads(path.read_text())["id"] for path in (tmp_path / "outputs").rglob("job.json")]
     assert sorted(records) == ["17_0", "17_1"]
 
@@ -588,7 +588,7 @@ def test_the_script_of_a_job_requeues_it_by_the_exit_code_of_srun_alone(
 def test_a_finished_run_is_left_as_it_is_once_an_older_process_lets_go(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", SMALL)
     codes: list[int] = []
-    work = threading.Thread(target=lambda: codes.append(runner.go_on(folder, has_test=True)))
+    work = threading.Thread(target=lambda: codes.append(runner.train_prepared(folder, has_test=True)))
     with folder.lock():
         work.start()
         time.sleep(3 * runner.LOCKED_EVERY_S)

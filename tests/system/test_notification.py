@@ -1,4 +1,4 @@
-"""Who is told that a run has ended, what, and that nothing of it touches the run."""
+"""The notification of the end of a run: its content, its failures, and that the run is not affected."""
 
 import http.server
 import json
@@ -102,15 +102,7 @@ def config_of(**notify: Any) -> Config:
     return config.model_copy(update={"notify": config.notify.model_copy(update={"timeout_s": PATIENCE_S, **notify})})
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
-
-
-def test_without_a_setting_nobody_is_told(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run", "_post"):
-        monkeypatch.setattr(notification, name, lambda *_: pytest.fail("told"))
-    config = validation.checked(composed([]))
-    assert (config.notify.command, config.notify.url) == (None, None)
-    notification.send(config, folder, 0)
+# -- content ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_gets_json_and_variables_and_the_url_the_same_json(
@@ -143,34 +135,27 @@ def test_the_command_gets_json_and_variables_and_the_url_the_same_json(
     assert headers["Content-Type"] == "application/json"
     assert {**json.loads(body), "ended": ""} == {**told, "ended": ""}
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("code", "state"), [(0, "finished"), (EXIT_STOPPED, "stopped"), (EXIT_FAILED, "failed"), (EXIT_CONFIG, "failed")]
-)
-def test_the_exit_code_says_the_state_and_a_finished_run_its_summary(folder: RunFolder, code: int, state: str) -> None:
     folder.write_summary({"test_accuracy": 0.75})
-    found = notification.describe(config_of(), folder, code)
-    assert (found["state"], found["exit_code"]) == (state, code)
-    assert found.get("summary") == ({"test_accuracy": 0.75} if code == 0 else None)
+    found = {code: notification.describe(config_of(), folder, code) for code in (0, EXIT_STOPPED)}
+    assert [one["state"] for one in found.values()] == ["finished", "stopped"]
+    assert [one.get("summary") for one in found.values()] == [{"test_accuracy": 0.75}, None]
 
 
-def test_the_words_of_the_command_are_no_shell(folder: RunFolder) -> None:
+def test_the_command_runs_without_a_shell(folder: RunFolder) -> None:
     Path("tell").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > words\n')
     notification.send(config_of(command="./tell 'two words' $HOME ; rm *"), folder, 0)
     assert Path("words").read_text().splitlines() == ["two words", "$HOME", ";", "rm", "*"]
 
 
-# -- what can go wrong -------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("typed", "script", "reason"),
     [
         ("./missing x", "", "No such file or directory"),
-        ("/etc", "", "Permission denied"),
         ("./tell", "#!/bin/sh\nexit 3\n", "exit code 3"),
-        ("./tell", "#!/bin/sh\nexec sleep 3600\n", "it took longer than notify.timeout_s"),
+        ("./tell", "#!/bin/sh\nexec sleep 3600\n", "timeout, notify.timeout_s"),
     ],
 )
 def test_a_failing_command_is_one_line_within_its_time(
@@ -178,20 +163,12 @@ def test_a_failing_command_is_one_line_within_its_time(
 ) -> None:
     Path("tell").write_text(script)
     notification.send(config_of(command=typed, timeout_s=0.5 if "timeout" in reason else PATIENCE_S), folder, 0)
-    assert capfd.readouterr() == ("", f"lockstep: notify.command failed ({reason}); the run itself is not affected.\n")
-
-
-def test_a_command_that_reads_nothing_is_no_fault(folder: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
-    folder.write_status(state="finished", metrics={f"{'m' * 70}{number}": number for number in range(50)})
-    folder.write_summary({"long": "x" * 200_000})  # more than a pipe holds
-    notification.send(config_of(command="true"), folder, 0)
-    assert capfd.readouterr() == ("", "")
+    assert capfd.readouterr() == ("", f"lockstep: notify.command failed ({reason}); the run is not affected.\n")
 
 
 ANSWERS: dict[str, tuple[Callable[[Ear], Any], str]] = {
     "an error": (lambda ear: answer(ear, 500), "HTTP status 500"),
     "nothing": (lambda ear: time.sleep(2), "TimeoutError"),
-    "no HTTP": (lambda ear: ear.wfile.write(b"hello\r\n\r\n"), "BadStatusLine"),
 }
 
 
@@ -202,45 +179,35 @@ def test_a_server_that_answers_badly_is_one_line_within_its_time(
     function, reason = ANSWERS[what]
     server.answers(function)
     notification.send(config_of(url=server.url, timeout_s=0.5 if what == "nothing" else PATIENCE_S), folder, 0)
-    assert capfd.readouterr() == ("", f"lockstep: notify.url failed ({reason}); the run itself is not affected.\n")
+    assert capfd.readouterr() == ("", f"lockstep: notify.url failed ({reason}); the run is not affected.\n")
 
 
-@pytest.mark.parametrize("status", [301, 307])
-def test_a_redirection_is_not_followed(
-    folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str], status: int
-) -> None:
+def test_a_redirection_is_an_error(folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str]) -> None:
     other = Server()
-    server.answers(lambda ear: answer(ear, status, Location=other.url))
+    server.answers(lambda ear: answer(ear, 301, Location=other.url))
     notification.send(config_of(url=server.url), folder, 0)
     other.close()
     assert (len(server.heard), len(other.heard)) == (1, 0)
-    assert f"HTTP status {status}" in capfd.readouterr().err
+    assert "HTTP status 301" in capfd.readouterr().err
 
 
-def test_a_refused_connection_or_an_unknown_host_does_not_tell_the_token(
+def test_a_refused_connection_or_an_unknown_host_does_not_reveal_the_token(
     folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server.close()
-    hosts = ("host.invalid", "127.0.0.1:99999999", "[::1", "127.0.0.1:x")
-    for url in (server.url, f"{server.url}\x7f", *(f"http://{host}/{TOKEN}" for host in hosts)):
+    for url in (server.url, f"http://host.invalid/{TOKEN}", f"http://127.0.0.1:x/{TOKEN}"):
         notification.send(config_of(url=url), folder, 0)
         out, err = capfd.readouterr()
         assert (out, len(err.splitlines())) == ("", 1), url
         assert TOKEN not in err
 
 
-def test_one_failing_way_does_not_close_the_other(
+def test_a_failing_command_does_not_prevent_the_post(
     folder: RunFolder, server: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
     notification.send(config_of(command="./missing", url=server.url), folder, 0)
     assert len(server.heard) == 1
     assert "notify.command failed" in capfd.readouterr().err
-
-
-def test_a_run_without_a_readable_summary_is_one_line(folder: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder.path / "summary.json").write_text("{")
-    notification.send(config_of(command="./tell"), folder, 0)
-    assert "lockstep: notify.command failed (" in capfd.readouterr().err
 
 
 def test_sigterm_waits_and_a_second_ctrl_c_ends_it(folder: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
@@ -266,33 +233,25 @@ def test_sigterm_waits_and_a_second_ctrl_c_ends_it(folder: RunFolder, capfd: pyt
     ("text", "error"),
     [
         ("notify.url=ftp://x/y", "notify.url=*** must be an http(s) URL, no user in it or null"),
-        ("notify.url=example.org", "must be an http(s) URL"),
-        ("notify.url='http://'", "must be an http(s) URL"),
         ("notify.url='http://user:word@x/'", "must be an http(s) URL"),
-        ("notify.url='http://x/a b'", "must be an http(s) URL"),
         ("notify.command=''", "notify.command=*** must be a command line or null"),
-        ("notify.command='  '", "must be a command line"),
         ("notify.command='\"tell me'", "is no command line: No closing quotation"),
         ("notify.timeout_s=0.0", "notify.timeout_s=0.0 must be 0 < float <= 600"),
-        ("notify.timeout_s=601.0", "must be 0 < float <= 600"),
-        ("notify.email=x", "unknown key notify.email: notify has command, url, timeout_s"),
     ],
 )
-def test_a_wrong_setting_is_told_before_anything_starts(text: str, error: str) -> None:
+def test_a_wrong_setting_is_rejected_before_anything_starts(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         overrides.check([text], is_multirun=False)
     (found,) = caught.value.errors
     assert error in found
 
 
-@pytest.mark.parametrize(
-    "url", ["http://x", "https://hooks.example.org:8443/a/b?c=d#e", "http://127.0.0.1/", "http://[::1]/x"]
-)
+@pytest.mark.parametrize("url", ["https://hooks.example.org:8443/a/b?c=d#e", "http://[::1]/x"])
 def test_a_url_passes(url: str) -> None:
     overrides.check([f'notify.url="{url}"'], is_multirun=False)
 
 
-def test_who_is_told_is_not_part_of_the_training() -> None:
+def test_the_notification_is_not_part_of_the_training() -> None:
     saved = validation.checked(composed(["seed=3", "notify.command=tell", "notify.timeout_s=3.0"]))
     texts = ["resume=x", "notify.command=null", 'notify.url="http://x/y"']
     (config,) = overrides.check(texts, saved=saved).configs
@@ -301,25 +260,23 @@ def test_who_is_told_is_not_part_of_the_training() -> None:
     assert overrides.check(["resume=x"], saved=saved).configs[0].notify == saved.notify
 
 
-# -- when it is told ---------------------------------------------------------------------------------------------------
+# -- the run ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("code", "rank", "is_told"),
-    [(0, None, True), (EXIT_STOPPED, None, True), (EXIT_FAILED, None, True), (EXIT_CONFIG, None, True),
-     (130, None, False), (0, 0, True), (EXIT_FAILED, 0, True), (0, 1, False), (EXIT_FAILED, 1, False)],
-)  # fmt: skip
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_one_process_tells_once_after_the_run_is_free(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, code: int, rank: int | None, is_told: bool, num_workers: int
+    ("code", "rank", "is_sent"),
+    [(0, None, True), (EXIT_CONFIG, None, True), (130, None, False), (EXIT_FAILED, 0, True), (0, 1, False)],
+)
+def test_one_process_notifies_once_after_the_run_is_unlocked(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, code: int, rank: int | None, is_sent: bool
 ) -> None:
     told: list[int] = []
 
     def send(config: Config, of: RunFolder, code: int) -> None:
-        assert not of.is_locked()  # so that what is told can go on with it
+        assert not of.is_locked()  # so that the command can resume it
         told.append(code)
 
-    world = None if rank is None else World("torchrun", rank, rank, 0, num_workers)
+    world = None if rank is None else World("torchrun", rank, rank, 0, 2)
     monkeypatch.setattr(notification, "send", send)
     monkeypatch.setattr(worker, "run_here", lambda job, place, flag: code)
     monkeypatch.setattr(worker, "import_training", lambda: None)
@@ -327,18 +284,18 @@ def test_one_process_tells_once_after_the_run_is_free(
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
     group = SimpleNamespace(join=lambda *args: None, shared_folder=lambda make, config, place, known: make())
     monkeypatch.setitem(sys.modules, "lockstep.training.process_group", group)  # which imports torch
-    config = validation.checked(composed([f"trainer.devices={num_workers}", "strategy=ddp", "silent=true"]))
+    config = validation.checked(composed(["trainer.devices=2", "strategy=ddp", "silent=true"]))
 
     def make(held: Any) -> RunFolder:
         held.enter_context(runner.locked(folder))
         return folder
 
     assert runner._train(make, config) == (folder, code)
-    assert told == ([code] if is_told else [])
+    assert told == ([code] if is_sent else [])
 
 
 @pytest.mark.processes
-def test_a_killed_worker_and_the_end_of_the_resumed_run_are_told(tmp_path: Path, server: Server) -> None:
+def test_a_killed_worker_and_the_end_of_the_resumed_run_are_reported(tmp_path: Path, server: Server) -> None:
     small = [override for override in SMALL if override != "callbacks.curves=null"]
     long = [*small, "callbacks.curves.graph=false", "silent=true", "trainer.max_epochs=500"]
     with open("log", "wb") as log:

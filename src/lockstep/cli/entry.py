@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from lockstep.system import output
 from lockstep.system.launcher import outer_world
-from lockstep.system.signals import STOP_SIGNALS, say_ended
+from lockstep.system.signals import STOP_SIGNALS, report_end
 
 
 def begin() -> None:
@@ -21,7 +21,7 @@ def begin() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    say_ended(number, "no run is under way")
+    report_end(number, "no run is under way")
     os._exit(128 + number)
 
 

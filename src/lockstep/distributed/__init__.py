@@ -1,1 +1,1 @@
-"""Who computes what of a global batch, and what the ranks tell each other: knows no data set and no model."""
+"""The shard of each rank, and the collectives between ranks. Independent of data sets and models."""

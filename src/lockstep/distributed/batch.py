@@ -1,4 +1,4 @@
-"""What data gives to a model: the shard of a micro-batch that this rank computes."""
+"""A batch as a model receives it: the shard of a micro-batch that this rank computes."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from lockstep.distributed.partition import Shard
 
 
 class Mix(NamedTuple):
-    """What each image was mixed with: the partner's target (B, ...), and the weight of the own target float32 (B,)."""
+    """Mixed images: the target of the partner (B, ...), and the weight of the original target, float32 (B,)."""
 
     targets: Tensor
     weights: Tensor
@@ -17,7 +17,7 @@ class Mix(NamedTuple):
 class Batch(NamedTuple):
     """A shard of a micro-batch: inputs (B, ...), targets (B, ...) and indices int64 (B,) in the data set, B >= 0.
 
-    Inputs are uint8 pixels (B, C, H, W), targets class numbers int64 (B,), unless the data source gives others. Before
+    Inputs are uint8 pixels (B, C, H, W), targets class numbers int64 (B,), unless the data source has others. Before
     images are mixed, a shard that is not empty holds one more: the partner of its last one.
     """
 

@@ -2,9 +2,9 @@
 
 Forward: one all-gather of (mean, variance, count), merged by the pairwise formula of Chan, Golub & LeVeque (1979),
 "Updating formulae and a pairwise algorithm for computing sample variances". Backward: one all-reduce of (sum dy, sum
-dy * xhat), Ioffe & Szegedy (2015), section 3. A rank with no samples weighs nothing and takes part in both. The host of
-a GPU waits for nothing, but where a shard has at most one value per channel: then it asks whether that is all there
-is, which has no variance. torch.nn.SyncBatchNorm refuses CPU tensors.
+dy * xhat), Ioffe & Szegedy (2015), section 3. A rank without samples has weight 0 and takes part in both. The host
+synchronizes with the GPU only where a shard has at most one value per channel, to check that the global batch has more.
+torch.nn.SyncBatchNorm rejects CPU tensors.
 """
 
 from typing import Any, cast
@@ -18,8 +18,8 @@ from typing_extensions import override
 from lockstep.distributed.collectives import add_up, all_gather, is_distributed
 from lockstep.system.internals import BatchNorm, InstanceNorm
 
-BY_BATCH = ("EvoNorm2dB0", "EvoNorm2dB1", "EvoNorm2dB2", "InplaceAbn")  # of timm, none is a batch norm by class
-_BLOCK_ELEMENTS = 1 << 19  # of an input, widened at once: 2 MiB, which stays in the cache
+BY_BATCH = ("EvoNorm2dB0", "EvoNorm2dB1", "EvoNorm2dB2", "InplaceAbn")  # of timm, not batch norms by class
+_BLOCK_ELEMENTS = 1 << 19  # of an input that are widened together: 2 MiB, which stay in the cache
 
 
 def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -31,7 +31,7 @@ def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _normalized(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """What F.batch_norm computes in an evaluation, which asks more than it computes for a small x."""
+    """F.batch_norm in evaluation, without its checks, which cost more than the arithmetic for a small x."""
     return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
 
 
@@ -52,11 +52,10 @@ def _merged(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _input_gradient(
     dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, factor: Tensor, expected: Tensor, eps: float
 ) -> Tensor:
-    """The gradient factor * (dy - E[dy] - xhat * E[dy * xhat]), rounded once to the dtype of x.
+    """Compute factor * (dy - E[dy] - xhat * E[dy * xhat]), rounded once to the dtype of x.
 
-    `expected` is E[dy] and E[dy * xhat], (2, C).
-    Where x is narrower, on a CPU a few samples at a time: new memory for a wide copy of all of x costs more than the
-    arithmetic.
+    `expected` (2, C) is E[dy] and E[dy * xhat]. A narrower x is widened a few samples at a time on a CPU: memory for a
+    wide copy of all of x costs more than the arithmetic.
     """
     bias, weight = (expected * -factor).unbind()
     factor = factor.view([1, -1] + [1] * (x.dim() - 2))
@@ -97,12 +96,12 @@ class _Normalize(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        """Thus dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), E over the global batch; dw, db are this rank's."""
+        """Compute dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), E over the global batch; dw, db of this rank."""
         dy = grad_outputs[0]
         x, weight, mean, var, total = ctx.saved_tensors
         inverse_std = (var + ctx.eps).rsqrt()
         if x.numel():
-            # the kernel of CUDA wants the saved statistics also where those of an evaluation are meant, as here
+            # the CUDA kernel needs the saved statistics in evaluation mode, too
             _, dw, db = torch.ops.aten.native_batch_norm_backward(
                 dy, x, weight, mean, var, mean, inverse_std, False, ctx.eps, [False, True, True]
             )
@@ -139,17 +138,17 @@ class SyncBatchNorm(BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm wants an input (B, C, ...), got the shape {tuple(input.shape)}.")
+            raise ValueError(f"SyncBatchNorm needs an input (B, C, ...), got the shape {tuple(input.shape)}.")
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize `input`; in training mode this talks to all ranks."""
+        """Normalize `input`; a collective in training mode."""
         if not self.training or not is_distributed() or dist.get_world_size() == 1:
             return super().forward(input)
         self._check_input_dim(input)
         outputs = cast(tuple[Tensor, Tensor, Tensor, Tensor], _Normalize.apply(input, self.weight, self.bias, self.eps))
         y, mean, var, total = outputs
-        if input.numel() <= input.shape[1] and total.item() == 1:  # no rank has more, so that all ask
+        if input.numel() <= input.shape[1] and total.item() == 1:  # no rank has more, so that all check
             size = torch.Size([1, *input.shape[1:]])
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
@@ -163,7 +162,7 @@ class SyncBatchNorm(BatchNorm):
 
 
 class SyncBatchNormAct(SyncBatchNorm):
-    """timm's batch norm that applies its dropout and its activation, too."""
+    """timm's BatchNormAct2d: batch norm, dropout and activation."""
 
     drop: nn.Module
     act: nn.Module
@@ -174,7 +173,7 @@ class SyncBatchNormAct(SyncBatchNorm):
 
 
 class ExactBatchNorm(LayerSync):
-    """Lightning plugin: every batch norm of the model becomes a SyncBatchNorm for the fit, and what it was after it.
+    """Lightning plugin: makes every batch norm of the model a SyncBatchNorm during the fit.
 
     The class is swapped in place, so that parameters, names, hooks and checkpoints stay.
     """
@@ -187,7 +186,7 @@ class ExactBatchNorm(LayerSync):
         for module in model.modules():
             if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):
                 exact = _exact_class(type(module))
-                assert exact is not None, type(module)  # others are refused
+                assert exact is not None, type(module)  # `refuse_inexact_norms` rejects others
                 self._original[module] = type(module)
                 module.__class__ = exact
         return model
@@ -201,7 +200,7 @@ class ExactBatchNorm(LayerSync):
 
 
 def _exact_class(norm: type[BatchNorm]) -> type[SyncBatchNorm] | None:
-    """The class that computes what a batch norm does, over all ranks; None where its own arithmetic is not known."""
+    """Return the synchronized class for a batch norm class; None for custom arithmetic."""
     if issubclass(norm, SyncBatchNorm):
         return norm
     if norm.forward in (BatchNorm.forward, nn.SyncBatchNorm.forward):
@@ -216,17 +215,17 @@ def refuse_inexact_norms(net: nn.Module) -> None:
         layer = f"The layer {name!r} ({type(module).__name__})"
         if isinstance(module, BatchNorm) and not module.track_running_stats:
             raise ValueError(
-                f"{layer} has track_running_stats=False, so that an evaluation depends on how it is split over "
-                "workers: use track_running_stats=True."
+                f"{layer} has track_running_stats=False, so its evaluation depends on the number of workers: "
+                "use track_running_stats=True."
             )
         if isinstance(module, BatchNorm) and _exact_class(type(module)) is None:
             raise ValueError(
-                f"{layer} is a batch norm with a forward() of its own, whose statistics would be those of a worker's "
-                "shard: use torch's, and what it does besides in a layer of its own."
+                f"{layer} is a batch norm with a custom forward(), whose statistics would be those of one worker: "
+                "use torch's batch norm, and a separate layer for the rest."
             )
         if isinstance(module, InstanceNorm) and module.track_running_stats:
             raise ValueError(
-                f"{layer} has running statistics of a worker's shard: use track_running_stats=False, or a batch norm."
+                f"{layer} has running statistics of one worker: use track_running_stats=False, or a batch norm."
             )
         if type(module).__name__ in BY_BATCH:
-            raise ValueError(f"{layer} normalizes by the batch of a worker: use a batch norm of torch's, or LayerNorm.")
+            raise ValueError(f"{layer} normalizes by the batch of one worker: use a batch norm of torch, or LayerNorm.")

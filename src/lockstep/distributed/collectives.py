@@ -1,7 +1,7 @@
 """The few collectives of a run. Sums and counts travel; means are made once, from global sums.
 
-Tensors of a CPU go through shared memory where all ranks are on one machine and have met by `connect`, else by gloo;
-those of a GPU go by NCCL. Like the process group this is of the whole process: `leave` ends both.
+CPU tensors go through shared memory where all ranks are on one machine and called `connect`, else over gloo; GPU
+tensors go over NCCL. Like the process group, the state is global to the process: `leave` ends both.
 """
 
 import os
@@ -19,12 +19,11 @@ T = TypeVar("T")
 
 
 def is_distributed() -> bool:
-    """True in a process that belongs to a process group, also one of a single process."""
     return dist.is_available() and dist.is_initialized()
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether a collective failed because another rank did not come, or broke off; gloo has no error of its own."""
+    """Return True if a collective failed because another rank is missing; gloo raises a plain RuntimeError."""
     texts = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "timed out waiting")
     return isinstance(error, dist.DistError | RankLost) or (
         isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
@@ -32,7 +31,7 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 def is_missing_rank(error: BaseException) -> bool:
-    """Whether the ranks could not meet: one of them did not come in time, or the first one opened no store."""
+    """Return True if the ranks could not meet: one did not come in time, or rank 0 opened no store."""
     has_no_store = isinstance(error, dist.DistNetworkError) and "trying to connect" in str(error)
     return has_no_store or isinstance(error, dist.DistStoreError)
 
@@ -41,45 +40,43 @@ _neighbours: Neighbours | None = None
 
 
 def connect(timeout: timedelta) -> None:
-    """Have the ranks of one machine share memory, where they can; rank 0 prints in a line why they cannot.
+    """Connect the ranks through shared memory if all are on one machine; rank 0 prints a line if that fails.
 
-    Every rank of a process group must call it. The ranks find out here whether they are on one machine: how they were
-    started does not matter.
+    Every rank of a process group must call it. The launcher does not matter: the ranks compare their machines here.
     """
     global _neighbours
     rank, world_size = dist.get_rank(), dist.get_world_size()
     machines = gather_objects(machine())
     if world_size == 1 or None in machines or len(set(machines)) > 1:
         return
-    segment, address, error = None, None, ""
+    segment, descriptor, error = None, None, ""
     try:
         if rank == 0:
-            segment, address = Segment.make(world_size)
+            segment, descriptor = Segment.make(world_size)
     except OSError as refused:
         error = str(refused)
-    met = gather_objects((os.getpid(), address))
+    met = gather_objects((os.getpid(), descriptor))
+    pid, opened = met[0]
     try:
-        if rank > 0 and met[0][1] is not None:
-            segment = Segment.open(met[0][1], rank, world_size)
+        if rank > 0 and opened is not None:
+            segment = Segment.open(pid, opened, rank, world_size)
     except OSError as refused:
         error = str(refused)
     errors = [text for text in gather_objects(error) if text]
-    if address is not None:
-        os.close(address.descriptor)
+    if descriptor is not None:
+        os.close(descriptor)
     if segment is not None and not errors:
         _neighbours = Neighbours(segment, [pid for pid, _ in met], timeout)
     elif rank == 0:
-        text = f"lockstep: workers of a machine talk by sockets, because they cannot share memory: {errors[0]}"
-        print(text, file=sys.stderr, flush=True)
+        print(f"lockstep: shared memory unavailable, using gloo over TCP: {errors[0]}", file=sys.stderr, flush=True)
 
 
 def shares_memory() -> bool:
-    """Whether ranks have met by `connect` and could; the same on all of them."""
     return _neighbours is not None
 
 
 def leave() -> None:
-    """Leave the process group, if there is one; whoever waits for this rank is told."""
+    """Leave shared memory and the process group; ranks that wait for this one fail."""
     global _neighbours
     if _neighbours is not None:
         _neighbours.leave()
@@ -107,7 +104,7 @@ def add_up(values: Tensor) -> None:
 
 
 def sum_over_ranks(counts: Tensor) -> Tensor:
-    """A new tensor: the sum of `counts` over all ranks, the same bits on each. Every rank must call it."""
+    """Return the sum of `counts` over all ranks, the same bits on each. Every rank must call it."""
     total = counts.clone(memory_format=torch.contiguous_format)
     if is_distributed():
         add_up(total.view(-1))
@@ -124,11 +121,10 @@ def gather_objects(value: T) -> list[T]:
 
 
 class FlagChannel:
-    """The largest flag any rank raised, known to all ranks at the same step, one step late.
+    """The largest flag of any rank, returned to all ranks at the same step, one step late.
 
-    The flags of step t travel beside step t+1, so that no rank waits for them and a GPU is never asked for a value: in
-    memory that all ranks share, else on a gloo group of their own. One process needs neither: its flag comes back after
-    the same one-step delay.
+    The flags of step t are exchanged during step t+1, so that no rank waits and no GPU is synchronized: through shared
+    memory, else over a separate gloo group. In one process the flag is returned after the same delay.
     """
 
     def __init__(self, timeout: timedelta) -> None:
@@ -145,7 +141,7 @@ class FlagChannel:
     def send(self, flag: int) -> None:
         """Start the exchange of this step. Every rank calls it at the same steps, after `receive`."""
         if self._shared is not None:
-            self._shared.rows(1, torch.int32).mine.fill_(flag)
+            self._shared.rows(1, torch.int32).by_rank[dist.get_rank()].fill_(flag)
             self._shared.post()
         else:
             self._flag.fill_(flag)
@@ -154,7 +150,7 @@ class FlagChannel:
         self._is_pending = True
 
     def receive(self) -> int:
-        """The agreed flag of the last `send`; 0 when none is under way."""
+        """Return the agreed flag of the last `send`; 0 when none is pending."""
         if not self._is_pending:
             return 0
         self._is_pending = False
@@ -169,7 +165,7 @@ class FlagChannel:
         return int(self._flag.item())
 
     def agree(self, flag: int) -> int:
-        """The largest flag of any rank, now; takes in an exchange that is still under way."""
+        """Return the largest flag of any rank, immediately; a pending exchange is included."""
         earlier = self.receive()
         self.send(max(earlier, flag))
         return self.receive()

@@ -1,4 +1,4 @@
-"""A sum over all samples of a global batch that a loss of one's own can be made of."""
+"""A sum over all samples of the global batch, for custom losses."""
 
 from typing import Any
 
@@ -12,16 +12,17 @@ from lockstep.distributed.collectives import add_up, is_distributed
 
 
 def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
-    """The sum over the samples of all workers, (...), of `values` (B, ...), a row for each sample of this shard.
+    """Sum `values` (B, ...), one row per sample of this shard, over the samples of all workers. Returns (...).
 
-    In float32 or wider, as sums of narrower numbers would be rounded otherwise for other shards.
-    The same number on every worker, which all of them must ask for. A loss made of such sums, and of numbers that are
-    equal on all workers, has the gradient that one worker would compute: DDP averages over the workers, so the gradient
-    of a shard is multiplied by their number. Divide by `batch.shard.size`, the samples of the global batch. Raises
-    ValueError where `values` has another number of rows.
+    The result is in float32 or wider: narrower sums would round differently for other shards. It is equal on every
+    worker, and every worker must call this. A loss of such sums, and of numbers that are equal on all workers, has the
+    gradient that one worker would compute: DDP averages over workers, so the gradient of a shard is multiplied by their
+    number. Divide by `batch.shard.size`, the samples of the global batch. Raises ValueError for another number of rows.
     """
     if len(values) != len(batch.indices):
-        raise ValueError(f"sum_over_global wants a row for each of {len(batch.indices)} samples, got {len(values)}")
+        raise ValueError(
+            f"sum_over_global needs one row for each of {len(batch.indices)} samples, got {len(values)} rows"
+        )
     total = values.sum(0, dtype=torch.promote_types(values.dtype, torch.float32))
     if not is_distributed():
         return total

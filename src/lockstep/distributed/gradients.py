@@ -1,4 +1,4 @@
-"""How DDP averages gradients over the ranks where its own way is not the one: in shared memory, or in fewer bits."""
+"""Gradient averaging for DDP through shared memory, or in bfloat16."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from lockstep.distributed import collectives
 
 
 def choose(model: DistributedDataParallel, *, is_bfloat16: bool) -> None:
-    """Register what averages the gradients of `model`; DDPStrategy's own `ddp_comm_hook` is passed over on a CPU."""
+    """Register the communication hook of `model`; Lightning ignores its `ddp_comm_hook` on a CPU."""
     if next(model.parameters()).device.type == "cpu" and collectives.shares_memory():
         model.register_comm_hook(torch.bfloat16 if is_bfloat16 else None, _averaged)
     elif is_bfloat16:
@@ -21,9 +21,9 @@ def _averaged(
     dtype: torch.dtype | None,
     bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
 ) -> torch.futures.Future[Tensor]:
-    """The mean over the ranks of a bucket of gradients, which may travel in another `dtype`.
+    """Average a bucket of gradients over the ranks, sent in `dtype` if given.
 
-    At once, not beside the backward pass: the processes share the cores, so that nobody has one to spare.
+    It blocks instead of overlapping with the backward pass: the processes share the cores, so none is idle.
     """
     gradients: Tensor = bucket.buffer()
     sent = gradients.to(dtype or gradients.dtype).div_(dist.get_world_size())

@@ -1,4 +1,4 @@
-"""Who computes which positions of a global batch. Integers only: every rank agrees without talking."""
+"""Which positions of a global batch each rank computes. Integers only: ranks agree without communication."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Shard(NamedTuple):
-    """The part `[lo, hi)` of a global batch of `group_size` samples that a rank computes at once; it may be empty.
+    """The part `[lo, hi)` of a global batch of `group_size` samples that a rank computes in one pass; may be empty.
 
     The global batch is that of optimizer step `step` of its epoch. The part lies in micro-batch `micro_step` of the
     epoch, which has `size` samples over all ranks.
@@ -22,7 +22,6 @@ class Shard(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the rank computes nothing of this micro-batch."""
         return self.lo == self.hi
 
 

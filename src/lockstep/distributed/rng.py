@@ -18,7 +18,7 @@ def seed_of(*keys: int | str) -> int:
 
 
 def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A fresh generator for `keys`, e.g. (seed, epoch, step, purpose): the same draws on every rank."""
+    """Make a generator for `keys`, e.g. (seed, epoch, step, purpose): the same draws on every rank."""
     return torch.Generator(device=device).manual_seed(seed_of(*keys))
 
 
@@ -26,13 +26,12 @@ class ExactDropout(nn.Module):
     """Dropout (Srivastava et al. 2014) whose mask is drawn for the whole global batch and cut to the rank's shard.
 
     `per_channel` drops whole channels, as nn.Dropout2d does. `shard` must be set before each training forward pass. A
-    layer that is used twice in one pass draws the same numbers twice. The mask is drawn where the activations are: it
-    is the same for any number of workers and micro-batches, and another one on another kind of device (Philox on CUDA,
-    mt19937 on a CPU).
+    layer that is used twice in one pass draws the same numbers twice. The mask is drawn on the device of the input: it
+    is the same for any number of workers and micro-batches, but differs between CUDA (Philox) and CPU (mt19937).
     """
 
     shard: Shard | None
-    is_joint = False  # whether one draw is for all samples
+    is_joint = False  # True: one draw for all samples
 
     def __init__(self, *, p: float, per_channel: bool, keys: tuple[int | str, ...]) -> None:
         super().__init__()
@@ -47,10 +46,10 @@ class ExactDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         keep = self._keep(x, (x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else x.shape[1:])
-        return x * keep.to(x.dtype) / (1 - self.p or 1)  # p = 1 keeps nothing: zeros, as nn.Dropout has it
+        return x * keep.to(x.dtype) / (1 - self.p or 1)  # p = 1 keeps nothing: zeros, as in nn.Dropout
 
     def _keep(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """What is kept of each sample of the shard, drawn in this shape for every sample of the global batch.
+        """Draw the mask (B, *shape) of the shard, cut from the mask of the global batch.
 
         Raises ValueError where the rows of `x` are not the samples.
         """
@@ -59,8 +58,8 @@ class ExactDropout(nn.Module):
         shard = self.shard
         if len(x) != shard.hi - shard.lo:
             raise ValueError(
-                f"A dropout ({self.keys[-1]}) gets {len(x)} rows for {shard.hi - shard.lo} samples: it can be drawn "
-                "for the global batch only where its input has a row for each sample; leave it out (p=0)."
+                f"A dropout ({self.keys[-1]}) gets {len(x)} rows for {shard.hi - shard.lo} samples: an exact dropout "
+                "needs one row per sample; disable it (p=0)."
             )
         # drawn where x lives: a mask can be as large as the activations
         source = generator(*self.keys, shard.epoch, shard.step, device=x.device)
@@ -70,9 +69,9 @@ class ExactDropout(nn.Module):
 
 
 class ExactDropPath(ExactDropout):
-    """Stochastic depth (Huang et al. 2016), drawn as ExactDropout is: it drops whole samples.
+    """Stochastic depth (Huang et al. 2016): ExactDropout of whole samples.
 
-    What is kept is scaled up where `is_scaled`. With `is_joint` one draw is for all samples of the global batch.
+    `is_scaled` scales up the kept samples. With `is_joint` one draw decides for all samples of the global batch.
     """
 
     def __init__(self, *, p: float, is_scaled: bool, is_joint: bool, keys: tuple[int | str, ...]) -> None:
@@ -89,9 +88,9 @@ class ExactDropPath(ExactDropout):
 
 
 def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
-    """Swap every dropout of `net` for an exact one, in place, and return them; stochastic depth is one, too.
+    """Replace every dropout and stochastic depth of `net` by an exact one, in place. Returns the new layers.
 
-    Raises ValueError for layers that draw random numbers in another way: with them the result would depend on the rank.
+    Raises ValueError for other layers that draw random numbers, because their result would depend on the rank.
     """
     swapped: dict[nn.Module, ExactDropout] = {}
     # duplicates too: a layer that has two names is swapped under both
@@ -99,7 +98,11 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
         if module not in swapped:
             exact = _exact(module, (seed, "dropout", path))
             if exact is None:
-                _refuse_draws(path, module)
+                if _depends_on_the_rank(module):
+                    raise ValueError(
+                        f"The layer {path!r} ({type(module).__name__}) draws random numbers that depend on the rank: "
+                        "disable that in the layer, or use nn.Dropout or nn.Dropout2d."
+                    )
                 continue
             swapped[module] = exact
             exact.train(module.training)
@@ -108,11 +111,11 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
 
 
 def _exact(module: nn.Module, keys: tuple[int | str, ...]) -> ExactDropout | None:
-    """The exact layer that takes the place of a dropout; None of every other layer."""
     if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
         return ExactDropout(p=module.p, per_channel=not isinstance(module, nn.Dropout), keys=keys)
     layer: Any = module
-    match _of_a_library(module):
+    # package and name of the class: torchvision and timm are not imported for this
+    match type(module).__module__.partition(".")[0], type(module).__name__:
         case "torchvision", "StochasticDepth":
             return ExactDropPath(p=layer.p, is_scaled=True, is_joint=layer.mode == "batch", keys=keys)
         case "timm", "DropPath":
@@ -120,24 +123,10 @@ def _exact(module: nn.Module, keys: tuple[int | str, ...]) -> ExactDropout | Non
     return None
 
 
-def _of_a_library(module: nn.Module) -> tuple[str, str]:
-    """Package and name of a layer's class: those of torchvision and timm are known without an import."""
-    return type(module).__module__.partition(".")[0], type(module).__name__
-
-
-def _refuse_draws(path: str, module: nn.Module) -> None:
-    if _depends_on_the_rank(module):
-        raise ValueError(
-            f"The layer {path!r} ({type(module).__name__}) draws random numbers that depend on the rank: "
-            "switch that off in the layer, or use nn.Dropout or nn.Dropout2d."
-        )
-
-
 def drawing_layer(net: nn.Module, images: Tensor) -> str | None:
-    """The name and class of the innermost layer that draws from torch's own generator of the CPU in a forward pass.
+    """Name and class of the innermost layer that draws from torch's CPU generator in a forward pass, or None.
 
-    None where none does. The draws of functions, such as F.dropout, are found too. What the generator gives afterwards
-    is what it would have given.
+    Functions such as F.dropout count too. The state of the generator is restored.
     """
     names = {module: name for name, module in net.named_modules()}
     before: dict[nn.Module, Tensor] = {}
@@ -162,10 +151,10 @@ def drawing_layer(net: nn.Module, images: Tensor) -> str | None:
 
 
 def _depends_on_the_rank(module: nn.Module) -> bool:
-    """Whether `module` draws from the process's own generator in training; a plain dropout is answered elsewhere."""
+    """Return True if `module`, which is no plain dropout, draws from the generator of the process in training."""
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
         return module.dropout > 0
-    if type(module).__name__ in ("StochasticDepth", "DropPath"):  # the user's own, whose details are not known
+    if type(module).__name__ in ("StochasticDepth", "DropPath"):  # custom classes of unknown details
         return getattr(module, "p", getattr(module, "drop_prob", 1)) > 0
     layers = nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d
     return isinstance(module, layers)

@@ -1,1 +1,1 @@
-"""Processes: how a run is started, supervised and ended, and who is told of its end."""
+"""Starts, supervises and ends the processes of a run, and sends the notification of its end."""

@@ -1,6 +1,6 @@
-"""Reports the end of a run: to a command and by a POST to a URL, as `notify` configures.
+"""Reports the end of a run to a command and by a POST to a URL, as `notify` configures.
 
-Whatever fails here is one line on stderr without the command or the URL, which may hold secrets.
+A failure is one line on stderr, without the command or the URL, which may contain secrets.
 """
 
 import os
@@ -28,7 +28,7 @@ STATES = {0: "finished", EXIT_STOPPED: "stopped"}
 def send(config: Config, folder: RunFolder, code: int) -> None:
     """Report that the run ended with this exit code, to the command, the URL, both or neither.
 
-    Launchers send SIGTERM when a worker has failed: that signal waits. A second Ctrl-C ends a report.
+    A SIGTERM, which launchers send when a worker failed, does not end a report; a second Ctrl-C does.
     """
     sys.stdout.flush()
     with SignalFlag().installed():
@@ -36,13 +36,12 @@ def send(config: Config, folder: RunFolder, code: int) -> None:
             if (target := getattr(config.notify, key)) is not None:
                 try:
                     report(target, describe(config, folder, code), config.notify.timeout_s)
-                except (Exception, KeyboardInterrupt) as error:  # the border: a run that is through must not fail
-                    text = f"lockstep: notify.{key} failed ({_reason(error)}); the run itself is not affected."
+                except (Exception, KeyboardInterrupt) as error:  # process border: a finished run must not fail
+                    text = f"lockstep: notify.{key} failed ({_reason(error)}); the run is not affected."
                     print(text, file=sys.stderr, flush=True)
 
 
 def describe(config: Config, folder: RunFolder, code: int) -> dict[str, Any]:
-    """The report, as plain values."""
     facts = look_at(folder)
     message = {
         "run": str(folder.path),
@@ -58,18 +57,18 @@ def describe(config: Config, folder: RunFolder, code: int) -> dict[str, Any]:
 
 
 def _run(command: str, message: dict[str, Any], timeout_s: float) -> None:
-    """Run the command, without a shell, with the message on its standard input."""
+    """Run the command, without a shell, with the message on standard input."""
     variables = {"RUN": message["run"], "STATE": message["state"], "REASON": message["reason"]}
     environ = os.environ | {f"LOCKSTEP_{name}": printable(value) for name, value in variables.items()}
     subprocess.run(shlex.split(command), input=to_json(message).encode(), env=environ, timeout=timeout_s, check=True)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Makes an error of a redirect, which would turn the POST into a GET without the message."""
+    """Makes a redirect an error: urllib would follow it by a GET without the message."""
 
     @override
     def redirect_request(self, *_: Any, **__: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Follow none."""
+        return None
 
 
 def _post(url: str, message: dict[str, Any], timeout_s: float) -> None:
@@ -79,13 +78,13 @@ def _post(url: str, message: dict[str, Any], timeout_s: float) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, without the text of an error that may hold the URL."""
+    """Describe an error without its text, which may contain the URL."""
     match error:
         case urllib.error.HTTPError():
             return f"HTTP status {error.code}"
         case subprocess.CalledProcessError():
             return f"exit code {error.returncode}"
         case subprocess.TimeoutExpired():
-            return "it took longer than notify.timeout_s"
+            return "timeout, notify.timeout_s"
     cause = getattr(error, "reason", error)
     return getattr(cause, "strerror", None) or type(cause).__name__

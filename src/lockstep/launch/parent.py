@@ -1,8 +1,7 @@
 """Starts the workers of a job on this machine, forwards signals to them and reports how they ended.
 
-It never imports torch, and changes no variable of its own. torch's elastic agent kills the other workers the moment
-one exits with a code that is not 0, so that a stop in good order (code 75) would lose ranks that still write; that is
-why it is not used here.
+It never imports torch, and changes no environment variable. The elastic agent of torch is not used: it kills the other
+workers when one exits with a nonzero code, so a stop (code 75) would kill ranks that still write.
 """
 
 import os
@@ -12,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -26,7 +26,7 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXI
 from lockstep.system import processes
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import outer_world
-from lockstep.system.signals import LEAVE, SignalList, blocked, is_main_thread, restored, say_ended
+from lockstep.system.signals import LEAVE, SignalFlag, SignalList, blocked, is_main_thread, report_end, restored
 
 POLL_S = 0.05
 
@@ -34,15 +34,15 @@ POLL_S = 0.05
 def start(
     work: Callable[[], int], environ: Mapping[str, str], *, log: Path | None = None, cores: Sequence[int] = ()
 ) -> BaseProcess:
-    """Start a process that does `work`, a function that can be pickled, and exits with the code that it returns.
+    """Start a process that calls `work`, which must be picklable, and exits with its code.
 
-    It has these variables, uses these `cores` alone where there are any, has no standard input, and prints where this
-    process does, or to the end of `log`. Its stop signals are blocked until it has handlers for them.
+    It has the variables `environ`, runs on `cores` if given, has no standard input, and prints where this process
+    prints, or to the end of `log`. Its stop signals are blocked until it installs handlers.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     out = [Connection(os.dup(number), readable=False) for number in (1, 2)]
-    # a Context names its class of processes, which the type of a context does not know
+    # the type of a context lacks `Process`
     process = processes.context().Process(target=worker.main, args=(work, dict(environ), cores, out, log))  # pyright: ignore[reportAttributeAccessIssue]
     process.start()
     for connection in out:
@@ -62,14 +62,14 @@ def run(
 ) -> int:
     """Do the job in `num_workers` processes of this machine. Returns their common exit code.
 
-    Without `is_parallel` one worker computes without a process group; under a debugger it is this process.
-    `signals` has those that came before. Each worker calls `first` before the job.
+    Without `is_parallel` one worker computes without a process group; under a debugger it is this process. `signals`
+    has the signals received before. Each worker calls `first` before the job.
     """
     signals = signals or SignalList()
     if not is_parallel and sys.gettrace() is not None:
         return worker.run_here(job, None)
     workers = Workers(job, num_workers, is_parallel=is_parallel, log=log)
-    with signals.installed(), workers.suspended_with_this():
+    with signals.installed(), workers.suspended_together():
         try:
             workers.start(environ, first)
             while (code := workers.poll(POLL_S)) is None:
@@ -80,10 +80,10 @@ def run(
 
 
 class Workers:
-    """The worker processes of a job; whoever starts them kills those that are left.
+    """The worker processes of a job. The caller must `kill` those that are left.
 
-    Rank 0 prints where this process does, or to `log`, the others to rank<r>.log in the run folder. When a rank fails
-    the others are terminated, and the first failure is reported.
+    Rank 0 prints where this process prints, or to `log`, the others to rank<r>.log in the run folder. When a rank fails
+    the others are killed after a grace time, and the first failure is reported.
     """
 
     def __init__(self, job: Job, num_workers: int, *, is_parallel: bool, log: Path | None = None) -> None:
@@ -93,21 +93,21 @@ class Workers:
         self._num_workers = num_workers
         self._is_parallel = is_parallel
         self._forwarded: list[int] = []
-        self._left_by = ""
+        self._aborted_by = ""
         self._deadline_s = float("inf")
         self._first_failed: int | None = None
         self._processes: list[BaseProcess] = []
         self._has_server = True
 
     def start(self, environ: Mapping[str, str], first: Callable[[], None] | None = None) -> None:
-        """Start them all. Rank 0 inherits a socket on which it opens the store through which all find each other."""
+        """Start all workers. Rank 0 inherits the socket on which it opens the store where the ranks meet."""
         try:
-            with blocked(), socket.socket() as listener:  # a signal waits until all are started
-                listener.bind(("127.0.0.1", 0))  # rank 0 listens; until then the others are refused, and try again
+            with blocked(), socket.socket() as listener:  # signals wait until all are started
+                listener.bind(("127.0.0.1", 0))  # rank 0 listens later; the others retry until then
                 for rank in range(self._num_workers):
                     variables, log = dict(environ), self._folder.rank_log(rank) if rank else self._log
                     if self._is_parallel:
-                        variables |= _place(rank, self._num_workers, listener.getsockname()[1])
+                        variables |= _rank_variables(rank, self._num_workers, listener.getsockname()[1])
                         variables.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
                     given = listener if self._is_parallel and rank == 0 else None
                     work = partial(_work, self._job, first, given, is_parallel=self._is_parallel)
@@ -118,9 +118,10 @@ class Workers:
             self._folder.record_failure(f"{error}\n")
 
     def poll(self, most_s: float) -> int | None:
-        """The common exit code of the workers, when all have ended; waits `most_s` for an end."""
+        """Return the common exit code once all workers have ended; else wait at most `most_s` and return None."""
         if not self._has_server:
-            return self._failed()
+            self._show_failure()
+            return EXIT_FAILED
         alive = [process for process in self._processes if process.exitcode is None]
         if self._first_failed is None:
             self._look_for_failure()
@@ -133,18 +134,18 @@ class Workers:
         return None
 
     def forward(self, numbers: Sequence[int]) -> None:
-        """Send the workers those of the signals that they have not been sent yet; for a second Ctrl-C, SIGQUIT."""
+        """Send the new ones of the signals to the workers; SIGQUIT for a second Ctrl-C."""
         for number in list(numbers)[len(self._forwarded) :]:
             if number == LEAVE or (number == signal.SIGINT and signal.SIGINT in self._forwarded):
-                self._left_by = self._left_by or ("a second Ctrl-C" if number == signal.SIGINT else LEAVE.name)
+                self._aborted_by = self._aborted_by or ("a second Ctrl-C" if number == signal.SIGINT else LEAVE.name)
             self._forwarded.append(number)
-            if self._left_by or self._job.task in UNSAVED:
+            if self._aborted_by or self._job.task in UNSAVED:
                 self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)
-            self._send(LEAVE if self._left_by else number)
+            self._send(LEAVE if self._aborted_by else number)
 
     @contextmanager
-    def suspended_with_this(self) -> Iterator[None]:
-        """Ctrl-Z suspends the workers with this process, which they share no process group with, and so does `fg`."""
+    def suspended_together(self) -> Iterator[None]:
+        """Forward Ctrl-Z and `fg` to the workers, which are in another process group."""
 
         def suspend(number: int, frame: FrameType | None) -> None:
             self._send(signal.SIGSTOP)
@@ -163,17 +164,17 @@ class Workers:
                     os.kill(process.pid, number)
 
     def _look_for_failure(self) -> None:
-        """Note the rank that failed first, one that a signal has ended before the others, which wait for its reason."""
+        """Find the rank that failed first; one that died by a signal comes before those that failed because of it."""
         ends = [(rank, process.exitcode) for rank, process in enumerate(self._processes)]
         failed = [(rank, code) for rank, code in ends if code not in (None, 0, EXIT_STOPPED)]
         if failed:
             self._first_failed, code = min(failed, key=lambda end: end[1] >= 0)
             self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)
-            if code < 0 and not self._left_by:
+            if code < 0 and not self._aborted_by:
                 self._record_death(self._first_failed, code)
 
     def _record_death(self, rank: int, code: int) -> None:
-        """Keep how a signal ended a rank in place of what others wrote, which is a consequence; print it if need be."""
+        """Write the death of a rank to failure.txt, in place of the errors that it caused; print it if that fails."""
         text = vitals.end_of(self._folder, rank, f"rank {rank} of {self._num_workers}", code)
         try:
             write_atomically(self._folder.failure, text)
@@ -184,38 +185,36 @@ class Workers:
         job, received = self._job, self._forwarded[0] if self._forwarded else 0
         if min(codes) < 0:
             _remove_copy(job)
-        if self._left_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
-            return worker.left_at_once(job, self._left_by, has_record=True)
+        if self._aborted_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
+            return worker.aborted(job, self._aborted_by, has_record=True)
         if received and job.task in UNSAVED and any(code in (128 + received, -signal.SIGKILL) for code in codes):
-            say_ended(received)
+            report_end(received)
             return 128 + received
         if self._first_failed is None:
             return EXIT_STOPPED if EXIT_STOPPED in codes else 0
         code = codes[self._first_failed]
         if code == EXIT_INTERRUPTED:
             return code
-        failed = EXIT_FAILED if worker.refused(job) else self._failed()
+        if not worker.refused(job):
+            self._show_failure()
         if code == EXIT_CONFIG:
             return code
-        return 128 - code if code < 0 and not self._is_parallel else failed
+        return 128 - code if code < 0 and not self._is_parallel else EXIT_FAILED
 
-    def _failed(self) -> int:
-        """Report the first failure where rank 0 prints. Returns the exit code."""
+    def _show_failure(self) -> None:
+        """Print the first failure where rank 0 prints."""
         with open(self._log, "a") if self._log else nullcontext() as out:
             worker.show_failure(self._job, out)
-        return EXIT_FAILED
 
     def kill(self) -> None:
-        """Kill those that still run."""
         for process in self._processes:
             process.kill()
         for rank, process in enumerate(self._processes):
             process.join()
-            vitals.forget(self._folder, rank)  # of one that could not do so itself
+            vitals.forget(self._folder, rank)  # a killed rank could not
 
 
-def _place(rank: int, num_workers: int, port: int) -> dict[str, str]:
-    """The variables by which torch and a worker know its rank."""
+def _rank_variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
     variables = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -226,29 +225,29 @@ def _place(rank: int, num_workers: int, port: int) -> dict[str, str]:
         "MASTER_PORT": port,
         "TORCHELASTIC_RUN_ID": "lockstep",
         "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_USE_AGENT_STORE": False,  # the store is that of rank 0
+        "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 opens the store
     }
     return {name: str(value) for name, value in variables.items()}
 
 
 def _work(job: Job, first: Callable[[], None] | None, listener: socket.socket | None, *, is_parallel: bool) -> int:
-    """What a worker does; the rank that has `listener` opens the store there through which all find each other."""
+    """Do the job in a worker; rank 0 opens the store on `listener`."""
     if first is not None:
         first()
     world = outer_world(os.environ) if is_parallel else None
     if world is not None and listener is not None:
-        world = world.listening(listener.detach())
-    return worker.run(job, world, worker.flag_of(job.task, has_parent=True))
+        world = replace(world, listener=listener.detach())
+    return worker.run(job, world, SignalFlag(has_parent=True, ends=job.task in UNSAVED))
 
 
 def _remove_copy(job: Job) -> None:
-    """Remove what killed workers could not, where they were asked to: the copy of their data."""
+    """Remove the data copy of killed workers (data.copy_remove)."""
     from lockstep.config import storage, validation
 
     tree = job.options.get("config")
     folder = RunFolder(Path(job.folder))
     if not tree and not folder.config.exists():
-        return  # the run folder is gone: nothing says whether there is a copy
+        return  # the run folder is gone
     config = validation.check_tree(tree) if tree else storage.load(folder.config)
     if getattr(config.data, "copy_remove", False):
         from lockstep.training.staging import remove_unused

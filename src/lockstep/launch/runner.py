@@ -1,7 +1,6 @@
-"""One run from outside its processes: its folder is made or found, held, trained in, and the outside told of the end.
+"""Starts or resumes a run: prepares and locks its folder, trains in it, and sends the notification of its end.
 
-`python -m lockstep.launch.runner FOLDER` trains a run that was prepared before, or goes on with it: a trial
-of a sweep, a job.
+`python -m lockstep.launch.runner FOLDER` trains or resumes a prepared run: a trial of a sweep, a job.
 """
 
 import argparse
@@ -44,9 +43,9 @@ def start(
     stop_signals: SignalList | None = None,
     first: Callable[[], None] | None = None,
 ) -> tuple[RunFolder, int]:
-    """A new run, in a folder of its own or in the chosen one. Returns the folder and the exit code.
+    """Start a run in a new folder, or in the chosen one. Returns the folder and the exit code.
 
-    `stop_signals` is for a caller that wants to know what came. Each worker calls `first` before it trains.
+    `stop_signals` records the signals for the caller. Each worker calls `first` before it trains.
     """
     scaled = build.scaled(config)
     note = ""
@@ -71,30 +70,31 @@ def start(
         kept = os.listdir(folder.path)
         held.enter_context(locked(folder))
         if folder.config.exists():
-            raise ConfigError([f"{chosen} holds a run already: go on with it by {resuming(folder.path)}"])
-        held.push(partial(_take_back, folder, kept, outputs, latest))
+            raise ConfigError([f"{chosen} contains a run already: resume it by {resuming(folder.path)}"])
+        held.push(partial(_remove_rejected, folder, kept, outputs, latest))
         save(folder, scaled, typed)
-        if chosen is None:  # not before: init_from=outputs/latest is the run before this one
+        if chosen is None:  # after `save`: init_from=outputs/latest is the run before this one
             naming.link_latest(outputs, folder.path)
         return folder
 
     return _train(make, scaled, note=note, stop_signals=stop_signals, first=first)
 
 
-def _take_back(
+def _remove_rejected(
     folder: RunFolder, kept: Sequence[str], outputs: Path, latest: str, kind: object, error: object, trace: object
 ) -> None:
-    """Leave nothing of a new run that was refused before it began, and `latest` as it was."""
+    """Remove a new run that was rejected before it began, and restore `latest`."""
     if isinstance(error, ConfigError):
         folder.remove(kept=kept)
         naming.link_again(outputs, folder.path, latest)
         if folder.path.is_relative_to(outputs):
-            with contextlib.suppress(OSError):  # another run of the day is there
+            with contextlib.suppress(OSError):  # another run of this day exists
                 folder.path.parent.rmdir()
 
 
-def _put_back(folder: RunFolder, contents: dict[Path, bytes], kind: object, error: object, trace: object) -> None:
-    """Leave a run that was refused before it went on as it was."""
+def _restore_rejected(
+    folder: RunFolder, contents: dict[Path, bytes], kind: object, error: object, trace: object
+) -> None:
     if isinstance(error, ConfigError):
         folder.failure.unlink(missing_ok=True)
         for path, content in contents.items():
@@ -103,8 +103,9 @@ def _put_back(folder: RunFolder, contents: dict[Path, bytes], kind: object, erro
 
 
 def save(folder: RunFolder, config: Config, typed: Sequence[str]) -> None:
-    """Write what a run starts from: its configuration, where its modules are, its first weights if they are another
-    run's, and for people what was typed. Raises ConfigError where those weights cannot be had.
+    """Write the configuration, the module folders, the weights of `init_from` and the typed overrides of a run.
+
+    Raises ConfigError if those weights cannot be read.
     """
     checkpoints.keep_initial(folder, config.init_from)
     storage.save(config, folder.config)
@@ -119,40 +120,38 @@ def resume(
     stop_signals: SignalList | None = None,
     first: Callable[[], None] | None = None,
 ) -> tuple[RunFolder, int]:
-    """Go on with a run in its own folder, otherwise as `start`. Returns the folder and the exit code."""
+    """Resume a run in its folder, otherwise as `start`. Returns the folder and the exit code."""
 
     def make(held: contextlib.ExitStack) -> RunFolder:
         presence.check(config.data)
         held.enter_context(locked(folder))
         ended = (folder.config, folder.status_file, *folder.ended)
-        held.push(partial(_put_back, folder, {path: path.read_bytes() for path in ended if path.is_file()}))
-        _begin_again(folder)
+        held.push(partial(_restore_rejected, folder, {path: path.read_bytes() for path in ended if path.is_file()}))
+        _prepare_resume(folder)
         storage.save(config, folder.config)
         project.record(folder)
         return folder
 
     before = storage.other_version(folder)
-    kept = f"{shown(folder.path)} keeps the settings it has from {before}, whatever the defaults are now"
+    kept = f"{shown(folder.path)} keeps its settings of {before}; new defaults do not apply"
     return _train(make, config, known=folder, note=kept if before else "", stop_signals=stop_signals, first=first)
 
 
-def go_on(folder: RunFolder, *, has_test: bool, is_worker: bool = False) -> int:
-    """Train a prepared run as its folder says, from its last checkpoint where there is one. Returns the exit code.
+def train_prepared(folder: RunFolder, *, has_test: bool, is_worker: bool = False) -> int:
+    """Train a prepared run from its last checkpoint, if any. Returns the exit code; 0 if it has finished already.
 
-    A process that is a worker itself (`is_worker`) starts no other one for a run of one worker.
-
-    Waits while another process trains it: a job that was put back into the queue can meet its own last moments.
-    A run that is through stays as it is.
+    A worker (`is_worker`) starts no other process for a run of one worker. Waits while another process trains the run:
+    a requeued job can overlap with the end of its predecessor.
     """
     config = storage.load(folder.config)
     project.use(folder, config)
     if errors := resolve_workers(config).errors:
         raise ConfigError(errors)
-    saved_run.progress(folder)  # refuses what is damaged
+    saved_run.progress(folder)  # raises for damaged files
     if folder.is_locked():
         print(f"{shown(folder.path)} is being trained by another process: waiting for its end", flush=True)
     while folder.is_locked():  # every rank: one that waits in a collective would run into its timeout
-        if signal.sigpending() & set(STOP_SIGNALS):  # held back until there is a run to stop
+        if signal.sigpending() & set(STOP_SIGNALS):  # they are blocked until there is a run to stop
             return EXIT_STOPPED
         time.sleep(LOCKED_EVERY_S)
 
@@ -164,14 +163,14 @@ def go_on(folder: RunFolder, *, has_test: bool, is_worker: bool = False) -> int:
                 break
             except BlockingIOError:
                 time.sleep(LOCKED_EVERY_S)
-        _begin_again(folder)
+        _prepare_resume(folder)
         return folder
 
     return 0 if folder.read_summary() else _train(make, config, known=folder, has_test=has_test, is_worker=is_worker)[1]
 
 
-def _begin_again(folder: RunFolder) -> None:
-    """Prepare a run that goes on; needs its lock. Raises ConfigError, nothing changed, if no checkpoint is whole."""
+def _prepare_resume(folder: RunFolder) -> None:
+    """Prepare a locked run for resuming. Raises ConfigError, with nothing changed, if every checkpoint is damaged."""
     checkpoints.chosen(folder, folder.last_checkpoint)
     folder.remove_leftovers()
     folder.forget_end()
@@ -189,9 +188,9 @@ def _train(
     stop_signals: SignalList | None = None,
     first: Callable[[], None] | None = None,
 ) -> tuple[RunFolder, int]:
-    """Make the folder and hold it, once for all processes, train there, and tell the outside how that ended.
+    """Prepare and lock the folder, once for all processes, train in it, and send the notification.
 
-    In a folder that is `known` before it is made, the processes of srun find each other.
+    The processes of srun meet in the folder `known`, if it exists before.
     """
     assigned_workers = resolve_workers(config)
     num_workers = assigned_workers.world_size
@@ -206,12 +205,12 @@ def _train(
             worker.import_training()
             from lockstep.training.process_group import shared_folder
 
-            _meet(config, world, known)  # until then a signal ends this process, which may wait for others
+            _meet(config, world, known)  # before, a signal ends this process, which may wait for others
             held.enter_context(flag.installed())
-            folder = shared_folder(lambda: _made(make, held), config, world, known)
+            folder = shared_folder(lambda: _prepared(make, held), config, world, known)
         else:
             held.enter_context(flag.installed())
-            folder = _made(make, held)
+            folder = _prepared(make, held)
         if note and not config.silent and (world is None or world.rank == 0):
             print(note, flush=True)
         run = shown(folder.path)
@@ -225,14 +224,14 @@ def _train(
             code = worker.run_here(job, world, flag)
         if world is None and (errors := worker.refused(job)):
             raise ConfigError(errors)
-    # the run is free by now: what is told of its end may go on with it
+    # the run is unlocked: the notified command may resume it
     if (world is None or world.rank == 0) and code != EXIT_INTERRUPTED:
         notification.send(config, folder, code)
     return folder, code
 
 
 def _meet(config: Config, world: World, known: RunFolder | None) -> None:
-    """Enter the process group of an outer launcher. Where not all come in time, this process leaves with a line."""
+    """Join the process group of an outer launcher; exit with one line if ranks are missing."""
     from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
     from lockstep.training.process_group import join
 
@@ -242,9 +241,9 @@ def _meet(config: Config, world: World, known: RunFolder | None) -> None:
         if not is_lost_rank(error) and not is_missing_rank(error):
             raise
         text = (
-            f"rank {world.rank} of {world.world_size} on {socket.gethostname()} has waited for the others in vain "
+            f"rank {world.rank} of {world.world_size} on {socket.gethostname()} timed out waiting for the others "
             f"(strategy.timeout_s={config.strategy.timeout_s}): not all of them started, or they cannot reach each "
-            f"other. Look at what they said.\n{error}"
+            f"other. See their output.\n{error}"
         )
         if known is not None:
             known.record_failure(text + "\n")
@@ -252,33 +251,32 @@ def _meet(config: Config, world: World, known: RunFolder | None) -> None:
         raise SystemExit(EXIT_FAILED) from error
 
 
-def _made(make: Callable[[contextlib.ExitStack], RunFolder], held: contextlib.ExitStack) -> RunFolder:
-    """The run folder that `make` prepares. Raises ConfigError where the disk refuses that."""
+def _prepared(make: Callable[[contextlib.ExitStack], RunFolder], held: contextlib.ExitStack) -> RunFolder:
+    """Prepare the run folder. Raises ConfigError for an OSError."""
     try:
         return make(held)
     except OSError as error:
         where = shown(Path(error.filename)) if isinstance(error.filename, str) else "the run folder"
         message = f"{where} cannot be written ({error.strerror or error}): "
-        raise ConfigError([message + "start in another folder, choose one by hydra.run.dir=..., or mend it"]) from error
+        raise ConfigError([message + "check its permissions, or choose another one by hydra.run.dir=..."]) from error
 
 
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
-    """Hold a run. Raises ConfigError while another process does."""
+    """Lock a run. Raises ConfigError while another process has the lock."""
     try:
         with folder.lock():
             yield
     except BlockingIOError as error:
-        message = f"{shown(folder.path)} is being trained by another process: stop it first, or wait for its end"
+        message = f"{shown(folder.path)} is being trained by another process: stop it first, or wait until it ends"
         raise ConfigError([message]) from error
 
 
-def main(words: Sequence[str]) -> int:
-    """Train the run in a folder, or test it. Returns the exit code."""
+def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lockstep.launch.runner")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--task", choices=("train", "train-without-test", "test"), required=True)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     return do(arguments.folder, arguments.task)
 
 
@@ -288,10 +286,10 @@ def do(path: Path, task: str, *, is_worker: bool = False) -> int:
     try:
         if task == "test":
             return test(folder, is_worker=is_worker)
-        return go_on(folder, has_test=task == "train", is_worker=is_worker)
+        return train_prepared(folder, has_test=task == "train", is_worker=is_worker)
     except ConfigError as error:
         text = "".join(f"{PREFIX}{message}\n" for message in error.errors)
-        with contextlib.suppress(OSError):  # what cannot be kept is printed all the same
+        with contextlib.suppress(OSError):  # it is printed in any case
             folder.record_failure(text)
             folder.update_status(state="failed", reason=error.errors[0])
         print(text, end="", file=sys.stderr, flush=True)
@@ -299,7 +297,7 @@ def do(path: Path, task: str, *, is_worker: bool = False) -> int:
 
 
 def test(folder: RunFolder, *, is_worker: bool) -> int:
-    """Measure a finished run on its test set; the result joins its summary. Returns the exit code."""
+    """Evaluate a finished run on its test set; the result is added to its summary. Returns the exit code."""
     config = storage.load(folder.config)
     project.use(folder, config)
     num_workers = resolve_workers(config).world_size

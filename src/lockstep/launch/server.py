@@ -1,7 +1,7 @@
-"""What multiprocessing's fork server imports, once, for all processes that are forked from it; imported there alone.
+"""Runs inside the fork server of multiprocessing, on import: prepares the process and imports torch for all forks.
 
-It survives signals to the group of its command: it leaves the session, and blocks them, also for its forks until they
-have handlers. It never starts CUDA, which would then work in no fork.
+The server survives signals to the group of its command: it starts a new session and blocks them, also in its forks
+until they have handlers. It never initializes CUDA, which would then fail in every fork.
 """
 
 import atexit
@@ -15,25 +15,20 @@ from lockstep.system.signals import LEAVE, STOP_SIGNALS
 
 
 def _remove(folder: str, pid: int) -> None:
-    """Remove the folder of sockets of the command, which may have been killed; forks exit through here, too."""
-    if os.getpid() == pid:
+    """Remove the folder of sockets of the command, which may have been killed."""
+    if os.getpid() == pid:  # not in a fork
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _silence() -> None:
-    """Whoever reads what the command prints does not wait for this process."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(null, number)
-    os.close(null)
 
 
 signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, LEAVE))
 os.setsid()
-_silence()
+null = os.open(os.devnull, os.O_RDWR)
+for number in range(3):  # a reader of the output of the command does not wait for this process
+    os.dup2(null, number)
+os.close(null)
 atexit.register(_remove, os.environ.pop(processes.FOLDER), os.getpid())
 processes.is_safe_path = bool(os.environ.pop(processes.SAFE_PATH))
-gc.disable()  # as Python's gc.freeze says for a process that forks: forks share what is imported here
+gc.disable()  # see gc.freeze: forks share the memory of the imports
 
 from lockstep.launch.worker import import_training  # noqa: E402  # takes seconds
 

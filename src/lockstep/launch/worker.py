@@ -1,4 +1,4 @@
-"""Inside a process that computes: its signals, its task, and how its end is put on record."""
+"""A process that computes: its signals, its task, and the record of its end."""
 
 import atexit
 import gc
@@ -29,16 +29,15 @@ from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World
 from lockstep.system.lazy_imports import lazy
 from lockstep.system.redaction import redacted
-from lockstep.system.signals import Ended, SignalFlag, restored, say_ended
+from lockstep.system.signals import Ended, SignalFlag, report_end, restored
 from lockstep.training.refusals import Refused, explained
 
-LEFT = "left at once, by {}"
-ENDS = {"finished": 0, "stopped": EXIT_STOPPED}  # of a training, by its state: nothing that comes later changes them
-UNSAVED = ("evaluate", "predict", "verify")  # tasks that end by the first signal: there is nothing to go on with
+ENDS = {"finished": 0, "stopped": EXIT_STOPPED}  # of a training, by its state: a later signal does not change them
+UNSAVED = ("evaluate", "predict", "verify")  # tasks that end at the first signal: they have nothing to resume
 
 
 class Job(NamedTuple):
-    """What workers do: a task on a run folder, with plain options."""
+    """A task on a run folder, with plain options."""
 
     task: str
     folder: str
@@ -46,7 +45,7 @@ class Job(NamedTuple):
 
 
 def import_training() -> None:
-    """Import torch, Lightning, all tasks and what Lockstep itself has for the default training; nothing custom."""
+    """Import torch, Lightning, all tasks and the modules of the default training."""
     with lazy():
         import lockstep.data.loader
         import lockstep.training.evaluate
@@ -60,7 +59,6 @@ def import_training() -> None:
 
 
 def task_function(task: str) -> Callable[..., int]:
-    """The function of a task."""
     import_training()
     from lockstep.training import evaluate, predict, train, verification
 
@@ -81,9 +79,9 @@ def main(
     out: Sequence[Connection],
     log: Path | None,
 ) -> NoReturn:
-    """The life of a process that `parent.start` has started: do `work`, and exit with the code that it returns.
+    """Run a process that `parent.start` started: call `work`, and exit with its code.
 
-    It dies with the process that started it. It prints where that prints, or to the end of `log`.
+    The process dies with its parent. It prints where the parent prints, or to the end of `log`.
     """
     code = EXIT_FAILED
     try:
@@ -122,14 +120,14 @@ def _redirect(out: Sequence[Connection], log: Path | None) -> None:
             os.dup2(connection.fileno(), number)
             connection.close()
     for number, name in enumerate(("stdout", "stderr"), 1):
-        if getattr(sys, name) is None:  # the server began with closed ones
+        if getattr(sys, name) is None:  # it was closed in the server
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
         getattr(sys, name).reconfigure(line_buffering=True)
     output.outlive()
 
 
 def _take_variables(environ: Mapping[str, str]) -> None:
-    """Take the variables of the parent, those that torch has read in the server included, and own random numbers."""
+    """Set the variables of the parent, also where torch has read them in the server, and a new numpy seed."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ.clear()
     os.environ.update(environ)
@@ -137,39 +135,31 @@ def _take_variables(environ: Mapping[str, str]) -> None:
         import numpy as np
         import torch
 
-        np.random.seed()  # Python's own generator gets another seed in every fork
-        if (wanted := environ.get("OMP_NUM_THREADS")) and wanted != before:
-            torch.set_num_threads(int(wanted))
-
-
-def flag_of(task: str, *, has_parent: bool = False) -> SignalFlag:
-    """What a task does with the signals that ask it to stop."""
-    return SignalFlag(has_parent=has_parent, ends=task in UNSAVED)
+        np.random.seed()  # Python seeds its own generator in every fork
+        if (threads := environ.get("OMP_NUM_THREADS")) and threads != before:
+            torch.set_num_threads(int(threads))
 
 
 def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> int:
-    """Do the job in this process, one of those an outer launcher started, or alone. Returns the exit code.
-
-    `flag` has the signals that came before.
-    """
-    flag = flag or flag_of(job.task)
+    """Do the job in this process. Returns the exit code. `flag` has the signals received before."""
+    flag = flag or SignalFlag(ends=job.task in UNSAVED)
     with restored():
         code = run(job, world, flag)
         if code in (EXIT_FAILED, EXIT_CONFIG) and (world is not None or not refused(job)):
             show_failure(job)
         elif flag.received and code == 128 + flag.received and job.task in UNSAVED:
-            say_ended(flag.received)
+            report_end(flag.received)
         return code
 
 
 def run(job: Job, world: World | None, flag: SignalFlag) -> int:
-    """Run the task; keep the traceback of a failure where the parent, or a person, finds it. Returns the exit code."""
+    """Run the task; write the traceback of a failure to failure.txt and the log of the rank. Returns the exit code."""
     folder = RunFolder(Path(job.folder))
     rank, world_size = (world.rank, world.world_size) if world else (0, 1)
     lost = ""
     try:
         flag.install()
-        if world and sys.platform == "linux":  # gloo aborts where connections of strangers use up the open files
+        if world and sys.platform == "linux":  # gloo aborts if foreign connections exhaust the open files
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with vitals.shown(folder, rank):
@@ -178,16 +168,16 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
             try:
                 return task(folder, world, flag, **job.options)
             except Exception as error:
-                lost = _lost(error, folder, world_size)  # while this rank still shows its own life to the others
+                lost = _lost(error, folder, world_size)  # while this rank still has a heartbeat
                 raise
     except Ended as ended:
-        return 128 + ended.number
+        return 128 + ended.args[0]
     except ConfigError as error:
         folder.record_failure("".join(f"{PREFIX}{message}\n" for message in error.errors))
         return EXIT_CONFIG
-    except BaseException as error:  # the border of a process: whatever it was, whoever waits for this rank reads it
-        if flag.left_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
-            return left_at_once(job, flag.left_by, has_record=rank == 0)
+    except BaseException as error:  # process border: every error is recorded
+        if flag.aborted_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
+            return aborted(job, flag.aborted_by, has_record=rank == 0)
         text = redacted(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
         if isinstance(error, FailedElsewhere):
             folder.await_failure(GRACE_S)
@@ -197,14 +187,14 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
             folder.record_failure(f"{error}\n" if isinstance(error, Refused) else text)
             with open(folder.rank_log(rank), "ab") as log:
                 log.write(text.encode(errors="backslashreplace"))
-        except OSError:  # which `show_failure` meets, too
+        except OSError:  # `show_failure` reports it
             if not isinstance(error, Refused):
                 print(text, file=sys.stderr, flush=True)
         return EXIT_FAILED
 
 
 def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
-    """The ranks that this one has waited for in vain, as a person needs it; empty where the error is another one."""
+    """Describe the ranks that did not come; empty if the error is another one."""
     if world_size == 1:
         return ""
     from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
@@ -216,7 +206,7 @@ def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
 
 
 def _prepare_libraries() -> None:
-    """Have Lightning be quiet, and torch compute with the threads that a CPU quota allows; it counts cores without."""
+    """Silence Lightning, and limit the threads of torch to a CPU quota, which it ignores."""
     import torch
 
     from lockstep.training.session import quiet
@@ -226,11 +216,8 @@ def _prepare_libraries() -> None:
         torch.set_num_threads(num_cores())
 
 
-# -- how a job has ended -----------------------------------------------------------------------------------------------
-
-
-def left_at_once(job: Job, by: str, *, has_record: bool) -> int:
-    """The exit code of a task that was left at once; where this process `has_record` of it, a training says so."""
+def aborted(job: Job, by: str, *, has_record: bool) -> int:
+    """Return the exit code of an aborted task; with `has_record` update the status of a training."""
     if job.task != "train":
         return EXIT_INTERRUPTED
     folder = RunFolder(Path(job.folder))
@@ -238,12 +225,12 @@ def left_at_once(job: Job, by: str, *, has_record: bool) -> int:
     if state in ENDS:
         return ENDS[state]
     if has_record:
-        folder.update_status(state="failed", reason=LEFT.format(by))
+        folder.update_status(state="failed", reason=f"aborted by {by}")
     return EXIT_INTERRUPTED
 
 
 def refused(job: Job) -> list[str]:
-    """The errors for which a training did not begin, or did not go on; none of any other job."""
+    """Return the configuration errors because of which a training did not begin or resume; empty for other tasks."""
     folder = RunFolder(Path(job.folder))
     has_begun = folder.read_status().get("state", "starting") != "starting"
     if job.task != "train" or has_begun or not folder.failure.exists():
@@ -253,16 +240,16 @@ def refused(job: Job) -> list[str]:
 
 
 def show_failure(job: Job, out: TextIO | None = None) -> None:
-    """Print the first failure of a job, to standard error by default; the status of a run says so too."""
+    """Print the first failure of a job, by default to standard error, and update the status of a run."""
     folder = RunFolder(Path(job.folder))
     failure = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else ""
-    text = failure or "a worker failed without a word"
+    text = failure or "a worker failed without a message"
     lines = text.splitlines()
     try:
         if job.task == "train":
-            # a traceback ends with what happened, everything else begins with it
-            what = lines[-1 if "Traceback (most recent call last):" in lines else 0]
-            folder.update_status(state="failed", reason=what)
+            # a traceback ends with the error, other texts begin with it
+            reason = lines[-1 if "Traceback (most recent call last):" in lines else 0]
+            folder.update_status(state="failed", reason=reason)
     except OSError as error:
         text = failure or explained(error, folder.path, "the command") or text
     print(text, file=out or sys.stderr)

@@ -1,4 +1,4 @@
-"""What a list of overrides asks for in a process that goes on: the same checks as on the command line."""
+"""Reads overrides, and the settings of runs, with the checks of the command line, in a process that continues."""
 
 import importlib
 import importlib.machinery
@@ -16,75 +16,70 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 from lockstep.training import refusals
 
-OUTPUT = "hydra.run.dir"  # the one setting of Hydra's own that says something of a training
+OUTPUT = "hydra.run.dir"  # the only setting of Hydra that concerns a training
 COMPOSING = (OUTPUT, "hydra.searchpath")
 
 
-class Asked(NamedTuple):
-    """What a list of overrides asks for: settings, and the folder of a new run if named, or that of the run resumed."""
+class Request(NamedTuple):
+    """A requested training: its settings, and the named folder of a new run, or the run to resume."""
 
     config: Config
     folder: Path | None
     resumed: RunFolder | None
 
 
-def asked(typed: Sequence[str], *, is_trusted: bool) -> Asked:
-    """What `typed` asks for, each as on the command line. Raises ConfigError with every error."""
+def requested(typed: Sequence[str], *, is_trusted: bool) -> Request:
+    """Check overrides as the command line does. Raises ConfigError with every error."""
     _refuse_unfit(typed)
     run = saved_run.named(typed)
     enter(None if is_trusted else run)
     source = compose.source_of(project.current())
-    if run is not None:
-        resumed = saved_run.resumed(run, typed, source, is_trusted=is_trusted)
-        _refuse_cluster(resumed.config)
-        return Asked(resumed.config, None, resumed.folder)
-    (config,) = overrides.plan(typed, source).configs
-    _refuse_cluster(config)
+    resumed = None if run is None else saved_run.resumed(run, typed, source, is_trusted=is_trusted)
+    config = resumed.config if resumed else overrides.plan(typed, source).configs[0]
+    if config.cluster.name != "none":
+        raise ConfigError([f"cluster={config.cluster.name}: lockstep.train cannot submit jobs: use python train.py"])
+    if resumed:
+        return Request(config, None, resumed.folder)
     later = [key for key, reason in compose.plain(compose.composed(typed, source))[1].items() if not reason]
-    errors = [f"{key} asks Hydra for what it knows of python train.py alone: give it a value" for key in later]
+    errors = [f"{key} uses a value of Hydra that only python train.py has: set it" for key in later]
     named = overrides.hydra_value(OUTPUT, typed, source)
     error = refusals.unwritable(Path(named or "outputs"))
     errors += [f"{OUTPUT}={named}: {error}" if named else error] if error else []
     if errors:
         raise ConfigError(errors)
-    return Asked(config, Path(named) if named else None, None)
-
-
-def _refuse_cluster(config: Config) -> None:
-    if config.cluster.name != "none":
-        raise ConfigError([f"cluster={config.cluster.name}: lockstep.train trains here: submit by python train.py"])
+    return Request(config, Path(named) if named else None, None)
 
 
 def _refuse_unfit(typed: Sequence[str]) -> None:
-    """Raise ConfigError for what is no list of overrides of a training, or in a process of torchrun or srun."""
+    """Raise ConfigError unless these are overrides of one training, in a process without torchrun or srun."""
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
-        raise ConfigError([f"{typed!r} is no list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"])
-    errors = [f"{text}: sweeps are started by python train.py -m" for text in typed if text in ("-m", "--multirun")]
+        raise ConfigError([f"{typed!r} is not a list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"])
+    errors = []
     for text in typed:
         try:
             override = options.parsed(text)
         except options.REFUSALS:
-            continue  # the check says what is wrong with it
+            continue  # reported by the check
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
-            errors.append(f"{text}: lockstep.train starts no job of Hydra: leave it out")
+            errors.append(f"{text}: lockstep.train starts no Hydra job: remove it")
     world = outer_world(os.environ)
     if world is not None and world.world_size > 1:
         hint = f"use {world.launcher} with train.py"
-        errors.append(f"{world.launcher} has started this process, and lockstep.train starts its own workers: {hint}")
+        errors.append(f"{world.launcher} started this process, but lockstep.train starts its own workers: {hint}")
     if errors:
         raise ConfigError(errors)
 
 
 def enter(run: RunFolder | None) -> None:
-    """As `project.enter` for the project in the current folder, whose modules are found as they are by now."""
+    """Call `project.enter` for the project in the current folder; modules written since the last import are found."""
     importlib.invalidate_caches()
     project.enter(project.current(), run)
 
 
 def saved(folder: RunFolder, *, is_trusted: bool) -> Config:
-    """The settings of a run, whose modules this process finds from now on.
+    """Read the settings of a run, and make its modules importable.
 
-    Raises ConfigError where they may not name what they do, where modules are gone, or it has imported others.
+    Raises ConfigError for untrusted targets, missing modules, and modules that this process imported from elsewhere.
     """
     config = storage.load(folder.config)
     enter(None if is_trusted else folder)
@@ -96,7 +91,7 @@ def saved(folder: RunFolder, *, is_trusted: bool) -> Config:
         origins = [os.path.realpath(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
         if len(set(origins)) > 1:
             there, here = origins
-            error = f"{key}={target}: the run has {package} from {there}, and this process has imported {here}"
+            error = f"{key}={target}: the run has {package} from {there}, but this process has imported {here}"
             errors.append(f"{error}: use another process, or restart this one")
     if errors:
         raise ConfigError(errors)

@@ -1,4 +1,4 @@
-"""What a predictor takes for an image, as the tensors that training has of it."""
+"""Converts the inputs of a predictor to the tensors that training has of the same images."""
 
 import os
 from collections.abc import Sequence
@@ -15,19 +15,18 @@ from lockstep.data.images.decode import fit, pixels_of
 from lockstep.data.images.pixels import whole
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.models.classifier import ImageFormat
-from lockstep.system.wording import plural
 
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
-TAKEN = (
+ACCEPTED = (
     "a path of a file or folder, a PIL image, a uint8 array (H, W) or (H, W, C), a tensor (C, H, W) or (B, C, H, W) of "
     "uint8 or floats, or a list of these"
 )
 
 
 class Inputs(NamedTuple):
-    """Images (n, C, H, W) of the size of the network, uint8 or floats, and the file of each, None where there is none.
+    """Images (n, C, H, W) of the size of the network, uint8 or floats, and the file of each, or None.
 
-    `is_one` says that a single image was given, and not several of which there is one.
+    `is_one`: a single image was given, not a sequence of one.
     """
 
     images: Tensor
@@ -35,16 +34,16 @@ class Inputs(NamedTuple):
     is_one: bool
 
 
-def inputs_of(given: ImageLike, wanted: ImageFormat, background: str) -> Inputs:
-    """The images that one argument stands for, transparent ones laid on `background`.
+def inputs_of(given: ImageLike, form: ImageFormat, background: str) -> Inputs:
+    """Read the images of one argument; transparent ones are laid on `background`.
 
-    Raises ValueError or FileNotFoundError, which names it.
+    Raises ValueError or FileNotFoundError.
     """
-    channels, height, width = wanted.image_shape
+    channels, height, width = form.image_shape
     if isinstance(given, str | os.PathLike):
         path = Path(given).expanduser()
         if not path.exists():
-            raise FileNotFoundError(f"{given} is not there (from {Path.cwd()}): give {TAKEN}.")
+            raise FileNotFoundError(f"{given} does not exist (from {Path.cwd()}): give {ACCEPTED}.")
         read = unlabelled_folder(str(path), image_size=(height, width), channels=channels, background=background)
         folder = path if path.is_dir() else path.parent
         return Inputs(whole(read.pixels), [str(folder / name) for name in read.names], not path.is_dir())
@@ -57,38 +56,36 @@ def inputs_of(given: ImageLike, wanted: ImageFormat, background: str) -> Inputs:
             raise ValueError(f"This image has {error}: give one of 8 bits, or floats as a tensor.") from error
         return Inputs(fit(pixels, (height, width)).unsqueeze(0), [None], True)
     if isinstance(given, Tensor):
-        images = _checked(given, wanted)
+        images = _checked(given, form)
         return Inputs(images, [None] * len(images), given.dim() == 3)
-    raise ValueError(f"A {type(given).__name__} is no image: give {TAKEN}.")
+    raise ValueError(f"A {type(given).__name__} is not an image: give {ACCEPTED}.")
 
 
 def _picture(array: NDArray[np.uint8]) -> Image.Image:
     is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
     if array.dtype != np.uint8 or not is_image or array.size == 0:
-        raise ValueError(f"An array of {array.dtype} of shape {array.shape} is no image: give {TAKEN}.")
+        raise ValueError(f"An array of {array.dtype} of shape {array.shape} is not an image: give {ACCEPTED}.")
     return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
 
 
-def _checked(given: Tensor, wanted: ImageFormat) -> Tensor:
-    """The images of a tensor (n, C, H, W), scaled and cropped as files are, where they are not given as they are."""
-    what = f"A tensor of {str(given.dtype).removeprefix('torch.')} of shape {tuple(given.shape)}"
-    channels, height, width = wanted.image_shape
+def _checked(given: Tensor, form: ImageFormat) -> Tensor:
+    """Return the images (n, C, H, W) of a tensor, scaled and cropped as files are, unless the network takes floats."""
+    name = f"A tensor of {str(given.dtype).removeprefix('torch.')} of shape {tuple(given.shape)}"
+    channels, height, width = form.image_shape
     images = given.detach().unsqueeze(0) if given.dim() == 3 else given.detach()
     if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
-        raise ValueError(f"{what} is no image: give {TAKEN}.")
+        raise ValueError(f"{name} is not an image: give {ACCEPTED}.")
     if images.shape[1] != channels or 0 in images.shape[2:]:
-        raise ValueError(
-            f"{what} does not fit the network, which takes {plural(channels, 'channel')}: ({channels}, H, W)."
-        )
+        raise ValueError(f"{name} does not fit the network, which takes ({channels}, H, W).")
     images = images.as_subclass(Tensor)
-    if images.is_floating_point() and wanted.is_float:
+    if images.is_floating_point() and form.is_float:
         if images.shape[2:] != (height, width):
-            raise ValueError(f"{what} does not fit the network, which takes floats of shape {wanted.image_shape} here.")
+            raise ValueError(f"{name} does not fit the network, which takes floats of shape {form.image_shape} here.")
         return images
     if images.is_floating_point() and not bool(((images >= 0) & (images <= 1)).all()):
         least, most = images.min().item(), images.max().item()
         raise ValueError(
-            f"{what} has values from {least:.4g} to {most:.4g}: the network was trained on images of bytes, "
+            f"{name} has values from {least:.4g} to {most:.4g}: the network was trained on images of bytes, "
             "give uint8 of 0 to 255, or floats of 0 to 1, not normalized."
         )
     if images.is_floating_point():

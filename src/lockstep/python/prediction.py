@@ -1,4 +1,4 @@
-"""`lockstep.Prediction` and `lockstep.Predictions`: what a network says of one image, and of many."""
+"""`lockstep.Prediction` and `lockstep.Predictions`: the outputs of a network for one image, and for several."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +7,16 @@ from typing import overload
 from torch import Tensor
 from typing_extensions import override
 
-CERTAIN = 0.5  # a label is said to hold from this probability on
-MOST_SHOWN = 5  # predictions in the text of many
+CERTAIN = 0.5  # a label is predicted from this probability on
+MOST_SHOWN = 5  # predictions in `repr`
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """What a network says of an image: `values` (C, ...) in host memory, for each of `class_names`.
+    """The prediction for one image: `values` (C, ...) in host memory, for each of `class_names`.
 
-    They are what the task predicts: the probability of every class, or of every label, or numbers. `kind` is what the
-    names are names of: classes, labels, numbers, or what a task of one's own says. `file` is the image, where it was a
-    file.
+    Values are the probabilities of classes or of labels, or numbers. `kind` is the kind of the names: classes, labels,
+    numbers, or that of a custom task. `file` is the image file, or None.
     """
 
     values: Tensor
@@ -27,7 +26,7 @@ class Prediction:
 
     @property
     def class_name(self) -> str:
-        """The most probable class. Raises AttributeError for another kind of prediction, as those below do."""
+        """The most probable class. Raises AttributeError for another kind of prediction, as the properties below."""
         return self.class_names[int(self._only("class_name", "classes").argmax())]
 
     @property
@@ -42,19 +41,18 @@ class Prediction:
 
     @property
     def labels(self) -> list[str]:
-        """The labels that hold, whose probability is 0.5 or more."""
+        """The labels with a probability of at least 0.5."""
         return [name for name, value in self._named(self._only("labels", "labels")).items() if value >= CERTAIN]
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The number of every name."""
+        """The number for every name."""
         return self._named(self._only("numbers", "numbers"))
 
     def _only(self, name: str, *kinds: str) -> Tensor:
-        """The values, where they are one for each name and of one of these kinds."""
         if self.kind not in kinds or self.values.dim() != 1:
             shape = tuple(self.values.shape)
-            raise AttributeError(f"A prediction of {self.kind} of shape {shape} has no {name}: look at its values.")
+            raise AttributeError(f"A prediction of {self.kind} of shape {shape} has no {name}: use its values.")
         return self.values
 
     def _named(self, values: Tensor) -> dict[str, float]:
@@ -73,9 +71,9 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictions(Sequence[Prediction]):
-    """What a network says of B images, in their order: a sequence of `Prediction`.
+    """The predictions for B images, in their order: a sequence of `Prediction`.
 
-    `values` (B, C, ...) in host memory are those of all of them, `files` names the images that were files.
+    `values` (B, C, ...) are in host memory; `files` has the file of each image, or None.
     """
 
     values: Tensor

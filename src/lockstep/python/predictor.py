@@ -1,4 +1,4 @@
-"""`lockstep.load`: the network of a run, asked for predictions."""
+"""`lockstep.load`: predictions by the network of a run."""
 
 import contextlib
 import itertools
@@ -39,22 +39,22 @@ def load(
     device: str | torch.device | None = None,
     trust: bool = False,
 ) -> "Predictor":
-    """The trained network of a run: its folder, `latest` of those below outputs/, or what `lockstep.train` returned.
+    """Load the trained network of a run: its folder, `latest` for the newest below outputs/, or a `lockstep.Run`.
 
-    It computes where and in which precision a training of these settings would on this machine: on its first GPU, else
-    its CPU. `device` chooses another one: "cpu", "cuda", "cuda:1". Random states and switches of this process stay as
-    they are. With `trust` whatever the run folder names is called; else only what known libraries and the project in
-    the current folder have, and ConfigError names what is of neither.
+    Device and precision are those of a training with these settings on this machine: its first GPU, else its CPU.
+    `device` selects another one: "cpu", "cuda", "cuda:1". Random states and switches of this process stay unchanged.
+    Only code of known libraries and of the project in the current folder is called; with `trust`, whatever the run
+    folder names.
 
-    Raises FileNotFoundError where the run or its checkpoint is not there, ValueError where the checkpoint is damaged or
-    the device is not there, and ConfigError, a ValueError, where modules of the run are gone, or a LightningModule of
-    one's own was trained, which has no task that predicts.
+    Raises FileNotFoundError if the run or its checkpoint does not exist, ValueError if the checkpoint is damaged or the
+    device does not exist, and ConfigError, a ValueError, for untrusted or missing modules, and for a custom
+    LightningModule, which has no task that predicts.
     """
     folder = naming.find(os.fspath(run))
     if checkpoint not in ("best", "last"):
-        raise ValueError(f'checkpoint={checkpoint!r}: there is no such checkpoint, choose "best" or "last".')
+        raise ValueError(f'checkpoint={checkpoint!r} does not exist: choose "best" or "last".')
     path = checkpoints.asked(folder, checkpoint, option='checkpoint="{}"')
-    devices, strategy = _asked(device)
+    devices, strategy = _trainer_settings(device)
     with _unchanged(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         saved = configuration.saved(folder, is_trusted=trust)
         predict.refuse_own_module(saved, "lockstep.load")
@@ -65,7 +65,7 @@ def load(
 
 @contextlib.contextmanager
 def _unchanged() -> Iterator[None]:
-    """Leave random states, the search path, the current GPU and how float32 is multiplied as they were."""
+    """Restore random states, the search path, the current GPU and the precision of float32 products after the block."""
     states, path = (random.getstate(), np.random.get_state()), list(sys.path)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     current = torch.cuda.current_device() if gpus else 0
@@ -80,8 +80,8 @@ def _unchanged() -> Iterator[None]:
                 torch.cuda.set_device(current)
 
 
-def _asked(device: str | torch.device | None) -> tuple[int | list[int], str | None]:
-    """The settings devices and strategy that put a network on `device`, in one process. Raises ValueError."""
+def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int], str | None]:
+    """Return trainer.devices and strategy for a network on `device`, in one process. Raises ValueError."""
     if device is None:
         return 1, None
     known = torch.device(device)
@@ -90,17 +90,16 @@ def _asked(device: str | torch.device | None) -> tuple[int | list[int], str | No
     number, num_gpus = known.index or 0, hardware.num_visible_gpus()
     gpus = plural(num_gpus, "GPU")
     if known.type != "cuda" or number >= num_gpus:
-        raise ValueError(f'device="{known}" is not there: this machine has {gpus}, device="cpu" uses none.')
+        raise ValueError(f'device="{known}" does not exist: this machine has {gpus}; device="cpu" uses none.')
     return [number], "auto"
 
 
 class Predictor:
-    """A trained network that is called with images; `lockstep.load` makes it.
+    """A trained network that is called with images; made by `lockstep.load`.
 
-    Images go the way they go in training and in `lockstep predict`: files and PIL images are turned upright, laid on
-    the background of the run where they are transparent, become grey or RGB, are scaled until they cover the size of
-    the network, and cropped in their centre. So are arrays and tensors of another size. Several are computed in batches
-    of eval_batch_size.
+    Images are prepared as in training and in `lockstep predict`: files and PIL images are turned upright, laid on the
+    background of the run if transparent, and converted to grey or RGB. Images of another size are scaled to cover the
+    size of the network, and cropped in the centre. Batches have eval_batch_size images.
     """
 
     def __init__(self, here: Session, module: Classifier, checkpoint: Path) -> None:
@@ -112,21 +111,21 @@ class Predictor:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of what is predicted, in the order of the values."""
+        """The names of the predicted classes, labels or numbers, in the order of the values."""
         return tuple(self._module.image_format.class_names)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of what the network is given."""
+        """(C, H, W) of the input of the network."""
         channels, height, width = self._module.image_format.image_shape
         return channels, height, width
 
     @property
     def device(self) -> torch.device:
-        """What the network computes on."""
+        """The device of the network."""
         return self._module.device
 
-    # a path can be a file or a folder, and a tensor one image or several: a type that is asked for both helps nobody
+    # a path can be a file or a folder, and a tensor one image or several
     @overload
     def __call__(self, images: Image.Image | NDArray[np.uint8]) -> Prediction: ...
     @overload
@@ -134,15 +133,15 @@ class Predictor:
     @overload
     def __call__(self, images: Sequence[ImageLike]) -> Predictions: ...
     def __call__(self, images: ImageLike | Sequence[ImageLike]) -> Prediction | Predictions:
-        """What the network says of an image, as a `Prediction`, or of several, as `Predictions` in their order.
+        """Predict one image, as a `Prediction`, or several, as `Predictions` in their order.
 
         One image is the path of a file, a PIL image, a uint8 array (H, W) or (H, W, C) of RGB, or a tensor (C, H, W).
-        Several are the path of a folder, whose files are taken in sorted order, a tensor (B, C, H, W), or a list of
-        any of these. Tensors of uint8 have values of 0 to 255. Tensors of floats have values of 0 to 1, not
-        normalized, and are rounded to bytes, on which the network was trained; one that was trained on floats of the
-        user's own gets floats as they are, as in its training, and of its size.
+        Several are the path of a folder, whose files are sorted, a tensor (B, C, H, W), or a list of any of these.
+        Values of uint8 tensors are 0 to 255. Values of float tensors are 0 to 1, not normalized, and are rounded to
+        bytes, on which the network was trained. A network that was trained on custom floats takes floats of its size,
+        unchanged.
 
-        Raises ValueError for what is no image, and FileNotFoundError for a path that is not there.
+        Raises ValueError for anything else, and FileNotFoundError for a path that does not exist.
         """
         is_many = isinstance(images, Sequence) and not isinstance(images, str)
         given: Sequence[Any] = images if is_many else [images]  # pyright: ignore[reportAssignmentType]
@@ -156,10 +155,10 @@ class Predictor:
         return predictions[0] if not is_many and found[0].is_one else predictions
 
     def _values(self, images: Tensor) -> Tensor:
-        """What the task says of a batch, (n, ...), in host memory."""
+        """Compute the predictions (n, ...) of a batch, in host memory."""
         with float32_kept():
             set_tf32(self.precision == "tf32")
-            return predict.predictions(self._module, images).cpu()  # a GPU may compute the next batch in the same place
+            return predict.predictions(self._module, images).cpu()  # a GPU may reuse the memory for the next batch
 
     @override
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""`lockstep.Run` and `lockstep.runs`: the facts of trainings as plain values and rows of a table."""
+"""`lockstep.Run` and `lockstep.runs`: facts of runs as plain values and table rows."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,12 +17,12 @@ FACTS = ("epoch", "step", "monitor", "best", "workers", "device", "precision", "
 
 
 class Run(Mapping[str, Any]):
-    """A training by its folder, or `latest` of those below outputs/; all is read there whenever it is asked for.
+    """A run by its folder, or `latest` for the newest below outputs/. Every access reads the files of the run.
 
-    As a mapping it is a row of a table, so that pandas.DataFrame(lockstep.runs()) has its keys as columns: what the run
-    is, how far it is, and its newest metrics, those of its test included. `started` is a datetime of this time zone,
-    `elapsed_s` are seconds, None stands for what is not known. Raises FileNotFoundError, which names the newest runs,
-    where there is no run.
+    As a mapping it is a table row: pandas.DataFrame(lockstep.runs()) has its keys as columns. They are the settings,
+    the progress and the newest metrics, including those of the test. `started` is a datetime of this time zone,
+    `elapsed_s` is in seconds, unknown values are None. Raises FileNotFoundError, which names the newest runs, without
+    a run there.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -35,29 +35,29 @@ class Run(Mapping[str, Any]):
 
     @property
     def state(self) -> str:
-        """What the run is doing: training, finished, stopped, failed, ..., as `lockstep runs` has it."""
+        """The state: training, finished, stopped, failed, ..., as in `lockstep runs`."""
         return discovery.look_at(self._folder)["state"]
 
     @property
     def overrides(self) -> list[str]:
-        """What was typed for it."""
+        """The typed overrides."""
         return self._folder.read_overrides()
 
     @property
     def config(self) -> dict[str, Any]:
-        """All its settings, nested as in conf/. Raises ConfigError where they cannot be read."""
-        from lockstep.config import storage  # which a table does not need
+        """All settings, nested as in conf/. Raises ConfigError if they cannot be read."""
+        from lockstep.config import storage  # not needed for a table
 
         return storage.load_tree(self._folder.config)
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The numbers of every epoch: epoch, step, train/loss, val/accuracy, ...; what is not finite is left out."""
+        """The metrics of every epoch: epoch, step, train/loss, val/accuracy, ...; non-finite values are omitted."""
         return discovery.read_rows(self._folder)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The result of a finished run, test_accuracy and the like among it; empty for others."""
+        """The result of a finished run, such as test_accuracy; empty for others."""
         return self._folder.read_summary()
 
     def _row(self) -> dict[str, Any]:
@@ -97,15 +97,13 @@ class Run(Mapping[str, Any]):
         return f"Run({shown(self.path)!r}, {self.state})"
 
     def __fspath__(self) -> str:
-        """Its folder, so that a run stands where a path can."""
         return str(self.path)
 
 
 def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
-    """All runs below a folder, by default outputs/, trials of sweeps too, the newest first.
+    """List all runs below a folder, including trials of sweeps, newest first.
 
-    pandas.DataFrame takes them, a row for each. Raises FileNotFoundError for a folder that is not there, unless it is
-    outputs/, which the first run makes.
+    pandas.DataFrame makes a row of each. Raises FileNotFoundError if the folder does not exist, except for the default.
     """
     chosen = selection(os.fspath(folder), "", "")
     listed = chosen.listed(Watched(chosen.root, scan_every_s=0.0))

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path, PurePath
 
-ROOT = Path("/")  # of what the kernel shows as files
-# device files of AMD's GPUs, of WSL's, and of those of Jetson, which have no number
+ROOT = Path("/")  # of /proc and /sys
+# device files of the GPUs of AMD, WSL and Jetson, which have no number
 ASK_TORCH = {"kfd", "dxg", "nvhost-gpu", "nvgpu"}
 
 
 def num_visible_gpus() -> int:
-    """GPUs a process may use, by device files and CUDA_VISIBLE_DEVICES: asking torch costs seconds.
+    """Count the visible GPUs by device files and CUDA_VISIBLE_DEVICES, because importing torch takes seconds.
 
-    torch is asked where device files do not show it.
+    Only where device files do not show the number is torch imported.
     """
     names = os.listdir("/dev") if os.path.isdir("/dev") else []
     num_present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
@@ -30,33 +30,32 @@ def num_visible_gpus() -> int:
 
 
 def _is_gpu(entry: str, num_present: int) -> bool:
-    """Whether an entry of CUDA_VISIBLE_DEVICES names a GPU; CUDA ignores all after the first that does not."""
+    """Check an entry of CUDA_VISIBLE_DEVICES; CUDA ignores all after the first invalid one."""
     return entry.startswith("GPU-") or (entry.strip().isdigit() and int(entry) < num_present)
 
 
 def cores() -> list[int]:
-    """Numbers of the cores this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def num_cores() -> int:
-    """How many cores this process may use at once: a container may have a quota of them, which is rounded up."""
+    """Count the cores this process may use; the quota of a container is rounded up."""
     counts = [len(cores())]
     for group in _control_groups():
         quota = _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
-        if len(quota) == 2 and quota[0] > 0:  # else there is none
+        if len(quota) == 2 and quota[0] > 0:  # else there is no quota
             counts.append(-(-quota[0] // quota[1]))
     return min(counts)
 
 
 def memory_bytes() -> int:
-    """Memory of this machine, or of the container where that may have less."""
+    """Return the memory of this machine, or of the container if that is less."""
     limits = [limit for group in _control_groups() for limit in _memory_limit(group)]
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
 
 
 def available_bytes() -> int | None:
-    """Memory that Linux can hand out now, page cache included (SC_AVPHYS_PAGES leaves that out); None elsewhere."""
+    """Return the free memory, page cache included (SC_AVPHYS_PAGES excludes it); None outside Linux."""
     meminfo = _fields(ROOT / "proc/meminfo")
     if not meminfo:
         return None
@@ -75,10 +74,10 @@ def _memory_limit(group: Path) -> list[int]:
 
 
 def _control_groups() -> Iterator[Path]:
-    """Folders of the control groups of this process, and of all groups above them, whose limits count as well.
+    """Yield the folders of the control groups of this process, and of all groups above, whose limits count too.
 
-    Version 2 has one hierarchy, version 1 one for each kind of limit. A container may see the path that its group has
-    outside: then it finds only the top of what it sees, which is its own group.
+    Version 2 has one hierarchy, version 1 one per kind of limit. The path may be that outside of the container; then
+    only the root exists, which is the group of the container.
     """
     file = ROOT / "proc/self/cgroup"
     for line in file.read_text().splitlines() if file.exists() else ():
@@ -88,7 +87,7 @@ def _control_groups() -> Iterator[Path]:
 
 
 def _numbers(*paths: Path) -> list[int]:
-    """All numbers in some files; none where a file is missing or says "max"."""
+    """Read all numbers in some files; none if a file is missing or contains "max"."""
     try:
         return [int(text) for path in paths for text in path.read_text().split()]
     except (OSError, ValueError):
@@ -96,7 +95,7 @@ def _numbers(*paths: Path) -> list[int]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The first number of every line by the word before it; none where there is no file."""
+    """Read lines of a word and a number; empty without the file."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

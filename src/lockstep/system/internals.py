@@ -1,9 +1,7 @@
-"""All that reaches into private parts of Lightning and torch; tests/unit/test_architecture.py finds any other access.
+"""All access to private parts of Lightning and torch, enforced by tests/unit/test_architecture.py.
 
-Alone callbacks/average.py has one of its own, into the class that it extends.
-
-Every function says why it is needed, and what happens where a later version has moved the part: training goes on in the
-plainer way.
+The exception is callbacks/average.py, for the class that it extends. Every function states why it is needed, and the
+consequence if a later version has moved the part; training continues.
 """
 
 from collections.abc import Callable
@@ -18,17 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-BatchNorm = _BatchNorm  # the base of torch's batch norms, which has no public name
-InstanceNorm = _InstanceNorm  # as well
-
-
-# -- signals -----------------------------------------------------------------------------------------------------------
+BatchNorm = _BatchNorm  # the base classes have no public name
+InstanceNorm = _InstanceNorm
 
 
 def keep_signals(trainer: L.Trainer) -> None:
-    """Lightning takes no signals: its SIGTERM handler waits for a broadcast, for ever on a rank that is told alone.
+    """Disable the signal handlers of Lightning: that of SIGTERM hangs in a broadcast if one rank alone received it.
 
-    Otherwise they are Lightning's until the training starts, where the stop callback takes them back.
+    Otherwise they are active until the stop callback replaces them at the start of the training.
     """
     connector: Any = getattr(trainer, "_signal_connector", None)
     if hasattr(connector, "register_signal_handlers"):
@@ -36,9 +31,9 @@ def keep_signals(trainer: L.Trainer) -> None:
 
 
 def silence_broadcast(trainer: L.Trainer) -> None:
-    """Lightning broadcasts no SIGTERM of rank 0 before every batch, for which all ranks would wait.
+    """Disable Lightning's blocking broadcast of a SIGTERM of rank 0 before every batch.
 
-    Otherwise it does so beside the stop callback, which asks all ranks without waiting: one collective more a step.
+    Otherwise each step has one collective more than the exchange of the stop callback, which does not block.
     """
     loop: Any = trainer.fit_loop.epoch_loop
     if hasattr(loop, "_broadcast_sigterm_tensor"):
@@ -49,11 +44,8 @@ def _do_nothing() -> None:
     return None
 
 
-# -- steps -------------------------------------------------------------------------------------------------------------
-
-
 def set_global_step(trainer: L.Trainer, step: int) -> None:
-    """A trainer that has trained nothing counts from `step`, for the curves; otherwise they show its points at 0."""
+    """Set the step count of a trainer that has trained nothing, for the curves; otherwise its points are at 0."""
     loop = getattr(trainer.fit_loop.epoch_loop, "manual_optimization", None)
     progress: Any = getattr(loop, "optim_step_progress", None)
     if hasattr(progress, "total"):
@@ -61,21 +53,18 @@ def set_global_step(trainer: L.Trainer, step: int) -> None:
 
 
 def can_skip_update(optimizer: Optimizer) -> bool:
-    """Whether the fused update reads `found_inf` and leaves the weights alone, as for torch's GradScaler.
+    """Return True if the fused update skips the step where `found_inf` is set, as for torch's GradScaler.
 
-    Otherwise the loss guard asks for every loss before the backward pass, and waits for the GPU.
+    Otherwise the loss guard reads every loss before the backward pass, which waits for the GPU.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-# -- processes and curves ----------------------------------------------------------------------------------------------
-
-
 class OneStream(DDPStrategy):
-    """Wraps the model on the stream on which it is trained, and calls `on_wrapped` with it.
+    """Wraps the model on the CUDA stream of the training, and calls `on_wrapped` with it.
 
-    Lightning 2.6 does so on a stream of its own, for CUDA graphs. Then every gradient waits for an event of another
-    stream before it is added up, in each backward pass, and torch warns of it.
+    Lightning 2.6 wraps it on a separate stream, for CUDA graphs. Then every gradient waits for an event of that stream
+    in each backward pass, and torch warns about it.
     """
 
     def __init__(self, *, on_wrapped: Callable[[DistributedDataParallel], None], **settings: Any) -> None:
@@ -97,9 +86,9 @@ class OneStream(DDPStrategy):
 
 
 def add_summary(writer: Any, summary: Any) -> None:
-    """Write a summary that torch's SummaryWriter has no method for, such as the start of a session of hyperparameters.
+    """Write a summary for which torch's SummaryWriter has no method, such as the start of a hyperparameter session.
 
-    Otherwise it is left out, and the page of hyperparameters stays empty.
+    Otherwise the page of hyperparameters stays empty.
     """
     files = getattr(writer, "_get_file_writer", None)
     if files is not None:

@@ -1,7 +1,7 @@
 """Types of parameters with their ranges, for signatures and for the sections of a configuration. No torch.
 
-`width: Annotated[Positive, Doc("channels of the first stage")]` says the type, the range and the meaning of a parameter
-once: the check of a configuration, `--help` and docs/configuration.md read it there.
+`width: Annotated[Positive, Doc("channels of the first stage")]` declares type, range and meaning of a parameter once,
+for the check of a configuration, `--help` and docs/configuration.md.
 """
 
 from typing import Annotated, Literal
@@ -19,7 +19,7 @@ Probability = Annotated[float, Ge(0), Le(1)]
 PositiveFraction = Annotated[float, Gt(0), Lt(1)]
 NonNegative = Annotated[float, Ge(0), AllowInfNan(False)]
 PositiveFloat = Annotated[float, Gt(0), AllowInfNan(False)]
-PathText = Annotated[str, MinLen(1), "a path"]  # a plain string is what people read instead of the type
+PathText = Annotated[str, MinLen(1), "a path"]  # a plain string is shown instead of the type
 # shared by several sources of images
 Channels = Annotated[Literal[1, 3], Doc("1 = grey, 3 = RGB")]
 ImageSize = Annotated[

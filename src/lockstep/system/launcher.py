@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class World:
-    """The rank of this process among those that an outer launcher (torchrun, srun) started."""
+    """The rank of this process, and what its launcher (torchrun, srun or Lockstep) reports of the others."""
 
     launcher: str
     rank: int
@@ -18,20 +18,16 @@ class World:
     # where the launcher names no address (srun):
     step: str = ""  # job-restart-step, unique for each start
     address: tuple[str, int] | None = None  # host and port, which every rank computes for itself
-    is_on_one_machine: bool = False  # as far as the launcher says
+    is_on_one_machine: bool = False  # as far as the launcher reports
     num_gpus_on_node: int | None = None  # of all tasks of the step on this node, where SLURM reports it
-    listener: int | None = None  # a descriptor of rank 0, on which the store of the job listens
-
-    def listening(self, descriptor: int) -> "World":
-        """The same, with the socket on which rank 0 opens the store."""
-        return dataclasses.replace(self, listener=descriptor)
+    listener: int | None = None  # of rank 0: descriptor of the socket on which it opens the store
 
 
 def outer_world(environ: Mapping[str, str]) -> World | None:
-    """The world of an outer launcher that started this process; None without one.
+    """Read the world from the variables of the launcher; None without one.
 
     A SLURM batch script or srun step counts also with a single task; a shell inside an allocation does not.
-    `address` and `step` are None and "" where MASTER_ADDR is set: then torch's own variables have the address.
+    `address` and `step` are None and "" where MASTER_ADDR is set: then the variables of torch have the address.
     """
 
     def number(*names: str, default: int = 0) -> int:
@@ -71,9 +67,9 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
 
 
 def start_once(command: str, environ: MutableMapping[str, str]) -> None:
-    """Refuse to be one of several processes of a launcher; forget the one that started this process alone.
+    """Raise ValueError in one of several processes of a launcher; else delete the variables of its rank.
 
-    Workers that this command starts are told their ranks by itself. Raises ValueError.
+    This command starts its own workers, and sets their ranks.
     """
     world = outer_world(environ)
     if world is not None and world.world_size > 1:
@@ -88,10 +84,10 @@ def start_once(command: str, environ: MutableMapping[str, str]) -> None:
 
 
 def first_node(nodes: str) -> str:
-    """The first name of a SLURM node list, e.g. "r1n07" of "r[1-2]n[07-09,12],login"."""
+    """Return the first name of a SLURM node list, e.g. "r1n07" of "r[1-2]n[07-09,12],login"."""
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).partition(",")[0]
 
 
 def step_port(job: int, step: int) -> int:
-    """A port below the ephemeral range, distinct for consecutive jobs and for 15,000 steps of a job."""
+    """Return a port below the ephemeral range, distinct for consecutive jobs and for 15,000 steps of a job."""
     return 15000 + (32 * job + step) % 15000

@@ -1,12 +1,12 @@
-"""Imports that a training does not need are deferred until they are used: most of torchmetrics, matplotlib, and dynamo.
+"""Defers imports that a training does not need until first use: most of torchmetrics, matplotlib and torch._dynamo.
 
-`import torchmetrics`, which Lightning does, imports every metric, and for some of them scipy.signal, torchvision and
-matplotlib (torchmetrics issue 3457); Lightning and every optimizer import torch's compiler, also where nothing is
-compiled. That is two thirds of the time from `import torch` to a first step (docs/benchmarks.md).
+`import torchmetrics`, by Lightning, imports every metric, and for some of them scipy.signal, torchvision and matplotlib
+(torchmetrics issue 3457). Lightning and every optimizer import the compiler of torch, even if nothing is compiled. That
+is two thirds of the time from `import torch` to a first step (docs/benchmarks.md).
 
-A module in `KNOWN` that is imported inside of `lazy` gets the names listed there and nothing else. It runs when any
-other name of it is used, or, after the block, when a part of it is imported that has not been imported yet; from then
-on it is as after a plain import. Where another version of a library has no such names, it is imported as ever.
+A module in `KNOWN` that is imported inside `lazy` gets only the names listed there. It is executed when any other name
+is used, or, after the block, when a submodule is imported that was not imported before; then it equals a plain import.
+A version of a library without these names is imported normally.
 """
 
 import contextlib
@@ -26,16 +26,15 @@ from typing import Any
 from typing_extensions import override
 
 METRICS, PLOT, DYNAMO = "torchmetrics", "torchmetrics.utilities.plot", "torch._dynamo"
-FLOPS = "torch.utils.flop_counter"
 
-_lock = threading.RLock()  # of the thread that completes a module
-_waiting: set[str] = set()  # modules that have not run
-_after: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)  # called when a module has run
+_lock = threading.RLock()  # held while a module is executed
+_deferred: set[str] = set()  # modules that have not been executed
+_after: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)  # called after a module was executed
 
 
 @contextlib.contextmanager
 def lazy() -> Iterator[None]:
-    """Defer the modules of `KNOWN` that are imported inside of the block for the first time."""
+    """Defer the modules of `KNOWN` that are first imported inside the block."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     _FINDER.is_lazy = True
@@ -46,9 +45,9 @@ def lazy() -> Iterator[None]:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds the modules that wait; as a loader it returns a module that is there already."""
+    """Finds deferred modules; as a loader it returns a module that exists already."""
 
-    is_lazy = False  # inside of `lazy`
+    is_lazy = False  # True inside `lazy`
 
     @override
     def find_spec(
@@ -57,15 +56,15 @@ class _Finder(MetaPathFinder, Loader):
         package = fullname.rpartition(".")[0]
         if target is not None:  # a reload, also that of `_complete`
             return None
-        if package in _waiting and not (self.is_lazy and package.startswith(METRICS)):
+        if package in _deferred and not (self.is_lazy and package.startswith(METRICS)):
             _complete(package)
-            if fullname in sys.modules:  # where its spec is hidden meanwhile, or Python would run it a second time
+            if fullname in sys.modules:  # hide its spec meanwhile, or Python would execute it again
                 names = vars(sys.modules[fullname])
                 spec, names["__spec__"] = names["__spec__"], None
                 return ModuleSpec(fullname, self, loader_state=spec)
         spec = PathFinder.find_spec(fullname, path) if self.is_lazy and fullname in KNOWN else None
         if spec is not None and spec.loader is not None:
-            setattr(spec.loader, "exec_module", functools.partial(_wait, spec.loader))  # noqa: B010
+            setattr(spec.loader, "exec_module", functools.partial(_defer, spec.loader))  # noqa: B010
         return spec
 
     @override
@@ -75,32 +74,28 @@ class _Finder(MetaPathFinder, Loader):
 
     @override
     def exec_module(self, module: ModuleType) -> None:
-        if (
-            module.__spec__ is not None and module.__spec__.loader is self
-        ):  # Python has set it, where the module lets it
+        if module.__spec__ is not None and module.__spec__.loader is self:  # set by Python
             module.__spec__ = module.__spec__.loader_state
 
 
 _FINDER = _Finder()
 
 
-def _wait(loader: Loader, module: ModuleType) -> None:
-    """Fill a module with its known names instead of running it."""
+def _defer(loader: Loader, module: ModuleType) -> None:
+    """Fill a module with its known names instead of executing it."""
     name = module.__name__
     try:
-        for known, bring in KNOWN[name].items():
-            setattr(module, known, bring())
-    except (ImportError, AttributeError):  # another version, which has something elsewhere
+        for known, make in KNOWN[name].items():
+            setattr(module, known, make())
+    except (ImportError, AttributeError):  # another version of the library
         type(loader).exec_module(loader, module)
         return
-    _waiting.add(name)
+    _deferred.add(name)
     setattr(module, "__getattr__", functools.partial(_attribute, name))  # noqa: B010
 
 
 def _attribute(module: str, name: str) -> Any:
-    if module == FLOPS and _FINDER.is_lazy:  # for Lightning, which only calls it; others get the class itself
-        return _function(module, name)()
-    if name != "__path__":  # which `from module import name` asks for, and a module that is no package lacks
+    if name != "__path__":  # read by `from module import name`, also of a module that is no package
         _complete(module)
     if name in vars(sys.modules[module]):
         return vars(sys.modules[module])[name]
@@ -108,27 +103,27 @@ def _attribute(module: str, name: str) -> Any:
 
 
 def _complete(name: str) -> None:
-    """Run a module that waits, after the package it is in. Other threads wait until it has run."""
+    """Execute a deferred module, after its package. Other threads wait for it."""
     with _lock:
         package = name.rpartition(".")[0]
-        if package in _waiting:
-            _complete(package)  # which may complete this one
-        if name not in _waiting:
+        if package in _deferred:
+            _complete(package)  # may complete this one, too
+        if name not in _deferred:
             return
-        _waiting.remove(name)
+        _deferred.remove(name)
         for known in KNOWN[name]:
             if f"{name}.{known}" not in sys.modules:
                 vars(sys.modules[name]).pop(known, None)
         try:
             importlib.reload(sys.modules[name])
-        except BaseException:  # for the next one who asks
-            _waiting.add(name)
+        except BaseException:  # the next use tries again
+            _deferred.add(name)
             raise
         for call in _after.pop(name, ()):
             call()
 
 
-# -- names that stand in for those of a module that waits --------------------------------------------------------------
+# -- stand-ins for the names of a deferred module ----------------------------------------------------------------------
 
 
 def _of(module: str, name: str) -> Callable[[], Any]:
@@ -144,39 +139,38 @@ def _function(module: str, name: str) -> Callable[[], Any]:
 
 
 def _class(module: str, name: str) -> Callable[[], Any]:
-    """A class for annotations and isinstance, of which nothing is an instance before the module has run."""
+    """Make a class for annotations and isinstance; it has no instance before the module is executed."""
     stand_in: Any = ABCMeta(name, (), {})
     _after[module].append(lambda: stand_in.register(getattr(sys.modules[module], name)))
     return lambda: stand_in
 
 
 def _disable(function: Any = None, *args: Any, **settings: Any) -> Any:
-    """As torch._dynamo.disable, which is called when the compiler is there: until then nothing compiles `function`."""
-    if not isinstance(function, FunctionType) or DYNAMO not in _waiting:
+    """Defer torch._dynamo.disable until the compiler is imported: before, nothing compiles `function`."""
+    if not isinstance(function, FunctionType) or DYNAMO not in _deferred:
         return _function(DYNAMO, "disable")()(function, *args, **settings)
-    now: Callable[..., Any] = function
+    current: Callable[..., Any] = function
 
     @functools.wraps(function)
     def disabled(*args: Any, **kwargs: Any) -> Any:
-        return now(*args, **kwargs)
+        return current(*args, **kwargs)
 
-    def tell() -> None:
-        nonlocal now
-        now = sys.modules[DYNAMO].disable(function, *args, **settings)
+    def replace() -> None:
+        nonlocal current
+        current = sys.modules[DYNAMO].disable(function, *args, **settings)
 
-    _after[DYNAMO].append(tell)
+    _after[DYNAMO].append(replace)
     return disabled
 
 
 KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     METRICS: {
         "_logger": lambda: logging.getLogger(METRICS),
-        "Metric": _of("torchmetrics.utilities.checks", "Metric"),  # imported first, as the package does
+        "Metric": _of("torchmetrics.utilities.checks", "Metric"),  # first, as in the package
         "MetricCollection": _of("torchmetrics.collections", "MetricCollection"),
         "__version__": _of("torchmetrics.__about__", "__version__"),
     },
     "torchmetrics.functional": {},
-    FLOPS: {},  # imports triton
     PLOT: {  # imports matplotlib
         "_AX_TYPE": _class(PLOT, "_AX_TYPE"),
         "_CMAP_TYPE": lambda: object,
@@ -193,7 +187,7 @@ KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
         "utils": lambda: importlib.import_module("torch._dynamo.utils"),
     },
     "torch._dynamo.utils": {
-        "get_optimize_ddp_mode": lambda: lambda: "ddp_optimizer",  # the default; setting another runs the compiler
+        "get_optimize_ddp_mode": lambda: lambda: "ddp_optimizer",  # the default; setting another executes the module
         "is_compile_supported": _function("torch._dynamo.utils", "is_compile_supported"),  # for torchvision
     },
 }

@@ -1,7 +1,7 @@
-"""Standard output and error that never end a process: what cannot be shown is not shown, and the work continues.
+"""Standard output and error that never end a process: what cannot be printed is dropped, and the work continues.
 
-A pipe whose reader has left, a closed descriptor, a closed terminal window and letters that an encoding lacks are met
-here alone. Nor can a printed name of a file or class command the terminal; only `Terminal` of terminal.py does.
+Handles a pipe whose reader is gone, a closed descriptor, a closed terminal and characters that an encoding lacks.
+Removes terminal commands from printed names of files and classes; only `Terminal` of terminal.py writes commands.
 """
 
 import io
@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
-# colours and characters that command, but for those around a text that is shown in the place of the last one
+# colours and control characters, except those around a text that replaces the previous one
 CONTROLS = re.compile(r"\x1b\[[\d;]*m|(?!\A\r|\x1b\[K\Z)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -32,7 +32,7 @@ class _Steady(io.FileIO):
 
 
 class Printed(io.TextIOWrapper):
-    """Text without commands to a terminal, in place of the stream `before`."""
+    """Replaces the stream `before`, and removes terminal commands."""
 
     def __init__(self, before: io.TextIOWrapper) -> None:
         self.raw = _Steady(before.fileno(), "w", closefd=False)
@@ -49,7 +49,7 @@ class Printed(io.TextIOWrapper):
 
 
 class Unfiltered:
-    """The same stream, for a writer that commands a terminal and removes commands from texts itself."""
+    """The same stream for a writer that commands a terminal, and removes commands from texts itself."""
 
     def __init__(self, stream: Printed) -> None:
         self._stream = stream
@@ -60,15 +60,15 @@ class Unfiltered:
 
 
 def without_commands(text: str) -> str:
-    """A text without colours; a blank takes the place of any other character that commands a terminal."""
+    """Remove colours, and replace every other character that commands a terminal by a blank."""
     return CONTROLS.sub(lambda found: "" if found[0].endswith("m") else " ", text)
 
 
 def outlive() -> None:
-    """Let this process outlive the readers of its output. To be called before anything is opened."""
+    """Let this process outlive the readers of its output. Call it before any file is opened."""
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # a closed descriptor, which the next file that is opened would get
+        if stream is None:  # a closed descriptor, which the next opened file would get
             setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115
         elif name != "stdin" and stream is getattr(sys, f"__{name}__"):  # not that of a notebook, or one from here
             stream.flush()
@@ -76,5 +76,5 @@ def outlive() -> None:
 
 
 def is_read() -> bool:
-    """Whether standard output still has a reader, as far as was noticed when something was written."""
+    """Return False once a write to standard output has failed."""
     return not (isinstance(sys.stdout, Printed) and sys.stdout.raw.is_gone)

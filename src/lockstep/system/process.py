@@ -1,4 +1,4 @@
-"""How a command begins and leaves."""
+"""The exit of a command."""
 
 import atexit
 import os
@@ -11,25 +11,25 @@ from lockstep.system import output, signals
 
 
 def leave(command: Callable[[], int]) -> NoReturn:
-    """Do `command`, then what is registered for the exit, and exit with its code.
+    """Run `command` and the registered exit functions, and exit with its code.
 
-    No more: freeing the modules of torch one by one takes over a second, and a crash there would change the code.
+    Nothing else is cleaned up: freeing the modules of torch takes over a second, and a crash there changes the code.
     """
     output.outlive()
     try:
         try:
             code = command()
-        except SystemExit as left:
-            if not isinstance(left.code, int):  # a text, which Python prints
+        except SystemExit as exiting:
+            if not isinstance(exiting.code, int):  # a text, which Python prints
                 raise
-            code = left.code
+            code = exiting.code
         atexit._run_exitfuncs()
     except KeyboardInterrupt:
-        signals.say_ended(signal.SIGINT)
+        signals.report_end(signal.SIGINT)
         code = 128 + signal.SIGINT
     except signals.Ended as ended:
-        signals.say_ended(ended.number, "; ".join(getattr(ended, "__notes__", ())))
-        code = 128 + ended.number
+        signals.report_end(ended.args[0], "; ".join(getattr(ended, "__notes__", ())))
+        code = 128 + ended.args[0]
     sys.stderr.flush()
     sys.stdout.flush()
     os._exit(code)

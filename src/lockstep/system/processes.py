@@ -1,8 +1,8 @@
-"""Starts processes as forks of one server that has imported torch: multiprocessing's own fork server.
+"""Starts processes as forks of one server that has imported torch: the fork server of multiprocessing.
 
-A command asks for the server as its first act and never imports torch itself; all processes below it, workers of a
-run, trials, and processes that decode images, are forks of that one server. Public parts of multiprocessing do it,
-apart from `share_server` and `_stop_server`. Where forks are not safe (macOS), processes are new interpreters.
+A command starts the server first and never imports torch itself; workers, trials and decoding processes are forks of
+that server. Only `share_server` and `_stop_server` use private parts of multiprocessing. Where forks are not safe
+(macOS), processes are new interpreters.
 """
 
 import atexit
@@ -26,24 +26,25 @@ Result = TypeVar("Result")
 
 HAS_FORK = sys.platform == "linux"
 SERVER = "lockstep.launch.server"
-FOLDER = "LOCKSTEP_SERVER_FOLDER"  # tells the server which folder of sockets to remove at its end
-SAFE_PATH = "LOCKSTEP_SERVER_SAFE_PATH"  # and what `is_safe_path` is
+# variables for the server: the folder of sockets to remove at its end, and `is_safe_path`
+FOLDER = "LOCKSTEP_SERVER_FOLDER"
+SAFE_PATH = "LOCKSTEP_SERVER_SAFE_PATH"
 
-_is_started = False  # whether this process has started a server
+_is_started = False  # True once this process has started a server
 
-# whether this command is not to find modules in the current folder (PYTHONSAFEPATH); the server itself never does
+# True if this command ignores modules in the current folder (PYTHONSAFEPATH), as the server always does
 is_safe_path = bool(sys.flags.safe_path)
 
 
 class ServerDied(RuntimeError):
-    """The server has ended before it could start a process."""
+    """The server ended before it could start a process."""
 
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Hide the script of this process, which multiprocessing would run again in every process that is started here.
+    """Hide the script of this process, which multiprocessing would run again in every process it starts.
 
-    One without `if __name__ == "__main__"` would start its training once more there.
+    A script without `if __name__ == "__main__"` would start its training again.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -71,13 +72,13 @@ class _Context(ForkServerContext):
 
 
 def context() -> BaseContext:
-    """The way in which this process starts others; it starts the server where there is none."""
+    """Return the multiprocessing context, and start the server if there is none."""
     start_server()
     return _Context() if HAS_FORK else get_context("spawn")
 
 
 def start_server() -> None:
-    """Start the server, which imports torch while this process goes on. Does nothing where there is one."""
+    """Start the server if there is none; it imports torch while this process continues."""
     global _is_started
     if not HAS_FORK or _has_shared_server():
         return
@@ -100,7 +101,7 @@ def start_server() -> None:
 
 
 def _stop_server() -> None:
-    """End the server with this process, also while it still imports, for a command that did not need it."""
+    """Kill the server at the exit of this process, even during its imports, if the command did not need it."""
     pid = forkserver._forkserver._forkserver_pid  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
@@ -108,9 +109,9 @@ def _stop_server() -> None:
 
 
 def call(function: Callable[..., Result], *arguments: Any) -> Result:
-    """What a function returns in a process that has imported torch, for one that never does.
+    """Call a function in a process that has imported torch. A worker calls it directly.
 
-    A process that computes calls it itself. All travels by pickle; a function raises nothing.
+    Arguments and result are pickled; the function must not raise.
     """
     world = outer_world(os.environ)
     if _has_shared_server() or (world is not None and world.world_size > 1):
@@ -132,18 +133,17 @@ def _answer(sender: Connection, function: Callable[..., Any], arguments: Sequenc
 
 
 def share_server() -> None:
-    """Have this process, a fork of the server, start its own processes from the same server.
+    """Let this process, a fork of the server, start processes from the same server.
 
-    multiprocessing's documentation says that it does so by itself; it would start another server.
+    Contrary to its documentation, multiprocessing would start another server.
     """
     if _has_shared_server():
         forkserver._forkserver.ensure_running = _nothing  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
 
 
 def _has_shared_server() -> bool:
-    """Whether this process is a fork of a server."""
     return forkserver.get_inherited_fds() is not None
 
 
 def _nothing() -> None:
-    """The server is running: this process would have ended with it."""
+    """Replace `ensure_running`: the server is running, or this process would have ended with it."""

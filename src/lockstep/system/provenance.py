@@ -7,24 +7,25 @@ import re
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import lockstep
 from lockstep.system.redaction import redacted
 
-FROZEN_COMMIT = "COMMIT"  # in the copy of the code that a job runs
+FROZEN_COMMIT = "COMMIT"  # a file in the copy of the code that a job runs
 PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard")
 
 
 def describe(project: Path) -> dict[str, Any]:
-    """Versions, devices, host and commit of a project, as plain values for run.json. Imports torch."""
+    """Collect versions, devices, host and commit of a project, as plain values for run.json. Imports torch."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
-        "packages": {**{name: version_of(name) for name in PACKAGES}, "lockstep": lockstep.__version__},
+        "packages": {**{name: version(name) for name in PACKAGES}, "lockstep": lockstep.__version__},
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpu": cpu_name(),
@@ -36,18 +37,7 @@ def describe(project: Path) -> dict[str, Any]:
     }
 
 
-def version_of(package: str) -> str | None:
-    """The version that pip installed; None for a package that is used from its source folder or is missing."""
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def cpu_name() -> str:
-    """Model name of the CPU."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -57,8 +47,8 @@ def cpu_name() -> str:
 
 
 def commit(root: Path) -> str | None:
-    """Commit of the tree at `root`, marked "+changes" if tracked files differ from it; None outside git."""
-    with contextlib.suppress(FileNotFoundError):  # a copy that a job runs, perhaps inside a repository
+    """Return the commit of the tree at `root`, with "+changes" if tracked files differ; None outside git."""
+    with contextlib.suppress(FileNotFoundError):  # no copy for a job
         return (root / FROZEN_COMMIT).read_text().strip() or None
     words = ["git", "-C", root, "describe", "--always", "--exclude=*", "--abbrev=64", "--dirty=+changes"]
     try:

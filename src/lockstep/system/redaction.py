@@ -1,4 +1,4 @@
-"""Secrets stay out of what people and other tools read: one function for all that writes it. Standard library only."""
+"""Hides secrets in everything that is printed, stored or sent. Standard library only."""
 
 import re
 from typing import Any
@@ -21,10 +21,10 @@ ASSIGNED = re.compile(
 
 
 def redacted(value: Any, key: str = "") -> Any:
-    """A configuration, a list of overrides or a text with `***` in place of its secrets.
+    """Replace the secrets in a configuration, a list of overrides or a text by `***`.
 
-    These are what stands under `notify` or a key named like a secret, and the user and the query of a URL. A bool, null
-    and a number of up to four digits or with a point are none. `key` is where the value stands, with dots.
+    Secrets are values under `notify` or a key named like a secret, and the user and query of a URL. A bool, null and a
+    number of up to four digits or with a point are not. `key` is the dotted path of the value.
     """
     if isinstance(value, dict):
         return {name: redacted(item, f"{key}.{name}") for name, item in value.items()}
@@ -47,7 +47,7 @@ def _redacted_text(text: str) -> str:
 
 
 def _item(item: Any, key: str) -> Any:
-    """An item of a list; all that follows `name=` is the value of that name."""
+    """Redact an item of a list; in an override `name=value` the name is the key."""
     found = OVERRIDE.match(item) if isinstance(item, str) else None
     return redacted(item, key) if found is None else found[0] + redacted(item[found.end() :], f"{key}.{found[1]}")
 

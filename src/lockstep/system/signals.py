@@ -1,7 +1,4 @@
-"""Signals as a flag: a handler that does anything more can deadlock a run of many processes.
-
-`launch/parent.py` forwards signals to workers; `callbacks/stop.py` makes them one decision of all ranks.
-"""
+"""Signals as a flag: a handler that does more can deadlock. `callbacks/stop.py` makes it one decision of all ranks."""
 
 import contextlib
 import os
@@ -12,48 +9,42 @@ from types import FrameType
 
 from typing_extensions import override
 
-# a hangup that was ignored when this process began, as under nohup, stays so
+# a hangup that was ignored when this process began, as under nohup, stays ignored
 _HANGUP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
 LEAVE = signal.SIGQUIT  # Ctrl-\; also what a parent sends its workers for a second Ctrl-C
 
 
 class Ended(BaseException):
-    """A stop signal ends a task that has nothing to save; `number` is the signal."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A stop signal, the only argument, ends a task that has nothing to save."""
 
 
 class SignalFlag:
-    """Remembers the stop signals of this process. A second Ctrl-C, or SIGQUIT, raises KeyboardInterrupt.
+    """Records the stop signals of this process. A second Ctrl-C, or SIGQUIT, raises KeyboardInterrupt.
 
-    In a worker (`has_parent`) a second Ctrl-C does nothing: the parent counts them, and sends SIGQUIT. A task that
-    has nothing to save `ends` by its first signal, with `Ended`. Python calls handlers in the main thread alone; in
-    another thread this remembers nothing.
+    In a worker (`has_parent`) a second Ctrl-C does nothing: the parent counts them, and sends SIGQUIT. With `ends` the
+    first signal raises `Ended`. Python calls handlers in the main thread only; in another thread this records nothing.
     """
 
     def __init__(self, *, has_parent: bool = False, ends: bool = False) -> None:
         self.numbers: list[int] = []
-        self.left_by = ""  # what made it exit immediately
+        self.aborted_by = ""  # what raised KeyboardInterrupt
         self._has_parent = has_parent
         self._ends = ends
 
     @property
     def received(self) -> int:
-        """The first stop signal, 0 before it."""
+        """The first stop signal, or 0."""
         return self.numbers[0] if self.numbers else 0
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals inside the block, and restore the handlers of before after it."""
         with restored():
             self.install()
             yield
 
     def install(self) -> None:
-        """Handle the signals from now on, those that were blocked until now included."""
+        """Handle the signals from now on, including those that were blocked until now."""
         if is_main_thread():
             for number in (*STOP_SIGNALS, LEAVE):
                 signal.signal(number, self._handle)
@@ -62,7 +53,7 @@ class SignalFlag:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         is_second = number == signal.SIGINT and signal.SIGINT in self.numbers and not self._has_parent
         if number == LEAVE or is_second:
-            self.left_by = "a second Ctrl-C" if signal.SIGINT in self.numbers else LEAVE.name
+            self.aborted_by = "a second Ctrl-C" if signal.SIGINT in self.numbers else LEAVE.name
             raise KeyboardInterrupt
         self.numbers.append(number)
         if self._ends and len(self.numbers) == 1:
@@ -70,17 +61,17 @@ class SignalFlag:
 
 
 class SignalList(SignalFlag):
-    """Remembers every signal, in order, for a process that forwards them."""
+    """Records every signal, in order, for a process that forwards them."""
 
     @override
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.numbers.append(number)
 
 
-def say_ended(number: int, what: str = "") -> None:
-    """Print the line for a command that a signal has ended; a handler may, in the middle of another print."""
+def report_end(number: int, what: str = "") -> None:
+    """Print the line of a command that a signal has terminated. Safe in a handler, in the middle of another print."""
     with contextlib.suppress(OSError):
-        os.write(2, f"lockstep: ended by {signal.Signals(number).name}{what and f', {what}'}\n".encode())
+        os.write(2, f"lockstep: terminated by {signal.Signals(number).name}{what and f', {what}'}\n".encode())
 
 
 @contextlib.contextmanager
@@ -106,5 +97,4 @@ def blocked() -> Iterator[None]:
 
 
 def is_main_thread() -> bool:
-    """Whether this thread may install handlers: Python lets the main thread alone do so."""
     return threading.current_thread() is threading.main_thread()

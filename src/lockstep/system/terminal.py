@@ -1,4 +1,4 @@
-"""How Lockstep speaks on a terminal and in a log. No torch: tools that only watch start at once."""
+"""Texts and tables on a terminal and in a log. No torch: commands that only read start immediately."""
 
 import sys
 import textwrap
@@ -20,7 +20,7 @@ WIDEST, LEAST = 40, 20  # columns of a cell of a table on a terminal, and of one
 
 
 class Terminal(Console):
-    """rich's console, which alone commands a terminal: texts that it is given do not."""
+    """Rich's console, which removes terminal commands from the texts that it prints."""
 
     @property
     @override
@@ -36,10 +36,9 @@ class Terminal(Console):
 
 
 def terminal(*, is_error: bool = False) -> Terminal:
-    """Standard output, or standard error; plain text without colours or wrapping where it is a file or a log.
+    """Return a console for standard output or error; plain text without colours or wrapping in a file or a log.
 
-    The cell of a notebook is such a log, though there rich would make a box of HTML of every line, and FORCE_COLOR is
-    set, by which rich would take the output of a worker for a terminal.
+    A notebook cell counts as a log: there rich would make HTML of every line, and FORCE_COLOR is set.
     """
     if (sys.stderr if is_error else sys.stdout).isatty():
         return Terminal(highlight=False, stderr=is_error)
@@ -49,12 +48,12 @@ def terminal(*, is_error: bool = False) -> Terminal:
 
 
 def is_cell() -> bool:
-    """Whether standard output is the cell of a notebook, where a line can be written anew, and nothing else moves."""
+    """Return True if standard output is a notebook cell, where a line can be rewritten, but the cursor cannot move."""
     return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 7.3 s, 4:05, 1:02:03 or 3 d 4 h."""
+    """Format seconds as 7.3 s, 4:05, 1:02:03 or 3 d 4 h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -65,17 +64,17 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """A text without characters that move the cursor or hide."""
+    """Replace characters that are not printable by blanks."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def say(out: Console, text: str, style: str | Style = "") -> None:
-    """Print a text that a terminal breaks between words, and indents from its second line on."""
+    """Print a text, on a terminal broken between words and indented from its second line on."""
     out.print(Text(_broken(text, out.width, 4), style=style), soft_wrap=True)
 
 
 def _broken(text: str, width: int, indent: int) -> str:
-    """A printable text in lines of a width; unlike rich, without breaking a path."""
+    """Break a text into lines of a width; unlike rich, without breaking a path."""
     blanks = " " * indent
     lines = textwrap.TextWrapper(
         width, initial_indent=blanks, subsequent_indent=blanks, break_long_words=False, break_on_hyphens=False
@@ -84,9 +83,9 @@ def _broken(text: str, width: int, indent: int) -> str:
 
 
 def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
-    """Print a title and aligned name-value rows, between two rules; rows without a value are left out.
+    """Print a title and aligned name-value rows, between two rules; rows without a value are omitted.
 
-    A long value continues in its column, except for a command: it stays in one line, to be copied.
+    A long value continues in its column, except for a command, which stays in one line, to be copied.
     """
     out = terminal()
     shown = [row for row in rows if row[1]]
@@ -109,9 +108,9 @@ def new_table(
     right: Sequence[str] = (),
     wraps: Sequence[str] = (),
 ) -> Table:
-    """A table with as many columns, from the left, as fit into a terminal, two at least; in a log with all of them.
+    """Make a table with as many columns, from the left, as fit into a terminal, at least two; with all in a log.
 
-    `right` names the columns that are aligned to the right, `wraps` those that may become narrower than their texts.
+    `right` names the right-aligned columns, `wraps` those that may become narrower than their texts.
     """
     lines = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line] for line in (heads, *rows)]
     made, left = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold"), out.width
@@ -129,12 +128,11 @@ def new_table(
 
 
 def print_table(made: Table, out: Console) -> None:
-    """Print a table that was made for this terminal or log."""
     out.print(made if out.is_terminal else plain(made))
 
 
 def plain(shown: RenderableType) -> Text:
-    """What a log gets: no colours and no blanks at the ends of lines."""
+    """Render for a log: without colours, and without blanks at the ends of lines."""
     paper = Console(width=LOG_WIDTH, color_system=None, force_jupyter=False)
     with paper.capture() as captured:
         paper.print(shown)
@@ -142,5 +140,5 @@ def plain(shown: RenderableType) -> Text:
 
 
 def measure(value: float) -> str:
-    """A metric with four digits behind the point, or with four digits where it is small or large."""
+    """Format a metric with four decimals, or with four digits if it is small or large."""
     return f"{value:.4f}" if 0.001 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"

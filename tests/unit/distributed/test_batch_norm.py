@@ -25,7 +25,7 @@ from tests.support.harness import ROOT, command, environ, own_network
 from tests.support.processes import Ranks, started
 
 NUM_SAMPLES, NUM_CHANNELS, NUM_STEPS = 11, 3, 3
-LOADS = ([1], [1, 1], [3, 1], [1, 0], [0, 1], [10, 1], [1, 1, 1], [2, 0, 1], [0, 0, 1], [0, 1, 0], [9, 1, 1])
+LOADS = ([1], [1, 1], [1, 0], [10, 1], [2, 0, 1], [9, 1, 1])  # even, without samples, with a single sample
 LAYERS = {
     "1d": (nn.BatchNorm1d, ()),
     "1d_long": (nn.BatchNorm1d, (5,)),
@@ -43,7 +43,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, its input, and what of it a rank gets."""
+    """A layer, its input, and the loads of the ranks."""
 
     kind: str
     loads: tuple[int, ...]
@@ -85,7 +85,7 @@ class Case:
 
 
 class Result(NamedTuple):
-    """What a training of a few steps computes: of every step `y` and `dx`, at the end all else."""
+    """A training of a few steps: `y` and `dx` of every step, the rest at the end."""
 
     y: list[Tensor]
     dx: list[Tensor]
@@ -171,7 +171,7 @@ def difference(found: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def sums(parts: list[list[Tensor]]) -> list[Tensor]:
-    """What DDP adds up; None of the ranks has more than its own."""
+    """Add up over the ranks, as DDP does."""
     return [torch.stack(tensors).double().sum(0) for tensors in zip(*parts, strict=True)]
 
 
@@ -187,6 +187,7 @@ def test_any_split_computes_the_batch_norm_of_the_whole_batch(case: Case, result
     assert error([part.dx for part in parts], whole.dx) <= 1e-12
     assert difference(sums([part.gradients for part in parts]), whole.gradients) <= 1e-12
     for part in parts:
+        assert part.is_channels_last or not case.is_channels_last
         assert difference(part.buffers, whole.buffers) <= 1e-12
         if case.variant != "untracked":  # then the batch norm of an evaluation is that of its batch
             assert difference([part.evaluated], [whole.evaluated]) <= 1e-12
@@ -258,12 +259,6 @@ def test_running_statistics_have_the_same_bits_on_every_rank(case: Case, results
         assert all(torch.equal(a, b) for a, b in zip(first.buffers, other.buffers, strict=True))
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("case", [case for case in ALL if case.is_channels_last], ids=str)
-def test_channels_last_stays_channels_last(case: Case, results: dict[Case, list[Result]]) -> None:
-    assert all(part.is_channels_last for part in results[case])
-
-
 # -- inside a network --------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +302,7 @@ def test_gradients_through_a_network_add_up_to_those_of_one_process(ranks: Ranks
         assert difference(sums(list(of_ranks)), whole) <= 1e-12
 
 
-# -- when nobody is asked ----------------------------------------------------------------------------------------------
+# -- edge cases ---------------------------------------------------------------------------------------------------
 
 
 def evaluated_alone() -> bool:
@@ -321,19 +316,8 @@ def test_evaluation_waits_for_no_other_rank(ranks: Ranks) -> None:
     assert ranks.run(2, evaluated_alone) == [True, True]
 
 
-def complaint() -> str:
-    with pytest.raises(ValueError, match="wants an input") as caught:
-        SyncBatchNorm(3)(torch.ones(3))
-    return str(caught.value)
-
-
-@pytest.mark.processes
-def test_an_input_without_channels_is_refused_with_its_shape(ranks: Ranks) -> None:
-    assert all("got the shape (3,)" in text for text in ranks.run(2, complaint))
-
-
 def refusal(loads: list[int], shape: tuple[int, ...]) -> str:
-    """What a rank says of a batch of one sample, in training."""
+    """The error of a rank for a batch of one sample, in training."""
     lo, hi = interval(1, loads, dist.get_rank())
     layer = ExactBatchNorm().apply(LAYERS["2d" if len(shape) > 1 else "1d"][0](NUM_CHANNELS))
     try:
@@ -344,7 +328,7 @@ def refusal(loads: list[int], shape: tuple[int, ...]) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("loads", [[1, 1], [0, 1], [1, 1, 1], [0, 1, 0]])
+@pytest.mark.parametrize("loads", [[0, 1], [0, 1, 0]])
 @pytest.mark.parametrize("shape", [(1, 1), (), (1, 2)])
 def test_one_value_per_channel_over_all_ranks_is_refused_by_all_as_torch_refuses_it(
     ranks: Ranks, loads: list[int], shape: tuple[int, ...]
@@ -359,14 +343,9 @@ def test_one_value_per_channel_over_all_ranks_is_refused_by_all_as_torch_refuses
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        ["global_batch_size=1"],
-        ["global_batch_size=2", "trainer.accumulate_grad_batches=2"],
-        ["trainer.overfit_batches=1", "global_batch_size=1"],
-    ],
+    ("num_workers", "overrides"),
+    [(1, ["global_batch_size=1"]), (2, ["global_batch_size=2", "trainer.accumulate_grad_batches=2"])],
 )
 def test_a_training_by_single_values_is_refused_before_its_first_step(
     tmp_path: Path, num_workers: int, overrides: list[str]
@@ -392,7 +371,7 @@ def test_without_a_process_group_every_bit_is_that_of_torch(variant: str) -> Non
 
 
 class OwnBatchNorm(nn.BatchNorm2d):
-    """A batch norm with a class of its own."""
+    """A custom class without a custom forward()."""
 
 
 def nested() -> nn.Sequential:
@@ -418,12 +397,6 @@ def test_revert_gives_every_layer_its_very_class_back() -> None:
     assert [type(module) for module in net.modules()] == before
 
 
-def test_a_batch_norm_that_was_exact_already_stays_so_after_revert() -> None:
-    net, plugin = nn.Sequential(SyncBatchNorm(4)), ExactBatchNorm()
-    plugin.revert(plugin.apply(net))
-    assert type(net[0]) is SyncBatchNorm
-
-
 def test_a_swap_keeps_parameters_buffers_names_hooks_and_settings() -> None:
     net = nested()
     layer = net[1]
@@ -447,7 +420,7 @@ def test_a_norm_whose_evaluation_depends_on_the_split_is_refused() -> None:
 
 
 class Scaled(nn.BatchNorm2d):
-    """A batch norm that does something else besides."""
+    """A batch norm with a custom forward()."""
 
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
@@ -456,13 +429,16 @@ class Scaled(nn.BatchNorm2d):
 @pytest.mark.parametrize(
     ("layer", "what"),
     [
-        (Scaled(2), r"'1' \(Scaled\) is a batch norm with a forward\(\) of its own"),
-        (nn.InstanceNorm2d(2, track_running_stats=True), r"'1' \(InstanceNorm2d\) has running statistics of a worker"),
-        (EvoNorm2dB0(2), r"'1' \(EvoNorm2dB0\) normalizes by the batch of a worker"),
+        (Scaled(2), r"'1' \(Scaled\) is a batch norm with a custom forward\(\)"),
+        (
+            nn.InstanceNorm2d(2, track_running_stats=True),
+            r"'1' \(InstanceNorm2d\) has running statistics of one",
+        ),
+        (EvoNorm2dB0(2), r"'1' \(EvoNorm2dB0\) normalizes by the batch of one worker"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_norm_whose_statistics_would_be_those_of_a_share_is_refused_by_its_name(layer: nn.Module, what: str) -> None:
+def test_a_norm_with_statistics_of_one_worker_is_refused_by_its_name(layer: nn.Module, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         refuse_inexact_norms(nn.Sequential(nn.Conv2d(1, 2, 3), layer))
 

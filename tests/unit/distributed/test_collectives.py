@@ -37,8 +37,7 @@ def received_by_rank(is_slow: bool) -> list[int]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("is_slow", [False, True])
+@pytest.mark.parametrize(("world_size", "is_slow"), [(2, False), (3, True)])
 def test_a_flag_of_any_rank_reaches_all_ranks_at_the_same_step_one_late(
     ranks: Ranks, world_size: int, is_slow: bool
 ) -> None:
@@ -60,7 +59,7 @@ def agreed(is_pending: bool) -> tuple[int, int, int]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_agreement_is_at_once_and_takes_in_what_is_under_way(ranks: Ranks, world_size: int) -> None:
+def test_agreement_is_immediate_and_includes_a_pending_flag(ranks: Ranks, world_size: int) -> None:
     last = world_size - 1
     assert ranks.run(world_size, agreed, False) == [(4, 0, last)] * world_size
     assert ranks.run(world_size, agreed, True) == [(5 * last, 0, last)] * world_size
@@ -81,12 +80,9 @@ def summed() -> tuple[Tensor, bool]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_the_sum_over_ranks_has_the_same_bits_on_each_and_leaves_the_counts_alone(
-    ranks: Ranks, world_size: int
-) -> None:
-    results = ranks.run(world_size, summed)
-    expected = torch.stack([counts_of(rank) for rank in range(world_size)]).sum(0)
+def test_the_sum_over_ranks_has_the_same_bits_on_each_and_leaves_the_counts_alone(ranks: Ranks) -> None:
+    results = ranks.run(3, summed)
+    expected = torch.stack([counts_of(rank) for rank in range(3)]).sum(0)
     for total, is_untouched in results:
         assert torch.equal(total, results[0][0])
         torch.testing.assert_close(total, expected, rtol=1e-15, atol=0)
@@ -105,11 +101,7 @@ def gathered() -> list[dict[str, object]]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_objects_of_all_ranks_arrive_on_each_in_rank_order(ranks: Ranks, world_size: int) -> None:
-    expected = [{"rank": rank, "text": "x" * rank} for rank in range(world_size)]
-    assert ranks.run(world_size, gathered) == [expected] * world_size
-
-
-def test_one_process_gathers_its_own_object() -> None:
+def test_objects_of_all_ranks_arrive_on_each_in_rank_order(ranks: Ranks) -> None:
+    expected = [{"rank": rank, "text": "x" * rank} for rank in range(3)]
+    assert ranks.run(3, gathered) == [expected] * 3
     assert gather_objects("alone") == ["alone"]

@@ -28,7 +28,7 @@ def batch_of(lo: int, hi: int) -> Batch:
 
 
 def loss_of(net: nn.Module, lo: int, hi: int) -> tuple[Tensor, list[Tensor]]:
-    """The value and the gradients of a loss that is no sum over samples: a product of two sums, one of them squared."""
+    """The value and the gradients of a product of two sums, one of them squared: not a sum over samples."""
     torch.manual_seed(0)
     inputs, batch = torch.randn(NUM_SAMPLES, 3, dtype=torch.float64)[lo:hi], batch_of(lo, hi)
     outputs = net(inputs)
@@ -73,5 +73,5 @@ def test_narrow_values_add_up_in_float32(ranks: Ranks) -> None:
 
 
 def test_values_of_other_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match="wants a row for each of 3 samples, got 2"):
+    with pytest.raises(ValueError, match="needs one row for each of 3 samples, got 2"):
         sum_over_global(torch.zeros(2), batch_of(0, 3))

@@ -25,7 +25,7 @@ def test_every_position_has_exactly_one_owner_in_rank_order(size: int, loads: li
 
 @repeatable
 @given(ANY_SIZE, LOADS)
-def test_every_share_ends_where_the_next_one_begins(size: int, loads: list[int]) -> None:
+def test_every_shard_ends_where_the_next_one_begins(size: int, loads: list[int]) -> None:
     bounds = intervals(size, loads)
     assert (bounds[0][0], bounds[-1][1]) == (0, size)
     assert all(one[1] == other[0] for one, other in pairwise(bounds))
@@ -33,7 +33,7 @@ def test_every_share_ends_where_the_next_one_begins(size: int, loads: list[int])
 
 @repeatable
 @given(ANY_SIZE, LOADS)
-def test_every_size_is_the_floor_or_the_ceiling_of_the_exact_share(size: int, loads: list[int]) -> None:
+def test_every_size_is_the_floor_or_the_ceiling_of_the_exact_one(size: int, loads: list[int]) -> None:
     for (lo, hi), load in zip(intervals(size, loads), loads, strict=True):
         exact = Fraction(size * load, sum(loads))
         assert floor(exact) <= hi - lo <= ceil(exact)
@@ -46,13 +46,6 @@ def test_a_load_of_zero_gets_nothing(size: int, loads: list[int]) -> None:
 
 
 @repeatable
-@given(ANY_SIZE, st.integers(1, 50), st.integers(1, 64))
-def test_equal_loads_get_sizes_that_differ_by_one_at_most(size: int, load: int, num_ranks: int) -> None:
-    sizes = [hi - lo for lo, hi in intervals(size, [load] * num_ranks)]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@repeatable
 @given(ANY_SIZE, LOADS, st.integers(2, 1000))
 def test_only_the_ratio_of_the_loads_counts(size: int, loads: list[int], factor: int) -> None:
     assert intervals(size, loads) == intervals(size, [factor * load for load in loads])
@@ -60,6 +53,6 @@ def test_only_the_ratio_of_the_loads_counts(size: int, loads: list[int], factor:
 
 @repeatable
 @given(st.integers(0, 300), LOADS)
-def test_a_share_is_empty_exactly_when_it_owns_no_position(size: int, loads: list[int]) -> None:
+def test_a_shard_is_empty_exactly_when_it_owns_no_position(size: int, loads: list[int]) -> None:
     for lo, hi in intervals(size, loads):
         assert Shard(0, 0, 0, size, lo, hi, size).is_empty == (len(range(lo, hi)) == 0)

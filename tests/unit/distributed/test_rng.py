@@ -39,21 +39,10 @@ def test_every_key_counts_and_so_does_its_place() -> None:
     assert len({seed_of(*key) for key in keys}) == len(keys)
 
 
-@repeatable
-@given(st.lists(st.integers() | st.text(), max_size=4))
-def test_every_seed_is_one_that_torch_takes_whole(keys: list[int | str]) -> None:
-    assert 0 <= seed_of(*keys) < 2**32
-
-
 def test_seeds_are_the_same_in_every_process_and_release() -> None:
     # blake2b of 4 bytes over "(7, 0, 3, 'augment')", little-endian; Python's own hash of a string changes by process
     assert seed_of(7, 0, 3, "augment") == 0x792EF243
     assert generator(7, 0, 3, "augment").initial_seed() == 0x792EF243
-
-
-def test_a_generator_is_fresh_every_time() -> None:
-    first, second = (torch.rand(8, generator=generator(1, "order")) for _ in range(2))
-    assert torch.equal(first, second)
 
 
 # -- dropout -----------------------------------------------------------------------------------------------------------
@@ -80,19 +69,14 @@ def test_any_cut_of_a_batch_is_dropped_as_the_cut_of_the_whole(
     assert torch.equal(torch.cat(parts), dropped(layer, x, whole(size, epoch=2, step=step)))
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_a_share_of_p_is_zero_and_the_rest_is_scaled_up(p: float) -> None:
-    x = 1 + torch.rand(1000, 100, generator=generator("x"))
+def test_a_fraction_p_is_zero_and_the_rest_and_its_gradient_are_scaled_up() -> None:
+    p = 0.25
+    x = torch.ones(1000, 100, requires_grad=True)
     y = dropped(ExactDropout(p=p, per_channel=False, keys=(1,)), x, whole(1000))
+    y.sum().backward()
     kept = y != 0
     assert abs(kept.double().mean().item() - (1 - p)) <= 5 * (p * (1 - p) / x.numel()) ** 0.5
     torch.testing.assert_close(y[kept], x[kept] / (1 - p))
-
-
-def test_the_gradient_goes_through_what_was_kept_with_the_same_scale() -> None:
-    x = torch.ones(50, 20, requires_grad=True)
-    y = dropped(ExactDropout(p=0.25, per_channel=False, keys=(1,)), x, whole(50))
-    y.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, y.detach())
 
@@ -121,12 +105,7 @@ def test_evaluation_and_p_of_zero_return_the_very_input() -> None:
     assert ExactDropout(p=0.0, per_channel=False, keys=(1,))(x) is x
 
 
-def test_an_empty_share_gives_an_empty_output() -> None:
-    layer = ExactDropout(p=0.5, per_channel=False, keys=(1,))
-    assert dropped(layer, torch.ones(0, 4), Shard(0, 0, 0, 7, 3, 3, 7)).shape == (0, 4)
-
-
-def test_training_without_a_share_is_refused() -> None:
+def test_training_without_a_shard_is_refused() -> None:
     with pytest.raises(ValueError, match="has no shard"):
         ExactDropout(p=0.5, per_channel=False, keys=(1,))(torch.ones(3, 4))
 
@@ -184,13 +163,6 @@ def test_a_swapped_dropout_keeps_the_mode_of_the_old_one() -> None:
     assert [layer.training for layer in replace_dropout(net, seed=7)] == [True, False]
 
 
-def test_a_network_without_dropout_stays_as_it_is() -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LSTM(2, 2), nn.MultiheadAttention(2, 1))
-    before = list(net.modules())
-    assert replace_dropout(net, seed=7) == []
-    assert list(net.modules()) == before
-
-
 @pytest.mark.parametrize(
     "layer", [StochasticDepth(0.3, "row"), StochasticDepth(0.3, "batch"), DropPath(0.3), DropPath(0.3, False)], ids=str
 )
@@ -240,7 +212,7 @@ def test_a_layer_that_draws_by_a_function_is_found_by_its_name_and_changes_no_ot
 
 
 def own_drop_path() -> nn.Module:
-    """A stochastic depth of somebody's own, which is known by its name alone."""
+    """A custom stochastic depth, recognized by its name."""
     layer: Any = type("DropPath", (nn.Module,), {})()
     layer.drop_prob = 0.1
     return layer

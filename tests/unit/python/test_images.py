@@ -1,4 +1,4 @@
-"""What a predictor takes for an image reaches the network as a file of it does, and all else is refused in one line."""
+"""Every input of a predictor reaches the network as a file of it does; anything else is rejected in one line."""
 
 import re
 from pathlib import Path
@@ -51,22 +51,15 @@ def test_a_pil_image_is_turned_upright_as_a_file_is(tmp_path: Path, path: Path) 
     assert not torch.equal(inputs_of(turned, COLOUR).images, inputs_of(path, COLOUR).images)
 
 
-@pytest.mark.parametrize("background", ["white", "black"])
-def test_a_transparent_image_is_laid_on_the_background_however_it_is_given(tmp_path: Path, background: str) -> None:
+def test_a_transparent_image_is_laid_on_the_background_however_it_is_given(tmp_path: Path) -> None:
     image = Image.new("RGBA", (8, 6), (90, 90, 90, 0))
     image.putpixel((0, 0), (1, 2, 3, 255))
     image.save(tmp_path / "a.png")
     converted = [image.convert(mode) for mode in ("PA", "RGBa")]
     for given in (tmp_path / "a.png", str(tmp_path / "a.png"), tmp_path, image, np.asarray(image), *converted):
-        pixels = inputs_of(given, COLOUR, background).images[0]
+        pixels = inputs_of(given, COLOUR, "black").images[0]
         assert pixels[:, 0, 0].tolist() == [1, 2, 3]
-        assert pixels[:, 1:].unique().tolist() == [255 if background == "white" else 0]
-
-
-def test_grey_arrays_may_have_a_channel_or_none() -> None:
-    array = np.arange(48, dtype=np.uint8).reshape(6, 8)
-    for given in (array, array[:, :, None]):
-        assert torch.equal(inputs_of(given, GREY).images[0, 0], torch.from_numpy(array))
+        assert pixels[:, 1:].unique().tolist() == [0]
 
 
 def test_a_folder_is_many_images_in_sorted_order_even_where_it_holds_one(tmp_path: Path) -> None:
@@ -89,11 +82,11 @@ def test_tensors_of_the_size_of_the_network_stay_as_they_are_and_others_are_fitt
     assert torch.equal(inputs_of(large, COLOUR).images[0], fit(large, (6, 8)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_bytes_as_fractions_of_255_are_these_bytes(dtype: torch.dtype) -> None:
+def test_bytes_as_fractions_of_255_are_these_bytes() -> None:
     images = torch.arange(256).to(torch.uint8).repeat(9)[: 16 * 3 * 6 * 8].view(16, 3, 6, 8)
     assert len(images.unique()) == 256
-    assert torch.equal(inputs_of(images.to(dtype) / 255, COLOUR).images, images)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        assert torch.equal(inputs_of(images.to(dtype) / 255, COLOUR).images, images)
 
 
 def test_floats_of_a_network_that_was_trained_on_floats_stay_as_they_are() -> None:
@@ -108,36 +101,31 @@ def tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
 @pytest.mark.parametrize(
     ("given", "wanted", "text"),
     [
-        (tensor(6, 8), COLOUR, "A tensor of uint8 of shape (6, 8) is no image: give a path"),
-        (tensor(3, 6, 8, dtype=torch.int64), COLOUR, "A tensor of int64 of shape (3, 6, 8) is no image"),
-        (tensor(6, 8, 3), COLOUR, "of shape (6, 8, 3) does not fit the network, which takes 3 channels: (3, H, W)"),
-        (tensor(3, 0, 8), COLOUR, "of shape (3, 0, 8) does not fit the network"),
+        (tensor(6, 8), COLOUR, "A tensor of uint8 of shape (6, 8) is not an image: give a path"),
+        (tensor(3, 6, 8, dtype=torch.int64), COLOUR, "A tensor of int64 of shape (3, 6, 8) is not an image"),
+        (tensor(6, 8, 3), COLOUR, "of shape (6, 8, 3) does not fit the network, which takes (3, H, W)"),
         (
             tensor(3, 6, 8, dtype=torch.float32) - 0.5,
             COLOUR,
             "has values from -0.5 to -0.5: the network was trained on",
         ),
-        (tensor(3, 6, 8, dtype=torch.float32) + 255, COLOUR, "give uint8 of 0 to 255, or floats of 0 to 1"),
         (tensor(3, 6, 8, dtype=torch.float32) * float("nan"), COLOUR, "has values from nan to nan"),
         (tensor(3, 7, 8, dtype=torch.float32), FLOATS, "the network, which takes floats of shape (3, 6, 8) here"),
-        (np.zeros((6, 8), np.float32), COLOUR, "An array of float32 of shape (6, 8) is no image: give a path"),
-        (np.zeros((2, 6, 8, 3), np.uint8), COLOUR, "An array of uint8 of shape (2, 6, 8, 3) is no image"),
-        (np.zeros((0, 8), np.uint8), COLOUR, "An array of uint8 of shape (0, 8) is no image"),
+        (np.zeros((6, 8), np.float32), COLOUR, "An array of float32 of shape (6, 8) is not an image: give a path"),
+        (np.zeros((2, 6, 8, 3), np.uint8), COLOUR, "An array of uint8 of shape (2, 6, 8, 3) is not an image"),
         (Image.new("F", (8, 6)), COLOUR, "This image has 32-bit pixels (mode F): give one of 8 bits"),
-        (3, COLOUR, "A int is no image: give a path"),
-        ([tensor(3, 6, 8)], COLOUR, "A list is no image: give a path"),
-        (None, COLOUR, "A NoneType is no image"),
+        (3, COLOUR, "A int is not an image: give a path"),
     ],
     ids=lambda value: "" if not isinstance(value, str) else re.sub(r"\W+", " ", value)[:40],
 )
-def test_what_is_no_image_is_refused(given: Any, wanted: ImageFormat, text: str) -> None:
+def test_an_input_that_is_no_image_is_rejected(given: Any, wanted: ImageFormat, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)) as error:
         inputs_of(given, wanted)
     assert "\n" not in str(error.value)
 
 
 def test_a_path_that_is_not_there_and_a_file_that_is_no_image_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.png is not there \(from .*\): give a path"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.png does not exist \(from .*\): give a path"):
         inputs_of(tmp_path / "nowhere.png", COLOUR)
     (tmp_path / "text.png").write_text("no image")
     with pytest.raises(ValueError, match=r"text\.png cannot be read \(not an image\)"):

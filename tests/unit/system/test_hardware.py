@@ -1,46 +1,15 @@
-"""What a process finds around it: GPUs, and versions of what is installed and of what is not."""
+"""GPUs, cores and memory of a machine or container."""
 
 import itertools
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-import lockstep
 from lockstep.launch import worker
 from lockstep.sweeps import command
 from lockstep.system import hardware
-from tests.support.harness import ROOT, environ
-
-DESCRIBE = """
-import json, pathlib
-from lockstep.system import provenance
-print(json.dumps(provenance.describe(pathlib.Path())))
-"""
-
-
-@pytest.mark.processes
-def test_a_source_folder_that_nobody_installed_is_described_too(tmp_path: Path) -> None:
-    """Every installed package but the metadata of two, and the sources of Lockstep by PYTHONPATH."""
-    for folder in map(Path, sys.path):
-        for entry in folder.iterdir() if folder.name == "site-packages" else ():
-            is_hidden = entry.name.lower().startswith(("lockstep-", "__editable__", "tensorboard-"))
-            link = tmp_path / entry.name
-            if not is_hidden and entry.suffix != ".pth" and not link.exists():
-                link.symlink_to(entry)
-    path = f"{ROOT / 'src'}:{tmp_path}"
-    words = [sys.executable, "-S", "-c", DESCRIBE]
-    done = subprocess.run(words, env={**environ(), "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    packages = json.loads(done.stdout)["packages"]
-    assert packages["lockstep"] == lockstep.__version__
-    assert packages["tensorboard"] is None
-    assert packages["torch"]
-
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------
 
@@ -49,13 +18,9 @@ def test_a_source_folder_that_nobody_installed_is_described_too(tmp_path: Path) 
     ("variable", "num_gpus"),
     [
         (None, 4),
-        ("", 0),
-        ("0", 1),
-        ("0,1", 2),
         (" 3 , 1", 2),
         ("-1", 0),
-        ("0,-1,1", 1),  # CUDA stops at the first entry that is none
-        ("0,,1", 1),
+        ("0,-1,1", 1),  # CUDA stops at the first invalid entry
         ("0,1,7,2", 2),
         ("NoDevFiles", 0),
         ("GPU-1a,GPU-2b", 2),
@@ -75,9 +40,9 @@ def test_visible_gpus_are_counted_as_cuda_counts_them(
     assert len(list(real)) == num_gpus
 
 
-@pytest.mark.parametrize("files", [["kfd"], ["dxg"], ["nvhost-gpu", "nvhost-ctrl-gpu"], ["nvgpu"], ["nvidia0", "MIG"]])
-def test_torch_is_asked_where_device_files_do_not_tell(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """AMD, WSL, two kinds of Jetson, and a GPU that is split into several."""
+@pytest.mark.parametrize("files", [["kfd"], ["dxg"], ["nvgpu"], ["nvidia0", "MIG"]])
+def test_torch_counts_where_device_files_do_not(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMD, WSL, Jetson, and a partitioned GPU."""
     monkeypatch.setattr("os.listdir", lambda path: files)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1a/1/0" if "MIG" in files else "0")
@@ -92,7 +57,7 @@ NONE_V1 = str(2**63 - 4096)  # what version 1 has in place of "max"
 
 
 def machine(path: Path, groups: str, files: dict[str, str]) -> Path:
-    """A system whose process is in `groups`, on 64 GiB of which 32 are free, and files below /sys/fs/cgroup."""
+    """Fake a system whose process is in `groups`, with 64 GiB of which 32 are free, and files below /sys/fs/cgroup."""
     meminfo = f"MemTotal: {64 * 2**20} kB\nMemAvailable: {32 * 2**20} kB\n"
     for name, text in {"proc/self/cgroup": groups, "proc/meminfo": meminfo}.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -108,24 +73,15 @@ def machine(path: Path, groups: str, files: dict[str, str]) -> Path:
     [
         ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 2),  # rounded up, as in the JVM and Go
-        ("0::/\n", {"cpu.max": "10000 100000\n"}, 1),
         ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
-        ("0::/\n", {"cpu.max": "12800000 100000\n"}, 64),  # no core is added
-        ("0::/\n", {"cpu.max": ""}, 64),
+        ("0::/\n", {"cpu.max": "12800000 100000\n"}, 64),  # more than the machine has
         ("0::/\n", {}, 64),
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),  # that of a group above
-        ("0::/a/b\n", {"a/b/cpu.max": "200000 100000\n", "a/cpu.max": "300000 100000\n"}, 2),
         ("0::/../host/b\n", {"cpu.max": "200000 100000\n"}, 2),  # outside of the namespace that is seen
         ("4:cpu,cpuacct:/\n", {"cpu,cpuacct/cpu.cfs_quota_us": "200000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 2),
         # the path on the host, which a container does not see: its own group is the root of the mount
         ("4:cpu:/docker/3f\n", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "10000"}, 5),
-        (
-            "4:cpu:/a/b\n1:name=systemd:/a\n0::/\n",
-            {"cpu/a/cpu.cfs_quota_us": "1000", "cpu/a/cpu.cfs_period_us": "500"},
-            2,
-        ),
         ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
-        ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "100000"}, 64),
     ],
 )
 def test_a_quota_of_a_container_counts_in_place_of_the_cores_of_its_machine(
@@ -136,10 +92,8 @@ def test_a_quota_of_a_container_counts_in_place_of_the_cores_of_its_machine(
     assert hardware.num_cores() == count
 
 
-@pytest.mark.parametrize(
-    ("variable", "default", "expected"), [(None, 64, [2]), (None, 2, []), (None, 1, []), ("8", 8, [])]
-)
-def test_torch_has_no_more_threads_than_a_quota_allows_unless_a_variable_says_so(
+@pytest.mark.parametrize(("variable", "default", "expected"), [(None, 64, [2]), (None, 2, []), ("8", 8, [])])
+def test_torch_has_no_more_threads_than_a_quota_allows_unless_a_variable_is_set(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, default: int, expected: list[int]
 ) -> None:
     chosen: list[int] = []
@@ -181,15 +135,11 @@ def old_memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str
     ("groups", "files", "total", "available"),
     [
         ("0::/\n", memory("", 8, 3, 0), 8, 5),
-        ("0::/\n", memory("", 8, 8, 6), 8, 6),  # files that were read are let go of
+        ("0::/\n", memory("", 8, 8, 6), 8, 6),  # cached files are free
         ("0::/\n", memory("", 8, 9, 0), 8, 0),  # the limit was lowered
         ("0::/\n", memory("", "max\n", 8, 0), 64, 32),
-        ("0::/\n", memory("", 512, 8, 0), 64, 32),
         ("0::/a/b\n", {**memory("a/b/", 8, 1, 0), **memory("a/", 6, 5, 0)}, 6, 1),
-        ("0::/a/b\n", {**memory("a/b/", 4, 1, 0), **memory("a/", 16, 1, 0)}, 4, 3),
-        ("0::/\n", {}, 64, 32),
         ("4:memory:/docker/3f\n", old_memory("", str(8 * 2**30), 7, 4), 8, 5),
-        ("4:memory:/a/b\n0::/\n", {**old_memory("a/b/", NONE_V1, 1, 0), **old_memory("a/", str(2**30), 0, 0)}, 1, 1),
         ("4:memory:/\n", old_memory("", NONE_V1, 7, 0), 64, 32),
     ],
 )

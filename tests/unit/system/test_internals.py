@@ -1,4 +1,4 @@
-"""Private parts of Lightning and torch: there today, and nothing breaks where a later version has moved them."""
+"""Private parts of Lightning and torch exist today, and nothing breaks if a later version has moved them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,6 @@ import lightning as L
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.tensorboard import SummaryWriter
 
 from lockstep.system import internals
@@ -18,8 +17,8 @@ def trainer() -> L.Trainer:
     return L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
 
 
-def test_the_parts_are_where_they_are_looked_for(trainer: L.Trainer) -> None:
-    """Where this fails Lightning or torch has moved one: what it gained is lost until it is found again."""
+def test_the_private_parts_exist(trainer: L.Trainer) -> None:
+    """A failure means that Lightning or torch has moved one."""
     internals.keep_signals(trainer)
     assert trainer._signal_connector.register_signal_handlers is internals._do_nothing
     assert hasattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
@@ -31,7 +30,7 @@ def test_the_parts_are_where_they_are_looked_for(trainer: L.Trainer) -> None:
     assert hasattr(internals.DDPStrategy(), "_ddp_kwargs")
 
 
-def test_what_has_moved_is_left_alone() -> None:
+def test_a_part_that_has_moved_is_skipped() -> None:
     moved: Any = SimpleNamespace(fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace()))
     internals.keep_signals(moved)
     internals.silence_broadcast(moved)
@@ -39,13 +38,3 @@ def test_what_has_moved_is_left_alone() -> None:
     internals.add_summary(SimpleNamespace(), None)
     assert vars(moved.fit_loop.epoch_loop) == {}
     assert not internals.can_skip_update(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
-
-
-def test_a_wrapped_model_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    strategy = internals.OneStream(on_wrapped=told.append)
-    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
-    nn.Module.__init__(wrapped)
-    monkeypatch.setattr(internals.DDPStrategy, "setup", lambda self, trainer: setattr(self, "_model", wrapped))
-    strategy.setup(SimpleNamespace())  # pyright: ignore[reportArgumentType]
-    assert told == [wrapped]
