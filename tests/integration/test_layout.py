@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep.config import build, compose, storage, validation
 from lockstep.config.options import groups
-from lockstep.models.layout import AVX2_NUMBERS, AVX512_NUMBERS, chosen, faulty_convolution
+from lockstep.models.layout import AVX2_NUMBERS, AVX512_NUMBERS, faulty_convolution
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.compiler import needs_compiler
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, state, train_all, write_run
@@ -42,7 +42,7 @@ def network(option: str, *changes: str, channels: int = 1) -> nn.Module:
 @pytest.mark.parametrize(
     "layer",
     [
-        *(nn.Conv2d(channels, 8, 1, stride=2) for channels in (1, 2, 7)),
+        *(nn.Conv2d(channels, 8, 1, stride=2) for channels in (1, 7)),
         nn.Conv2d(4, 64, 1, stride=(1, 3), bias=False),
         nn.ConvTranspose2d(64, 7, 1, stride=2, output_padding=1),
     ],
@@ -61,13 +61,10 @@ def test_a_narrow_strided_projection_is_found_wherever_it_is(layer: nn.Module) -
     [
         nn.Conv2d(8, 4, 1, stride=2),
         nn.Conv2d(4, 8, 1),
-        nn.Conv2d(3, 8, 7, stride=2, padding=3),
         nn.Conv2d(4, 8, 2, stride=2),
         nn.Conv2d(4, 8, (1, 3), stride=2),
         nn.Conv2d(4, 8, 1, stride=2, groups=2),
-        nn.Conv1d(4, 8, 1, stride=2),
         nn.ConvTranspose2d(4, 8, 1, stride=2),
-        nn.Linear(4, 8),
     ],
     ids=str,
 )
@@ -81,24 +78,10 @@ def test_other_layers_are_not(layer: nn.Module) -> None:
 def test_networks_keep_channels_last_that_have_all_channels_that_are_written(
     option: str, channels: int, num_written: int
 ) -> None:
-    assert faulty_convolution(network(option, channels=channels), "float32", num_written) is None
     as_many = network(option, f"model.width={num_written}", channels=channels)
     assert faulty_convolution(as_many, "float32", num_written) is None
-    for width in range(1, num_written):
-        narrow = network(option, f"model.width={width}", channels=channels)
-        assert faulty_convolution(narrow, "float32", num_written) == "layer2.0.downsample.0"
-
-
-# -- what is chosen ----------------------------------------------------------------------------------------------------
-
-
-def test_auto_gives_up_channels_last_for_a_faulty_convolution_alone_and_says_why() -> None:
-    assert chosen("auto", None)[0] == torch.channels_last
-    given_up = chosen("auto", "layer2.0.downsample.0")
-    assert (given_up.name, given_up.memory_format) == ("contiguous", torch.contiguous_format)
-    assert "layer2.0.downsample.0" in given_up.reason
-    assert chosen("contiguous", None) == (torch.contiguous_format, "as asked")
-    assert chosen("channels_last", None) == (torch.channels_last, "as asked")
+    narrow = network(option, f"model.width={num_written - 1}", channels=channels)
+    assert faulty_convolution(narrow, "float32", num_written) == "layer2.0.downsample.0"
 
 
 def run(cwd: Path, arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
@@ -107,14 +90,14 @@ def run(cwd: Path, arguments: list[str], **variables: str) -> subprocess.Complet
     )
 
 
-def test_the_header_tells_the_layout_and_a_dangerous_one_is_refused_but_for_a_forward_pass(tmp_path: Path) -> None:
+def test_the_header_has_the_layout_and_an_unsafe_one_is_rejected_except_for_evaluation(tmp_path: Path) -> None:
     settings = (*FLOAT32, "data.train_size=16")
     fine = run(tmp_path, command(*settings, "hydra.run.dir=run"), **WITHOUT_AVX512)
     assert fine.returncode == 0, fine.stderr
     assert re.search(r"layout\s+contiguous \(this CPU cannot train layer2\.0\.downsample\.0", fine.stdout), fine.stdout
     forced = run(tmp_path, command(*settings, "trainer.memory_format=channels_last"), **WITHOUT_AVX512)
     assert forced.returncode == EXIT_CONFIG, forced.stderr
-    assert "the gradient of layer2.0.downsample.0" in forced.stderr
+    assert "the gradient of layer2.0.downsample.0 on this CPU" in forced.stderr
     assert "use trainer.memory_format=auto" in forced.stderr
     saved = tmp_path / "run" / "config.yaml"
     saved.write_text(saved.read_text().replace("memory_format: auto", "memory_format: channels_last"))
@@ -171,7 +154,7 @@ def test_the_compiler_keeps_the_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
-def test_every_width_trains_in_float32_with_any_instructions(
+def test_narrow_and_wide_networks_train_in_float32_with_any_instructions(
     name: str, tmp_path: Path, float64: dict[int, RunFolder]
 ) -> None:
     folders = {width: write_run(tmp_path / str(width), [*FLOAT32, f"model.width={width}"]) for width in float64}
@@ -188,12 +171,12 @@ def test_every_width_trains_in_float32_with_any_instructions(
 def float64(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     """One training of each width in a precision that oneDNN does not compute."""
     path = tmp_path_factory.mktemp("float64")
-    folders = {width: write_run(path / str(width), [*ONE_EPOCH, f"model.width={width}"]) for width in range(1, 9)}
+    folders = {width: write_run(path / str(width), [*ONE_EPOCH, f"model.width={width}"]) for width in (1, 3, 7, 8)}
     train_all(list(folders.values()), 1)
     return folders
 
 
-def test_a_run_goes_on_in_another_layout(tmp_path: Path) -> None:
+def test_a_run_resumes_in_another_layout(tmp_path: Path) -> None:
     recipe = [*SMALL, "scheduler=constant"]
     alone = write_run(tmp_path / "alone", [*recipe, "trainer.memory_format=contiguous"])
     first = write_run(tmp_path / "first", [*recipe, "trainer.memory_format=channels_last", "trainer.max_epochs=1"])

@@ -1,6 +1,5 @@
 """Networks of torchvision and timm: their weights, how they are fitted, and what is refused."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from lockstep.models import timm as of_timm
 from lockstep.models import torchvision as of_torchvision
 from lockstep.models.libraries import adapted
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from tests.support import commands
 from tests.support.exact import train
-from tests.support.harness import command, train_all, write_run
+from tests.support.harness import train_all, write_run
 from tests.support.recipes import of_library
 
 PLAIN: dict[str, Any] = {"pretrained": False, "head_only": False, "dropout": None, "drop_path": None}
@@ -45,7 +43,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize(
     ("library", "name", "first", "head", "mean"),
     [
@@ -61,11 +58,10 @@ def test_a_run_starts_with_the_weights_of_a_file_and_a_head_of_its_own(
     first: str,
     head: str,
     mean: float,
-    num_workers: int,
 ) -> None:
-    settings = (f"model.pretrained={files[library]}", f"trainer.devices={num_workers}", *STILL)
+    settings = (f"model.pretrained={files[library]}", "trainer.devices=2", *STILL)
     folder = write_run(tmp_path / "run", of_library(f"{library} {name}", *settings))
-    train_all([folder], num_workers)
+    train_all([folder], 2)
     path = files[library]
     there = (timm.models.load_state_dict if library == "timm" else torch.load)(str(path))
     there = there.get("state_dict", there)
@@ -82,7 +78,7 @@ def test_a_run_starts_with_the_weights_of_a_file_and_a_head_of_its_own(
     assert saved["state_dict"]["mean"].item() == pytest.approx(255 * mean)
 
 
-def test_a_run_that_goes_on_and_an_evaluation_do_not_ask_for_the_file(files: dict[str, Path], tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_read_the_file(files: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "weights.pth"
     file.write_bytes(files["torchvision"].read_bytes())
     folder = write_run(tmp_path / "run", of_library("torchvision squeezenet1_1", f"model.pretrained={file}"))
@@ -97,7 +93,7 @@ def test_a_run_that_goes_on_and_an_evaluation_do_not_ask_for_the_file(files: dic
     assert weights(folder)["image_format"] == before
 
 
-@pytest.mark.parametrize("wrapping", ["", "state_dict", "model", "module."])
+@pytest.mark.parametrize("wrapping", ["model", "module."])
 def test_a_file_for_the_same_classes_gives_all_weights_however_it_was_saved(tmp_path: Path, wrapping: str) -> None:
     saved = models.shufflenet_v2_x0_5(num_classes=4).state_dict()
     saved = {name: value for name, value in saved.items() if "num_batches" not in name}  # files of before have none
@@ -110,19 +106,12 @@ def test_a_file_for_the_same_classes_gives_all_weights_however_it_was_saved(tmp_
     assert all(torch.equal(net.state_dict()[name], value) for name, value in saved.items())
 
 
-@pytest.mark.parametrize(
-    ("error", "what"),
-    [
-        (OSError("<urlopen error [Errno -2] Name or service not known>"), "OSError: <urlopen error"),
-        (RuntimeError("invalid hash value"), "RuntimeError: invalid hash value"),
-    ],
-)
-@pytest.mark.parametrize(("library", "function"), [("torchvision", "load_state_dict_from_url"), ("timm", "")])
-def test_weights_that_cannot_be_had_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, what: str, library: str, function: str
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_a_failed_download_of_weights_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     def refuse(*arguments: Any, **more: Any) -> Any:
-        raise error
+        raise OSError("<urlopen error [Errno -2] Name or service not known>")
 
     if library == "torchvision":
         monkeypatch.setattr(models._api, "load_state_dict_from_url", refuse)
@@ -133,23 +122,16 @@ def test_weights_that_cannot_be_had_are_one_line(
     folder = write_run(tmp_path / "run", of_library(f"{library} {name}", "model.pretrained=true"))
     assert train(folder) == EXIT_CONFIG
     (line,) = folder.failure.read_text().splitlines()
-    assert line.startswith(f"config error: model.pretrained=true: the weights cannot be had ({what}")
+    assert line.startswith("config error: model.pretrained=true: cannot load the weights (OSError: <urlopen error")
     assert "model.pretrained=false" in line
 
 
-def test_a_file_of_another_network_is_refused_with_what_does_not_fit(files: dict[str, Path], tmp_path: Path) -> None:
+def test_a_file_of_another_network_is_rejected(files: dict[str, Path], tmp_path: Path) -> None:
     folder = write_run(
         tmp_path / "run", of_library("torchvision squeezenet1_0", f"model.pretrained={files['torchvision']}")
     )
     assert train(folder) == EXIT_CONFIG
-    assert "features.0.weight is [64, 1, 3, 3] there, [96, 1, 7, 7] here" in folder.failure.read_text()
-
-
-def test_a_file_that_is_not_there_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
-    done = commands.run(command(*of_library("torchvision resnet18", "model.pretrained=nothing.pth")), tmp_path)
-    assert done.returncode == EXIT_CONFIG
-    assert "config error: model.pretrained=nothing.pth is no file: correct the path" in done.stderr
-    assert os.listdir(tmp_path) == []
+    assert "features.0.weight is [64, 1, 3, 3], expected [96, 1, 7, 7]" in folder.failure.read_text()
 
 
 # -- how they are fitted -----------------------------------------------------------------------------------------------
@@ -209,6 +191,6 @@ def test_a_dropout_by_a_function_is_refused_with_its_layer(tmp_path: Path) -> No
     assert "the layer '' (ResNet) draws random numbers by a function" in line
 
 
-def test_small_images_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_images_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(write_run(tmp_path / "run", of_library("torchvision squeezenet1_1"))) == 0
     assert "The network was made for images of 224 pixels, these have 32" in capsys.readouterr().err

@@ -67,19 +67,19 @@ def test_frozen_weights_are_the_first_ones_also_in_the_average(runs: dict[str, R
     [
         (
             ("+parameters.head={pattern:fcc}",),
-            "parameters.head.pattern=fcc is in the name of no parameter: did you mean fc",
+            "parameters.head.pattern=fcc matches no parameter: the network has conv1, bn1, layer1",
         ),
         (
             ("+parameters.all={pattern:weight}", "+parameters.head={pattern:fc.weight}"),
-            "parameters.head.pattern=fc.weight finds only what parameters.all has before it: put it first",
+            "parameters.head.pattern=fc.weight matches only what parameters.all matches before it: put it first",
         ),
         (
             ("+parameters.norm={pattern:bn1,weight_decay:0.1}",),
-            "parameters.norm.weight_decay=0.1 decays weights, and finds norms and biases alone: remove it",
+            "parameters.norm.pattern=bn1 matches norms and biases only, which are not decayed: remove its weight_decay",
         ),
         (
             ("+parameters.all={pattern:'.',frozen_epochs:null}",),
-            "parameters freeze all of the network for good: leave something to train",
+            "parameters freezes the whole network permanently: leave something to train",
         ),
         (
             ("scheduler=constant", f"scheduler._target_={TORCHS}.CosineAnnealingWarmRestarts", "+scheduler.T_0=0"),

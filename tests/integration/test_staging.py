@@ -143,11 +143,11 @@ def _num_messages(work_s: float) -> int:
         count += 1
         return gather(value)
 
-    staging.gather_objects, staging.BEAT_S = counted, 0.05
+    staging.gather_objects, staging.HEARTBEAT_S = counted, 0.05
     try:
         staging.together(lambda: time.sleep(work_s if dist.get_rank() == 0 else 0))
     finally:
-        staging.gather_objects, staging.BEAT_S = gather, 5.0
+        staging.gather_objects, staging.HEARTBEAT_S = gather, 5.0
     return count
 
 

@@ -83,5 +83,5 @@ class Submitted:
         """It was cut, started again by SLURM, and ended with the bits of `alone`."""
         self.wait()
         assert int(self.slurm.show(self.id)["Restarts"]) == 1
-        assert self.log.count("going on") == 1, self.log
+        assert self.log.count(", resumed") == 1, self.log
         assert difference(alone, self.folder) <= exactness

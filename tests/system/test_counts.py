@@ -1,4 +1,4 @@
-"""What a person reads is counted: images that were used, not those there are, and one of them is one image."""
+"""Printed counts are those of images that were used, and one of them is one image."""
 
 import json
 import sys

@@ -832,7 +832,7 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
     assert done.returncode == 0, done.stderr
     done = lockstep_jobs(tmp_path, "follow", "run")
     assert done.returncode == 0, done.stderr
-    assert "going on" in done.stdout
+    assert ", resumed" in done.stdout
     assert "Finished 4 epochs" in done.stdout
     assert json.loads(lockstep_jobs(tmp_path, "result", "run").stdout)["epochs"] == 4
     assert difference(alone, folder) == 0

@@ -240,7 +240,7 @@ def test_a_custom_module_is_rejected(tmp_path: Path) -> None:
     own.checkpoints.mkdir()
     torch.save({"weight": torch.zeros(3)}, own.best_checkpoint)
     with pytest.raises(
-        lockstep.ConfigError, match=r"lockstep\.load asks a task for its predictions, and module"
+        lockstep.ConfigError, match=r"lockstep\.load needs the predictions of a task, and module"
     ) as error:
         lockstep.load(own.path, trust=True)
     assert "\n" not in str(error.value)

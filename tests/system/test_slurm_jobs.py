@@ -200,7 +200,7 @@ def test_a_job_is_followed_and_waited_for_over_requeues(cut: dict[str, Submitted
     assert codes == [0, 0], followed + said + waited
     parts = [
         followed.index(text)
-        for text in ("Lockstep: ResNet18", "the job is requeued", "going on", f"Finished {EPOCHS} epochs")
+        for text in ("Lockstep: ResNet18", "the job is requeued", ", resumed", f"Finished {EPOCHS} epochs")
     ]
     assert parts == sorted(parts)
     assert waited.split("\t")[:2] == [cut[name].id, "completed"]
@@ -269,7 +269,7 @@ def test_a_stopped_run_resumes_exactly_as_a_job_of_more_nodes(
     run.wait()
     assert slurm.show(run.id)["NodeList"] == "n[1-2]"
     assert run.folder.read_summary()["workers"] == 2
-    assert "going on" in run.log
+    assert ", resumed" in run.log
     figure(f"from 1 node to 2 in the middle: {difference(alone, run.folder):.1e}")
     assert difference(alone, run.folder) <= 1e-12
 

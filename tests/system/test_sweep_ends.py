@@ -116,7 +116,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_and_another_one_is_stop
     (tmp_path / "fast").touch()
     done = run(tmp_path, *recipe)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "going on" in (folders[0].path / "output.log").read_text()
+    assert ", resumed" in (folders[0].path / "output.log").read_text()
     alone = [write_run(tmp_path / f"{seed}", [*TINY, "trainer.max_epochs=5", f"seed={seed}"]) for seed in (0, 1)]
     train_all(alone, 1)
     assert max(difference(one, other) for one, other in zip(alone, folders, strict=True)) <= 1e-12

@@ -359,7 +359,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     from lockstep.training import checkpoints
 
     folder = naming.find(arguments.run)
-    checkpoint = checkpoints.asked(folder, arguments.checkpoint, option="--checkpoint {}")
+    checkpoint = checkpoints.requested(folder, arguments.checkpoint, option="--checkpoint {}")
     saved = storage.load(folder.config)
     try:
         source = _entered(None if arguments.trust else folder)

@@ -1,7 +1,4 @@
-"""Networks, and the loss, metrics and learning rates they are trained with: knows no data set.
-
-These names are public: configurations and projects use them, and they stay where modules move.
-"""
+"""Networks and their training, without data. These names are public and stay."""
 
 import lazy_loader
 

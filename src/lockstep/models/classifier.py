@@ -1,4 +1,4 @@
-"""The training of a network for a task: the loss and the metrics of the global batch, from any split of it."""
+"""The LightningModule of an image classifier: loss and metrics of the global batch, from any split of it."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,10 +30,9 @@ from lockstep.tasks.task import Task, checked_losses
 
 
 class ImageFormat(NamedTuple):
-    """What a prediction needs to know of the images: travels in every checkpoint.
+    """Format of the images, saved in every checkpoint for prediction.
 
-    `is_float` says that the source gave floats, which reach the network as they are; checkpoints of earlier versions
-    do not say so.
+    `is_float`: the source returned floats, which reach the network unchanged. Older checkpoints do not have it.
     """
 
     class_names: tuple[str, ...]
@@ -44,16 +43,14 @@ class ImageFormat(NamedTuple):
 
 
 class Classifier(L.LightningModule):
-    """Trains any network for a task: what it gives for inputs (B, ...) is what the losses of the task take.
+    """Trains any network, from inputs (B, ...) to the outputs that the losses of its task take.
 
-    `measured` are the metrics of a pass by name, of which each pass has copies. `metrics` holds the newest global value
-    of each, for callbacks that show them.
-    `optimizer` takes parameter groups; `rules` say what holds for which parameters.
-    The network must accept an empty batch: a rank's shard can be empty. `compile_mode` is one of torch.compile's; None:
-    eager.
+    `measured` are the metrics of an evaluation by name; each pass has copies. `metrics` has the newest global value of
+    each. `optimizer` takes parameter groups, made by `rules`. The network must accept an empty batch: a rank's shard
+    can be empty. `compile_mode` is one of torch.compile; None: eager.
 
-    The step is Lightning's manual optimization: its automatic one costs another 0.3 ms a step in hooks and closures
-    (one CPU thread, 2026-11-21, benchmarks/step.py), and it knows no global count of an accumulated step.
+    The step uses Lightning's manual optimization: the automatic one has no global count of an accumulated step, and
+    costs another 0.3 ms (one CPU thread, 2026-11-21, benchmarks/step.py).
     """
 
     mean: Tensor
@@ -100,34 +97,32 @@ class Classifier(L.LightningModule):
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
         self.test_splits = ("test", "test_flip") if has_flip_test else ("test",)
         self.measured = (*measured, "loss")
-        self.measured_by = dict(measured)
         self.scores = nn.ModuleDict({split: Scores(measured) for split in ("val", *self.test_splits)})
         self._is_compiled = compile_mode is not None
         if compile_mode is not None:
             compile_network(self.net, self.dropouts, layout, compile_mode)
         self._compiled_sizes: dict[bool, int] = {}
         self.counts = EpochCounts(task.scored)
-        self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, where they have weights
+        self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, if they have weights
         self.metrics: dict[str, float] = {}
         self._step: OptimizerStep | None = None
         self._guard: LossGuard | None = None
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs (B, ...) in float32 or wider, of uint8 pixels (B, C, H, W), or of inputs that are numbers already."""
+        """Return outputs (B, ...) in float32 or wider, for uint8 pixels (B, C, H, W) or floats (B, ...)."""
         values = inputs.to(self.mean.dtype)
         if not inputs.is_floating_point():
             values = values.sub_(self.mean).div_(self.std)
         if values.dim() == 4:
             values = values.contiguous(memory_format=self.layout.memory_format)
-        # around the network alone: what autocast does not know, it should not see
+        # the network alone: autocast must not change the task
         with torch.autocast(inputs.device.type, torch.bfloat16) if self._uses_bfloat16 else nullcontext():
             outputs = self._outputs(values) if self._is_compiled else self.net(values)
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
 
     def _outputs(self, images: Tensor) -> Tensor:
-        """Outputs of the compiled network; of the eager one for empty and ragged batches, else each compiled anew."""
-        size = len(images)
+        size = len(images)  # empty and ragged batches run eagerly: each size would be compiled
         if size and size == self._compiled_sizes.setdefault(self.training, size):
             return self.net(images)
         with torch.compiler.set_stance("force_eager"):
@@ -135,7 +130,7 @@ class Classifier(L.LightningModule):
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
-        """Nothing is compiled inside, and what is compiled later does not know of it."""
+        """Compile nothing inside, and forget the batch sizes seen there."""
         with torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext():
             yield
         self._compiled_sizes.clear()
@@ -148,12 +143,12 @@ class Classifier(L.LightningModule):
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Forward, backward and, after the last micro-batch of a global batch, the step of the optimizer."""
+        """Forward, backward and, after the last micro-batch of a global batch, the optimizer step."""
         assert self._step is not None
         assert self._guard is not None
         loss = self.scaled_loss(batch)
         step = self.global_step + 1
-        self._guard.look_at(loss, batch, step)
+        self._guard.check(loss, batch, step)
         is_first = batch_idx % self.accumulate_grad_batches == 0
         is_last = (batch_idx + 1) % self.accumulate_grad_batches == 0 or self.trainer.is_last_batch
         self._step.backward(loss, is_first=is_first, is_last=is_last)
@@ -164,10 +159,10 @@ class Classifier(L.LightningModule):
             self._step.step(is_measured=step % self._log_every_n_steps == 0, factor=factor)
 
     def scaled_loss(self, batch: Batch) -> Tensor:
-        """The loss of a shard; takes it into the counts of the epoch.
+        """Return the loss of a shard, and add it to the counts of the epoch.
 
-        Its gradient, averaged over the ranks (by DDP) and summed over micro-batches, is that of the global mean; where
-        samples have weights, that of the mean before it is divided by their mean, which is known after the last one.
+        Its gradient, averaged over the ranks by DDP and summed over micro-batches, is that of the global mean. Where
+        samples have weights, it is still to be divided by their mean, which is known after the last micro-batch.
         """
         self._groups.start_epoch(batch.shard.epoch)
         for dropout in self.dropouts:
@@ -183,16 +178,16 @@ class Classifier(L.LightningModule):
         return loss * (self.trainer.world_size / batch.shard.group_size)
 
     def configure_callbacks(self) -> list[Callback]:
-        """The end of a batch, before any callback can write a checkpoint there: the module's own hook comes after."""
+        """End a batch before any callback can write a checkpoint there; the module's own hook would run after them."""
         return [_BatchEnd()]
 
     @property
     def gradient_norm(self) -> Tensor | None:
-        """The gradient norm of the global mean loss in the last logging step, before clipping; equal on all ranks."""
+        """Gradient norm of the global mean loss in the last logging step, before clipping; equal on all ranks."""
         return self._step.gradient_norm if self._step is not None else None
 
     def end_batch(self, batch_idx: int) -> None:
-        """Log the mean over all samples since the last logging step; after the last batch, that of the epoch."""
+        """Log the means over all samples since the last logging step; after the last batch, those of the epoch."""
         is_step_end = (batch_idx + 1) % self.accumulate_grad_batches == 0
         is_logging_step = is_step_end and self.global_step % self._log_every_n_steps == 0
         if not is_logging_step and not self.trainer.is_last_batch:
@@ -209,25 +204,24 @@ class Classifier(L.LightningModule):
             self._send_to_loggers({f"train_step/{name}": value for name, value in since.items()} | others)
         if self.trainer.is_last_batch:
             for name in [name for name in self.metrics if name.startswith("val/")]:
-                del self.metrics[name]  # of an earlier epoch; this one may go without validation
-            self._send_to_loggers(self._remember({f"train/{name}": value for name, value in epoch.items()}))
+                del self.metrics[name]  # of an earlier epoch; this one may have no validation
+            means = {f"train/{name}": value for name, value in epoch.items()}
+            self.metrics.update(means)
+            self._send_to_loggers(means)
 
     @override
     def on_train_epoch_end(self) -> None:
-        """Show the means of the epoch, global already, to callbacks that watch a metric."""
+        """Log the means of the epoch, which are global already, for callbacks that monitor a metric."""
         self.log_dict({name: value for name, value in self.metrics.items() if name.startswith("train/")}, logger=False)
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count this rank's shard. Its outputs, for callbacks; None of an empty shard."""
+        """Count this rank's shard; return its outputs for callbacks, None for an empty shard."""
         return self._evaluate("val", batch)
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count this rank's shard; where asked for, also with outputs averaged over the image and its mirror image.
-
-        Its outputs, for callbacks; None of an empty shard.
-        """
+        """Count this rank's shard, with `has_flip_test` also the mean outputs of the image and its mirror image."""
         outputs = self._evaluate("test", batch)
         if "test_flip" in self.scores and outputs is not None:
             outputs = outputs.clone()  # a CUDA graph computes the next ones in their place
@@ -246,20 +240,17 @@ class Classifier(L.LightningModule):
 
     @override
     def on_validation_epoch_end(self) -> None:
-        """Publish loss and metrics of the whole split, as val/<name>."""
         self._publish_scores("val", self.trainer.val_dataloaders)
         if self._step is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self._step.validated(self._scheduler.monitor, {**self.trainer.callback_metrics, **self.metrics})
 
     @override
     def on_test_epoch_end(self) -> None:
-        """Publish loss and metrics of the whole split, as test/<name>, and as test_flip/<name> where asked for."""
         for split in self.test_splits:
             self._publish_scores(split, self.trainer.test_dataloaders)
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Weight decay acts on weights only, not on norms and biases."""
         optimizer, scheduler = self._optimizer_and_schedule()
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self._scheduler.interval}}
 
@@ -271,7 +262,7 @@ class Classifier(L.LightningModule):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what prediction needs, and the counts of an epoch cut in the middle. Every rank must call it."""
+        """Add the image format and the counts of an unfinished epoch. Every rank must call it."""
         if self._guard is not None:
             self._guard.wait()
         checkpoint["image_format"] = self.image_format._asdict()
@@ -280,10 +271,10 @@ class Classifier(L.LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over the counts of an epoch cut in the middle, and the schedule only where it has the same length.
+        """Load the counts of an unfinished epoch, and the schedule if it has the same length.
 
-        Momentum gets the layout of the weights, which may be another one than that of the saved run: fused updates go
-        through memory in order, and would take the momentum of another weight.
+        Momentum gets the layout of the weights, which may differ from that of the saved run: fused updates go through
+        memory in order, and would use the momentum of another weight.
         """
         self.counts.load_state_dict(checkpoint["train_counts"], rank=self.global_rank)
         slots = [slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()]
@@ -307,13 +298,11 @@ class Classifier(L.LightningModule):
         return scores
 
     def _publish_scores(self, split: str, loader: Any) -> None:
+        """Publish loss and metrics of the whole split, as <split>/<name>."""
         scores = self._scores(split).compute(split, loader.batch_sampler.num_epoch_samples)
-        self.log_dict(self._remember(scores), logger=False)
+        self.metrics.update(scores)
+        self.log_dict(scores, logger=False)
         self._send_to_loggers(scores)
-
-    def _remember(self, values: dict[str, float]) -> dict[str, float]:
-        self.metrics.update(values)
-        return values
 
     def _send_to_loggers(self, values: dict[str, float]) -> None:
         for logger in self.trainer.loggers:
@@ -329,6 +318,6 @@ class _BatchEnd(Callback):
 
 
 def _inverse_mean(weight_sum: Tensor, num_samples: int) -> Tensor:
-    """1 / the mean weight of a global batch of `num_samples`; 0 where none of them counts: nothing is learned then."""
+    """Return 1 / the mean weight of a global batch of `num_samples`; 0, which learns nothing, if all weights are 0."""
     total = sum_over_ranks(weight_sum)
     return torch.where(total > 0, num_samples / total, 0.0)

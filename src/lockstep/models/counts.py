@@ -1,4 +1,4 @@
-"""The sums of an epoch that its means are made of, wherever it is cut and by whichever number of ranks it goes on."""
+"""The sums of an epoch behind its training means, continued after a stop by any number of ranks."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from lockstep.distributed.collectives import sum_over_ranks
 
 
 class EpochCounts:
-    """Losses, their weights, samples and scores of this epoch, float64: this rank's sums, and global ones when logged.
+    """Sums of losses, weights, samples and scores of this epoch on this rank, in float64.
 
     `scored` are the names of the scores. No buffers: DDP would give every rank those of rank 0.
     """
@@ -22,11 +22,10 @@ class EpochCounts:
         self._logged = torch.zeros_like(self.own)
 
     def to(self, device: torch.device) -> None:
-        """Add up on `device` from here on."""
         self.own, self._logged = self.own.to(device), self._logged.to(device)
 
     def add(self, loss: Tensor, weights: Tensor | None, scores: Iterable[Tensor], *, num_samples: int) -> None:
-        """Take in a shard: the sum of its losses, weights (B,) where samples have them, and of each score (B,)."""
+        """Add a shard: the sum of its losses, weights (B,) where samples have them, and of each score (B,)."""
         loss_sum, weight_sum, sample_count, *score_sums = self.own
         loss_sum += loss
         weight_sum += num_samples if weights is None else weights.sum()
@@ -35,9 +34,9 @@ class EpochCounts:
             score_sum += score.sum()
 
     def logged(self, *, is_end: bool) -> tuple[dict[str, float], dict[str, float]]:
-        """The means since this was asked last, and those of the epoch. Every rank must call it.
+        """Return the means since the last call, and those of the epoch, which `is_end` resets.
 
-        At the end of an epoch the next one begins.
+        Every rank must call it.
         """
         counts = sum_over_ranks(self.own)
         since, whole = self._means(counts - self._logged), self._means(counts)
@@ -48,11 +47,11 @@ class EpochCounts:
         return since, whole
 
     def state_dict(self) -> dict[str, list[float]]:
-        """The global sums. Every rank must call it."""
+        """Return the global sums. Every rank must call it."""
         return {"counts": sum_over_ranks(self.own).tolist(), "logged_counts": self._logged.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, rank: int) -> None:
-        """Rank 0 takes over the sums of all ranks there were, so that another number of ranks can go on."""
+        """Load the global sums into rank 0, so that any number of ranks can continue."""
         counts = state["counts"] if rank == 0 else [0.0] * len(self.own)
         self.own = torch.tensor(counts, dtype=torch.float64)
         self._logged = torch.tensor(state["logged_counts"], dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""Networks of torchvision and timm, fitted to the images and classes of a run, with or without their weights."""
+"""Networks of torchvision and timm, adapted to the images and classes of a run, with or without their weights."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,17 +14,17 @@ from lockstep.system import internals
 from lockstep.system.kinds import Dropout, DropPath, HeadOnly, Pretrained
 
 State = Mapping[str, Tensor]
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its channels
-AUXILIARY = ("googlenet", "inception_v3")  # several outputs in training, of which a classification has one
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its channels
+AUXILIARY = ("googlenet", "inception_v3")  # have several outputs in training
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a network brings along from elsewhere: as its attribute `origin` it is asked for these.
+    """Weights and normalization that a network has from elsewhere; read from its attribute `origin`.
 
-    `load` gives the network the weights it starts a new run with; rank 0 calls it, once, and any Exception means that
-    they cannot be had. Images are normalized by `mean` and `std`, of each channel of images in [0, 1], in place of the
-    statistics of the data. `image_size` is the side in pixels of the images the network was made for.
+    `load` loads the weights that a new run starts with; rank 0 calls it, once, and any Exception means that they are
+    not available. `mean` and `std`, of each channel of images in [0, 1], normalize images in place of the statistics of
+    the data. `image_size` is the side in pixels of the images the network was made for.
     """
 
     image_size: int | None = None
@@ -43,34 +43,38 @@ def torchvision(
     dropout: Dropout,
     drop_path: DropPath,
 ) -> nn.Module:
-    """A classification network of torchvision.models by its name.
+    """Make a classification network of torchvision.models by its name.
 
-    `pretrained` is whether it starts with torchvision's weights, or a file of weights. `head_only` freezes all but the
-    last layer. `dropout` and `drop_path` (stochastic depth) are the network's own where they are None. Raises the
-    TypeError of the library for one that the network does not take.
+    `pretrained`: start with torchvision's weights, or those of a file. `head_only` freezes all but the last layer.
+    `dropout` and `drop_path` (stochastic depth) are the network's defaults if None. Raises the library's TypeError for
+    one that the network does not take.
     """
     from torchvision import models
 
     if name in AUXILIARY:
         raise ValueError(f"model.name={name} has auxiliary outputs, which are not trained here: choose another network")
     dropout_name = "drop_rate" if name.startswith("densenet") else "dropout"
-    rates = _set(**{dropout_name: dropout}, stochastic_depth_prob=drop_path)
+    rates = _without_none({dropout_name: dropout, "stochastic_depth_prob": drop_path})
     net: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **rates)
-    first, head = _first_convolution(net), [_last_layer(net, num_classes)]
-    _fit_input(net, first, in_channels)
+    first = next(path for path, layer in net.named_modules() if isinstance(layer, nn.Conv2d))
+    head = [path for path, layer in net.named_modules() if _num_outputs(layer) == num_classes][-1]
+    convolution = net.get_submodule(first)
+    assert isinstance(convolution, nn.Conv2d)
+    if convolution.in_channels != in_channels:
+        convolution.weight = nn.Parameter(adapted(convolution.weight.detach(), in_channels).clone())
+        convolution.in_channels = in_channels
     known: Any = models.get_model_weights(name)
     if pretrained is True and not len(known):
         raise ValueError(f"model.pretrained=true: torchvision has no weights of {name}: use model.pretrained=false")
-
-    def state() -> State:
-        if isinstance(pretrained, str):
-            return _read(pretrained)
-        return known.DEFAULT.get_state_dict(progress=False, check_hash=True)
-
     preset = known.DEFAULT.transforms() if len(known) else None
     size = preset.crop_size[0] if preset is not None else None
-    means = (preset.mean, preset.std) if preset is not None else IMAGENET
-    return _with_origin(net, size, means, in_channels, state if pretrained else None, [first], head, head_only)
+    mean, std = (preset.mean, preset.std) if preset is not None else IMAGENET
+    origin = _origin(size, mean, std, in_channels)
+
+    def download() -> State:
+        return known.DEFAULT.get_state_dict(progress=False, check_hash=True)
+
+    return _prepared(net, origin, pretrained, download, first=[first], head=[head], head_only=head_only)
 
 
 def timm(
@@ -83,13 +87,13 @@ def timm(
     dropout: Dropout,
     drop_path: DropPath,
 ) -> nn.Module:
-    """A network of timm by its name, as `resnet18` or `resnet18.a1_in1k`; the rest is as in `torchvision`.
+    """Make a network of timm by its name, as `resnet18` or `resnet18.a1_in1k`; the rest is as in `torchvision`.
 
     Needs the extra lockstep[timm].
     """
     import timm as library
 
-    rates = _set(drop_rate=dropout, drop_path_rate=drop_path)
+    rates = _without_none({"drop_rate": dropout, "drop_path_rate": drop_path})
     try:
         net: Any = library.create_model(name, in_chans=in_channels, num_classes=num_classes, **rates)
     except RuntimeError as error:
@@ -97,28 +101,19 @@ def timm(
     if not any(isinstance(layer, internals.BatchNorm) for layer in net.modules()):
         net.__class__ = type(type(net).__name__, (_TakesEmpty, type(net)), {})
     settings: Mapping[str, Any] = net.pretrained_cfg
+    origin = _origin(settings["input_size"][-1], settings["mean"], settings["std"], in_channels)
+    first, head = (_listed(settings.get(key)) for key in ("first_conv", "classifier"))
 
-    def state() -> State:
-        if isinstance(pretrained, str):
-            return _read(pretrained)
+    def download() -> State:
         return library.create_model(name, pretrained=True).state_dict()
 
-    first, head = (_names(settings.get(key)) for key in ("first_conv", "classifier"))
-    means = (settings["mean"], settings["std"])
-    size = settings["input_size"][-1]
-    return _with_origin(net, size, means, in_channels, state if pretrained else None, first, head, head_only)
-
-
-def _set(**rates: float | None) -> dict[str, Any]:
-    """The rates that are set."""
-    return {name: rate for name, rate in rates.items() if rate is not None}
+    return _prepared(net, origin, pretrained, download, first=first, head=head, head_only=head_only)
 
 
 class _TakesEmpty(nn.Module):
-    """A network without batch norm that takes an empty batch: transformers of timm reshape by -1, and fail on one.
+    """Accepts an empty batch in a network without batch norm: transformers of timm reshape by -1, and fail on one.
 
-    What it computes of one made-up image is cut away, and no layer tells the others of it. The graph stays, so that
-    gradients are zeros, and not missing.
+    It computes one zero image, and cuts its output away; the graph stays, so that gradients are zeros, not missing.
     """
 
     @override
@@ -126,7 +121,7 @@ class _TakesEmpty(nn.Module):
         if len(x):
             return super().forward(x)
         modes = {layer: layer.training for layer in self.modules()}
-        self.eval()  # a dropout would miss the shard of this image
+        self.eval()  # a dropout has no shard for this image
         try:
             return super().forward(x.new_zeros(1, *x.shape[1:]))[:0]
         finally:
@@ -134,110 +129,94 @@ class _TakesEmpty(nn.Module):
                 layer.training = is_training
 
 
-def _with_origin(
+def _without_none(rates: Mapping[str, float | None]) -> dict[str, Any]:
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def _num_outputs(layer: nn.Module) -> int | None:
+    if isinstance(layer, nn.Linear):
+        return layer.out_features
+    return layer.out_channels if isinstance(layer, nn.Conv2d) else None
+
+
+def _listed(value: str | Sequence[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+def _origin(size: int | None, mean: Sequence[float], std: Sequence[float], num_channels: int) -> Origin:
+    """Return an origin with mean and std for `num_channels`: the mean of all for one, else repeated."""
+    if num_channels == 1:
+        return Origin(size, (sum(mean) / len(mean),), (sum(std) / len(std),))
+    means, stds = (tuple(float(values[c % len(values)]) for c in range(num_channels)) for values in (mean, std))
+    return Origin(size, means, stds)
+
+
+def _prepared(
     net: nn.Module,
-    size: int | None,
-    means: tuple[Sequence[float], Sequence[float]],
-    in_channels: int,
-    state: Callable[[], State] | None,
+    origin: Origin,
+    pretrained: bool | str,
+    download: Callable[[], State],
+    *,
     first: Sequence[str],
     head: Sequence[str],
     head_only: bool,
 ) -> nn.Module:
-    """The network with what it brings along; all but its head frozen, where that is asked for."""
+    """Attach its origin to a network, and freeze all but its head if `head_only`."""
     if head_only:
         for name, layer in net.named_modules():
             if name not in head:
                 for parameter in layer.parameters(recurse=False):
                     parameter.requires_grad_(False)
                 if isinstance(layer, internals.BatchNorm):
-                    layer.eval()  # it keeps its statistics
+                    layer.eval()  # keeps its statistics
 
     def load() -> None:
-        assert state is not None
-        net.load_state_dict(_fitted(state(), net, first, head))
+        state = _read(pretrained) if isinstance(pretrained, str) else download()
+        net.load_state_dict(_fitted(state, net, first, head))
 
-    fitted: Any = net
-    fitted.origin = Origin(size)
-    if state is not None:
-        mean, std = (tuple(_spread(values, in_channels)) for values in means)
-        fitted.origin = Origin(size, mean, std, load)
+    attributed: Any = net
+    attributed.origin = replace(origin, load=load) if pretrained else Origin(origin.image_size)
     return net
 
 
 def _fitted(state: State, net: nn.Module, first: Sequence[str], head: Sequence[str]) -> dict[str, Tensor]:
-    """Weights from elsewhere for the channels and classes of the network: its own head where the other does not fit.
+    """Adapt weights to the channels and classes of the network: a head that does not fit stays its own.
 
-    Raises ValueError with the first that does not fit.
+    Raises ValueError with the first weight that does not fit.
     """
-    own = net.state_dict()
     found: dict[str, Tensor] = {}
-    for name, value in own.items():
+    for name, value in net.state_dict().items():
         layer = name.rpartition(".")[0]
         other = state.get(name)
         if other is not None and layer in first and name.endswith(".weight") and other.ndim == 4:
             other = adapted(other, value.shape[1])
-        is_own = layer in head and (other is None or other.shape != value.shape)
-        if is_own or (other is None and name.endswith("num_batches_tracked")):
+        is_own_head = layer in head and (other is None or other.shape != value.shape)
+        if is_own_head or (other is None and name.endswith("num_batches_tracked")):
             other = value
         if other is None or other.shape != value.shape:
-            shapes = f"{list(other.shape) if other is not None else 'nothing'} there, {list(value.shape)} here"
-            raise ValueError(f"it holds another network: {name} is {shapes}")
+            shape = list(other.shape) if other is not None else "missing"
+            raise ValueError(f"the weights are of another network: {name} is {shape}, expected {list(value.shape)}")
         found[name] = other
     return found
 
 
 def adapted(weight: Tensor, in_channels: int) -> Tensor:
-    """The weight (O, I, h, w) of a first convolution for other channels.
+    """Adapt the weight (O, I, h, w) of a first convolution to other channels.
 
-    For one channel the sum over those there are: what a grey image repeated in all of them gives. For more they are
-    repeated, and scaled by I / in_channels.
+    For one channel it is the sum over all, as for a grey image repeated in them. For more, channels are repeated, and
+    scaled by I / in_channels.
     """
     num_channels = weight.shape[1]
     if in_channels == num_channels:
         return weight
     if in_channels == 1:
         return weight.sum(1, keepdim=True)
-    chosen = [channel % num_channels for channel in range(in_channels)]
-    return weight[:, chosen] * (num_channels / in_channels)
-
-
-def _spread(values: Sequence[float], num_channels: int) -> list[float]:
-    if num_channels == 1:
-        return [sum(values) / len(values)]
-    return [float(values[channel % len(values)]) for channel in range(num_channels)]
-
-
-def _first_convolution(net: nn.Module) -> str:
-    return next(name for name, layer in net.named_modules() if isinstance(layer, nn.Conv2d))
-
-
-def _last_layer(net: nn.Module, num_classes: int) -> str:
-    """The name of the layer that maps to classes."""
-    names = [
-        name
-        for name, layer in net.named_modules()
-        if (isinstance(layer, nn.Linear) and layer.out_features == num_classes)
-        or (isinstance(layer, nn.Conv2d) and layer.out_channels == num_classes)
-    ]
-    return names[-1]
-
-
-def _fit_input(net: nn.Module, name: str, in_channels: int) -> None:
-    """Give the first convolution another number of channels."""
-    layer = net.get_submodule(name)
-    assert isinstance(layer, nn.Conv2d)
-    if layer.in_channels != in_channels:
-        layer.weight = nn.Parameter(adapted(layer.weight.detach(), in_channels).clone())
-        layer.in_channels = in_channels
-
-
-def _names(value: str | Sequence[str] | None) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())
+    repeated = [channel % num_channels for channel in range(in_channels)]
+    return weight[:, repeated] * (num_channels / in_channels)
 
 
 def _read(path: str) -> State:
-    """The weights in a file of torch's or of safetensors, by themselves or below `state_dict` or `model`."""
+    """Read a file of torch or safetensors; the weights may be below `state_dict` or `model`."""
     if Path(path).suffix == ".safetensors":
         from safetensors.torch import load_file
 

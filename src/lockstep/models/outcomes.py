@@ -1,4 +1,4 @@
-"""What a pass over a split showed of every sample: the ground of pictures."""
+"""Predictions of all samples of a split, collected for pictures."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from lockstep.distributed.collectives import gather_objects
 
 
 class Findings(NamedTuple):
-    """All samples of a split, in the order of their positions; `probabilities` (N,) are those of the predictions."""
+    """Predictions of a split in the order of its positions; `probabilities` (N,) are those of the predictions."""
 
     num_classes: int
     indices: NDArray[np.int64]
@@ -26,36 +26,30 @@ class Findings(NamedTuple):
         return flat.reshape(self.num_classes, self.num_classes)
 
     def worst(self, count: int) -> NDArray[np.int64]:
-        """Rows of up to `count` mistakes, the most confident one first."""
+        """Return the rows of up to `count` mistakes, the most confident one first."""
         wrong = np.flatnonzero(self.labels != self.predictions)
         return wrong[np.argsort(-self.probabilities[wrong], kind="stable")][:count]
 
 
 class Outcomes:
-    """Collects this rank's part of a pass on the device, without waiting for it."""
+    """Collects the predictions of this rank's shards on the device, without waiting for it."""
 
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
         self._samples: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def update(self, logits: Tensor, labels: Tensor, indices: Tensor) -> None:
-        """Take in logits (B, C), labels (B,) and the positions (B,) of the samples in the split."""
-        shards = logits.softmax(1).nan_to_num(0.0)  # the metrics tell of a network that computes no numbers
-        probabilities, predictions = shards.max(1)
+        """Add logits (B, C), labels (B,) and the positions (B,) of the samples in the split."""
+        probabilities, predictions = logits.softmax(1).nan_to_num(0.0).max(1)  # the metrics show a NaN
         self._samples.append((indices, labels, predictions, probabilities))
 
     def findings(self) -> Findings | None:
-        """Gather the findings of all ranks; None where nobody took anything in. Every rank must call it."""
+        """Gather the findings of all ranks; None without any sample. Every rank must call it."""
         mine: Any = [torch.cat(parts).cpu().numpy() for parts in zip(*self._samples, strict=True)]
         gathered = [parts for parts in gather_objects(mine) if parts]  # a rank's shard of a split can be empty
         if not gathered:
             return None
         indices, labels, predictions, probabilities = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
         order = np.argsort(indices)
-        return Findings(
-            self._num_classes,
-            indices[order],
-            labels[order],
-            predictions[order],
-            probabilities[order].astype(np.float64),
-        )
+        probabilities = probabilities[order].astype(np.float64)
+        return Findings(self._num_classes, indices[order], labels[order], predictions[order], probabilities)

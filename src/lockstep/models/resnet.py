@@ -26,7 +26,7 @@ class Block(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, in_channels, H, W) -> (B, channels, ceil(H / stride), ceil(W / stride))."""
+        """Return (B, channels, ceil(H / stride), ceil(W / stride)) for (B, in_channels, H, W)."""
         shortcut = x if self.downsample is None else self.downsample(x)
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + shortcut)
@@ -44,7 +44,7 @@ class ResNet18(nn.Module):
 
     `init`: "kaiming" draws convolutions by fan-out for ReLU, sets their bias to 0 and the last norm's weight of every
     block to 0, so that a block starts as its shortcut (Goyal et al. 2017, section 5.1); "normal" draws the weights of
-    convolutions and the linear layer from N(0, 0.01^2). What is not named keeps torch's own initial value.
+    convolutions and the linear layer from N(0, 0.01^2). Other parameters keep torch's initial values.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ResNet18(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, C, H, W) -> logits (B, num_classes). B may be 0: the result is empty, every gradient zero."""
+        """Return logits (B, num_classes) for images (B, C, H, W); for B = 0 every gradient is zero."""
         x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.dropout(x.mean((2, 3))))

@@ -1,8 +1,8 @@
 """Learning-rate schedules by optimizer step.
 
-With s = 0, 1, ... the number of steps done, T = total_steps and w = round(warmup_fraction * T), a schedule multiplies
-the optimizer's learning rate by (s + 1) / w for s < w, and by d(u) with u = (s - w) / (T - w) from there on: the peak,
-1, is reached at s = w - 1 and left after s = w. None of the T steps has the rate 0; a step after them would have d(1).
+After s = 0, 1, ... steps, with T = total_steps and w = round(warmup_fraction * T), a schedule multiplies the
+optimizer's learning rate by (s + 1) / w for s < w, then by d(u) with u = (s - w) / (T - w). The factor is 1 at
+s = w - 1 and s = w. None of the T steps has the rate 0; a step after them would have d(1).
 """
 
 import inspect
@@ -17,14 +17,14 @@ from typing_extensions import Doc
 
 from lockstep.system.kinds import Fraction
 
-SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # what schedules change of an optimizer
+SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # settings of an optimizer that schedules change
 
 
 class Schedule(NamedTuple):
-    """How a schedule is made, how often it is stepped, and the metric by which the best weights are chosen.
+    """A schedule and how often it is stepped; `monitor` is the metric that selects the best weights.
 
-    A ReduceLROnPlateau is stepped after each validation by the value of `monitor`, any other after each optimizer step,
-    or after the last one of each epoch.
+    A ReduceLROnPlateau is stepped after each validation with the value of `monitor`. Any other is stepped after each
+    optimizer step, or after the last one of each epoch.
     """
 
     make: Callable[..., LRScheduler]
@@ -33,37 +33,37 @@ class Schedule(NamedTuple):
     mode: Literal["min", "max"] = "max"
 
     def of(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-        """The schedule of an optimizer, which is told the number of steps where it asks for `total_steps`.
+        """Make the schedule of an optimizer, with `total_steps` if it takes that parameter.
 
-        Raises TypeError for what is no schedule of torch's kind, ValueError for one that takes worse values for better.
+        Raises TypeError if it is no schedule of torch, ValueError for a ReduceLROnPlateau of the wrong mode.
         """
         parameters = inspect.signature(self.make).parameters
-        asks = "total_steps" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        supplied: dict[str, int | str] = {"total_steps": total_steps} if asks else {}
+        takes_steps = "total_steps" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        supplied: dict[str, int | str] = {"total_steps": total_steps} if takes_steps else {}
         kind = getattr(self.make, "func", self.make)
         if inspect.isclass(kind) and issubclass(kind, ReduceLROnPlateau):
             supplied["mode"] = self.mode
         schedule = self.make(optimizer, **supplied)
         if not isinstance(schedule, LRScheduler):
-            raise TypeError(f"returns a {type(schedule).__name__}, which is none of torch.optim.lr_scheduler")
+            raise TypeError(f"returns a {type(schedule).__name__}, no schedule of torch.optim.lr_scheduler")
         if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != self.mode:
-            raise ValueError(f"goes by mode={schedule.mode}, but of {self.monitor} the {self.mode} is best")
+            raise ValueError(f"has mode={schedule.mode}, but {self.monitor} needs mode={self.mode}")
         return schedule
 
 
 def replay(checkpoint: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler) -> None:
-    """Bring a new `schedule` and its `optimizer` to the step of a checkpoint, in which they replace the saved ones.
+    """Step a new `schedule` and its `optimizer` to the step of a checkpoint, and replace the saved ones by them.
 
-    The state of a schedule of torch's has its length, and many a rate follows from the one before: at the end of the
-    old length it may be 0 for good. What goes by measured values has no length, and stays as it is.
+    The saved state contains the old length, and many schedules compute a rate from the one before it, which may be 0
+    at the end of the old length. A ReduceLROnPlateau has no length and stays as it is.
     """
     if isinstance(schedule, ReduceLROnPlateau):
         return
     state = checkpoint["lr_schedulers"][0]
-    while "last_epoch" not in state:  # of several at once: each has its own
+    while "last_epoch" not in state:  # a ChainedScheduler: each part has its own
         state = state["_schedulers"][0]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)  # the optimizer rests
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)  # no optimizer step here
         for _ in range(state["last_epoch"]):
             schedule.step()
     checkpoint["lr_schedulers"] = [schedule.state_dict()]
@@ -72,7 +72,7 @@ def replay(checkpoint: dict[str, Any], optimizer: Optimizer, schedule: LRSchedul
 
 
 def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
-    """Keep the learning rate of the optimizer at every one of `total_steps` steps."""
+    """Keep the learning rate of the optimizer."""
     return _warmed_up(optimizer, total_steps, 0.0, lambda u: 1.0)
 
 
@@ -82,9 +82,9 @@ def one_cycle_linear(
     *,
     warmup_fraction: Annotated[Fraction, Doc("part of all steps that go up")],
 ) -> LambdaLR:
-    """Linear warm-up to the optimizer's learning rate, then linear to nothing.
+    """Linear warm-up to the optimizer's learning rate, then linear to 0.
 
-    With s = 0, 1, ... the optimizer steps done, T = `total_steps` and w = round(`warmup_fraction` * T), the rate is
+    After s = 0, 1, ... optimizer steps, with T = `total_steps` and w = round(`warmup_fraction` * T), the rate is
     multiplied by (s + 1) / w for s < w, then by 1 - u with u = (s - w) / (T - w): 1 / (T - w) at the last step.
     """
     return _warmed_up(optimizer, total_steps, warmup_fraction, lambda u: 1 - u)
@@ -99,8 +99,8 @@ def cosine(
 ) -> LambdaLR:
     """Linear warm-up to the optimizer's learning rate, then half a cosine down to `final_fraction` of it.
 
-    Warm-up and u are those of `one_cycle_linear`; from there on the rate is multiplied by f + (1 - f) (1 + cos(pi u)) /
-    2 with f = `final_fraction`.
+    Warm-up and u are those of `one_cycle_linear`; then the rate is multiplied by f + (1 - f) (1 + cos(pi u)) / 2 with
+    f = `final_fraction`.
     """
     return _warmed_up(
         optimizer,
@@ -115,8 +115,7 @@ def _warmed_up(
 ) -> LambdaLR:
     warmup_steps = round(warmup_fraction * total_steps)
 
-    # A closure, because LambdaLR saves the attributes of callable objects but nothing of a function.
-    def factor(step: int) -> float:
+    def factor(step: int) -> float:  # LambdaLR would save the attributes of a callable object
         if step < warmup_steps:
             return (step + 1) / warmup_steps
         if step >= total_steps:

@@ -1,4 +1,4 @@
-"""One optimizer step: backward, clipping, the update, the schedule, and a guard in front of the weights."""
+"""One optimizer step: backward, clipping, update and schedule, and the guard against a loss that is not finite."""
 
 import math
 from collections import deque
@@ -23,16 +23,12 @@ from lockstep.system import internals
 MOST_PENDING = 8  # steps that the host may be ahead of the device
 HINT = (
     "In a new run a lower optimizer.lr, a smaller trainer.gradient_clip_norm or trainer.precision=float32 may help; "
-    "init_from=... lets it start with the weights of this one's last checkpoint."
+    "init_from=... starts it with the weights of this one's last checkpoint."
 )
 
 
 class OptimizerStep:
-    """Backward passes of micro-batches and the step after the last of them, on behalf of a module in a fit.
-
-    Callbacks are called without the records of a profiler, which with Lightning's wrapper of the optimizer cost more
-    than the step of a small network.
-    """
+    """Runs the backward passes of micro-batches, and the step after the last one, for a module in a fit."""
 
     def __init__(self, module: L.LightningModule, groups: ParameterGroups, *, clip_norm: float | None) -> None:
         trainer = module.trainer
@@ -51,55 +47,54 @@ class OptimizerStep:
     def backward(self, loss: Tensor, *, is_first: bool, is_last: bool) -> None:
         """Add the gradient of `loss`; ranks exchange their sums in the backward pass of the last micro-batch.
 
-        Before the first one the gradients of the last step go, and not sooner: a forward pass in their memory leaves
-        it in pieces, and a CPU then spends several percent of its time on new pages.
+        The gradients of the last step are freed only here: a forward pass would fragment their memory, and a CPU then
+        spends several percent of its time on new pages.
         """
         if is_first:
-            self._tell("on_before_zero_grad", self._optimizer)
-            for parameter in self._parameters:  # what zero_grad() does, without its records for profilers
-                parameter.grad = None
+            self._call("on_before_zero_grad", self._optimizer)
+            self._optimizer.zero_grad()
         if is_last:
-            self._strategy.pre_backward(loss)  # DDP listens to the gradients only after this
-        self._tell("on_before_backward", loss)
+            self._strategy.pre_backward(loss)  # DDP exchanges gradients only after this call
+        self._call("on_before_backward", loss)
         loss.backward()
-        self._tell("on_after_backward")
+        self._call("on_after_backward")
 
     def step(self, *, is_measured: bool, factor: Tensor | None = None) -> None:
-        """Change the weights, and go on in the schedule; where `is_measured`, keep the norm of the whole gradient.
+        """Update the weights and step the schedule; if `is_measured`, keep the norm of the whole gradient.
 
         `factor`, the same on all ranks, multiplies the gradient first.
         """
         self._groups.drop_frozen()
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if factor is not None:
-            for parameter in self._parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
+            for gradient in gradients:
+                gradient.mul_(factor)
         if self._clip_norm is not None:
             self.gradient_norm = clip_grad_norm_(self._parameters, self._clip_norm)
         elif is_measured:
-            self.gradient_norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        self._tell("on_before_optimizer_step", self._optimizer)
+            self.gradient_norm = get_total_norm(gradients)
+        self._call("on_before_optimizer_step", self._optimizer)
         self._update()
-        is_by_value = isinstance(self._scheduler, ReduceLROnPlateau)
-        if not is_by_value and (self._interval == "step" or self._module.trainer.is_last_batch):
+        is_on_plateau = isinstance(self._scheduler, ReduceLROnPlateau)
+        if not is_on_plateau and (self._interval == "step" or self._module.trainer.is_last_batch):
             self._scheduler.step()
 
     def validated(self, monitor: str, metrics: Mapping[str, Any]) -> None:
-        """Go on in a schedule that asks for the value of `monitor`, after a validation. Every rank must call it.
+        """Step a ReduceLROnPlateau with rank 0's value of `monitor`, after a validation. Every rank must call it.
 
-        All ranks take the value of rank 0. Raises ValueError where there is none.
+        Raises ValueError if there is no such value.
         """
         if not isinstance(self._scheduler, ReduceLROnPlateau):
             return
         value = gather_objects(float(metrics[monitor]) if monitor in metrics else None)[0]
         if value is None:
-            raise ValueError(f"The schedule goes by {monitor}, which the validation has not measured.")
+            raise ValueError(f"The schedule needs {monitor}, which the validation has not measured.")
         self._scheduler.step(value)
 
     def _update(self) -> None:
-        """The update, for which each group has its part of the learning rate, counted as Lightning counts steps.
+        """Step the optimizer with each group's factor of the learning rate, counted as Lightning counts steps.
 
-        The schedule does not see the factors: also one that sets its own rates, such as OneCycleLR, is multiplied.
+        The schedule does not see the factors: one that sets its own rates, such as OneCycleLR, is multiplied, too.
         """
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
@@ -110,37 +105,37 @@ class OptimizerStep:
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
-    def _tell(self, hook: str, *values: Any) -> None:
+    def _call(self, hook: str, *values: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, hook)(self._module.trainer, self._module, *values)
 
 
 class NonFiniteLoss(RuntimeError):
-    """Names the step and the samples: what a person needs to look for the cause."""
+    """A loss of this rank is NaN or infinite; the message has the step and the samples."""
 
 
-class _Seen(NamedTuple):
+class _Samples(NamedTuple):
     indices: Tensor
     shard: Shard
 
 
-class _Answer(NamedTuple):
-    values: Tensor  # whether this rank's loss is bad, and 1 + rank of a culprit, else 0; there once `copied` is over
-    copied: Any
+class _Pending(NamedTuple):
+    values: Tensor  # 1 if this rank's loss is bad, and 1 + a rank with a bad loss, else 0; valid after `copied`
+    copied: Any  # a CUDA event, or None
     step: int
-    samples: list[_Seen]
+    samples: list[_Samples]
 
 
 class LossGuard:
-    """Ends a run whose loss is NaN or infinite; no rank applies that step, and checkpoints stay.
+    """Ends a run whose loss is NaN or infinite, before that step changes the weights or a checkpoint.
 
-    A rank with such a loss raises NonFiniteLoss, the others FailedElsewhere.
+    A rank with such a loss raises NonFiniteLoss, the others raise FailedElsewhere.
 
-    On a CPU it raises before the backward pass: the other ranks cannot finish the step without this one. On a GPU
-    asking for the loss would wait for the device in every step. There the answer stays on the device, all ranks learn
-    of a culprit, the fused optimizer skips the update by it (`found_inf`, made for torch's GradScaler), and the host
-    reads the answer some steps later: all ranks after the same step, because a rank that left earlier would let the
-    others wait for it in a collective. `is_deferred` chooses that way; None: on a GPU with an optimizer that can.
+    On a CPU it raises before the backward pass. On a GPU, reading the loss would wait for the device in every step.
+    There all ranks reduce a flag on the device, by which the fused optimizer skips the update (`found_inf`, made for
+    torch's GradScaler). The host reads the flag some steps later, all ranks after the same step: a rank that exited
+    earlier would block the others in a collective. `is_deferred` selects that way; None: on a GPU, if the optimizer
+    can.
     """
 
     def __init__(
@@ -151,12 +146,12 @@ class LossGuard:
         self._optimizer: Any = optimizer
         self._rank = rank
         self._is_bad = torch.zeros((), device=device)
-        self._samples: list[_Seen] = []  # not batches: their pixels would stay on the device until an answer is read
-        self._pending: deque[_Answer] = deque()
+        self._samples: list[_Samples] = []  # no batches: their pixels would stay on the device
+        self._pending: deque[_Pending] = deque()
 
-    def look_at(self, loss: Tensor, batch: Batch, step: int) -> None:
-        """Look at the loss of a micro-batch of optimizer step `step`, counted from 1."""
-        samples = _Seen(batch.indices, batch.shard)
+    def check(self, loss: Tensor, batch: Batch, step: int) -> None:
+        """Check the loss of a micro-batch of optimizer step `step`, counted from 1."""
+        samples = _Samples(batch.indices, batch.shard)
         if self._is_deferred:
             is_bad = (~torch.isfinite(loss.detach())).to(self._is_bad.dtype)
             torch.maximum(self._is_bad, is_bad, out=self._is_bad)
@@ -165,39 +160,38 @@ class LossGuard:
             raise self._own_error(step, [samples])
 
     def protect(self, step: int) -> None:
-        """Have the optimizer skip its next update if any rank's loss of this global batch is bad."""
+        """Make the optimizer skip its next update if any rank's loss of this global batch is bad."""
         if not self._is_deferred:
             return
-        culprit = self._is_bad * (self._rank + 1)  # 0 is nobody
+        bad_rank = self._is_bad * (self._rank + 1)  # 0: none
         if is_distributed():
-            dist.all_reduce(culprit, dist.ReduceOp.MAX)
-        self._optimizer.found_inf = culprit.clamp(max=1)
-        self._pending.append(_Answer(*_to_host(torch.stack([self._is_bad, culprit])), step, self._samples))
+            dist.all_reduce(bad_rank, dist.ReduceOp.MAX)
+        self._optimizer.found_inf = bad_rank.clamp(max=1)
+        self._pending.append(_Pending(*_to_host(torch.stack([self._is_bad, bad_rank])), step, self._samples))
         self._is_bad = torch.zeros_like(self._is_bad)
         self._samples = []
         if len(self._pending) > MOST_PENDING:
             self._read()
 
     def wait(self) -> None:
-        """Read all answers: before a checkpoint is written. All ranks call it after the same step."""
+        """Read all pending flags, before a checkpoint is written. All ranks call it after the same step."""
         while self._pending:
             self._read()
 
     def _read(self) -> None:
-        answer = self._pending.popleft()
-        if answer.copied is not None:
-            answer.copied.synchronize()
-        is_own_bad, culprit = (int(value) for value in answer.values.tolist())
+        pending = self._pending.popleft()
+        if pending.copied is not None:
+            pending.copied.synchronize()
+        is_own_bad, bad_rank = (int(value) for value in pending.values.tolist())
         if is_own_bad:
-            raise self._own_error(answer.step, answer.samples)
-        if culprit:
-            raise FailedElsewhere(f"The loss is not finite in optimizer step {answer.step} on rank {culprit - 1}.")
+            raise self._own_error(pending.step, pending.samples)
+        if bad_rank:
+            raise FailedElsewhere(f"The loss is not finite in optimizer step {pending.step} on rank {bad_rank - 1}.")
 
-    def _own_error(self, step: int, samples: list[_Seen]) -> NonFiniteLoss:
-        """`samples` are those of this rank's micro-batches."""
+    def _own_error(self, step: int, samples: list[_Samples]) -> NonFiniteLoss:
         first, last = samples[0].shard, samples[-1].shard
         several = f"es {first.micro_step + 1} to" if len(samples) > 1 else ""
-        indices = [index for seen in samples for index in seen.indices.tolist()]
+        indices = [index for part in samples for index in part.indices.tolist()]
         return NonFiniteLoss(
             f"The loss is not finite in optimizer step {step} (epoch {first.epoch + 1}, micro-batch{several} "
             f"{last.micro_step + 1}) on rank {self._rank}. {HINT} Nothing of this step was applied. "
@@ -206,7 +200,7 @@ class LossGuard:
 
 
 def _to_host(value: Tensor) -> tuple[Tensor, Any]:
-    """A copy on the host, and the event after which it is there; None: it is there."""
+    """Copy a tensor to the host; return the copy, and the event after which it is complete, None on a CPU."""
     if value.device.type != "cuda":
         return value, None
     copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)

@@ -53,7 +53,7 @@ def load(
     folder = naming.find(os.fspath(run))
     if checkpoint not in ("best", "last"):
         raise ValueError(f'checkpoint={checkpoint!r} does not exist: choose "best" or "last".')
-    path = checkpoints.asked(folder, checkpoint, option='checkpoint="{}"')
+    path = checkpoints.requested(folder, checkpoint, option='checkpoint="{}"')
     devices, strategy = _trainer_settings(device)
     with _unchanged(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         saved = configuration.saved(folder, is_trusted=trust)

@@ -1,7 +1,4 @@
-"""What a network is trained for: the loss of every sample, the meaning of the outputs, and what is measured.
-
-These names are public: configurations and projects use them, and they stay where modules move.
-"""
+"""Tasks: the loss of every sample, the meaning of the outputs, and the metrics. These names are public and stay."""
 
 import lazy_loader
 

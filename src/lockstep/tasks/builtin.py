@@ -1,4 +1,4 @@
-"""The tasks that come with Lockstep: one class of several, several labels at once, numbers."""
+"""Built-in tasks: one class of several, any number of labels, and numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -16,9 +16,9 @@ from lockstep.tasks.task import SupervisedTask, mean_of_each
 class Classification(SupervisedTask):
     """One class of several: targets are class numbers int64 (B,), or (B, H, W) for outputs (B, C, H, W).
 
-    Without a `loss` it is cross-entropy of logits (B, C, ...), smoothed by `label_smoothing` in training. With
+    The default loss is cross-entropy of logits (B, C, ...), smoothed by `label_smoothing` in training. With
     `class_weights`, C numbers, a sample counts as much as its class, its smoothed part too, and the mean divides by the
-    weights. A `loss` of one's own takes the place of all three.
+    weights. A custom `loss` replaces all three.
     """
 
     takes = "class numbers int64 from 0 to {last}"
@@ -36,11 +36,11 @@ class Classification(SupervisedTask):
         ],
         label_smoothing: Annotated[Fraction, Doc("of the training loss")],
         class_weights: Annotated[
-            Sequence[NonNegative] | None, Doc("what a sample of each class counts; null = all the same")
+            Sequence[NonNegative] | None, Doc("weight of the samples of each class; null = all equal")
         ],
     ) -> None:
         super().__init__(loss=loss or F.cross_entropy)
-        self._is_own_loss = loss is not None
+        self._has_custom_loss = loss is not None
         self.label_smoothing = label_smoothing
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
         self.register_buffer("class_weights", weights, persistent=False)
@@ -50,21 +50,19 @@ class Classification(SupervisedTask):
         weights = self.class_weights
         if weights is not None and len(weights) != len(class_names):
             raise ValueError(
-                f"task.class_weights has {len(weights)} numbers, the data {len(class_names)} classes: give one for each"
+                f"task.class_weights has {len(weights)} numbers, the data {len(class_names)} classes: use one for each"
             )
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        """A loss of one's own may ignore some numbers."""
         is_alike = targets.shape[1:] == outputs.shape[2:]
-        if not is_alike or self._is_own_loss:
+        if not is_alike or self._has_custom_loss:  # which may ignore some numbers
             return _all_or_none(is_alike, targets)
         good = (targets >= 0) & (targets < outputs.shape[1])
         return _every(good) & _all_or_none(targets.dtype == torch.int64, targets)
 
     @override
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        """Of mixed images the losses of both classes, by their parts."""
         if self.class_weights is None:
             return super().losses(outputs, batch)
         values, weights = self._weighted(outputs, batch.targets)
@@ -77,7 +75,7 @@ class Classification(SupervisedTask):
 
     @override
     def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self._is_own_loss:
+        if self._has_custom_loss:
             return super().loss_of(outputs, targets)
         return mean_of_each(self._cross_entropy(outputs, targets))
 
@@ -93,7 +91,7 @@ class Classification(SupervisedTask):
 
     @override
     def scores(self, outputs: Tensor, batch: Batch) -> Sequence[Tensor]:
-        """Whether the largest logit is that of the class, float64; of a mixed image by the parts of its classes."""
+        """Return 1 where the largest logit is that of the class, else 0, float64; mixed images by their parts."""
         predicted = outputs.argmax(1)
         hits = (predicted == batch.targets).double()
         if batch.mix is not None:
@@ -103,12 +101,12 @@ class Classification(SupervisedTask):
 
     @override
     def predictions(self, outputs: Tensor) -> Tensor:
-        """The probability of every class (B, C, ...)."""
+        """Return the probability of every class (B, C, ...)."""
         return outputs.softmax(1)
 
     @override
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Probabilities, never logits: torchmetrics takes numbers within 0 and 1 for probabilities batch by batch.
+        """Return probabilities: torchmetrics decides batch by batch if numbers are logits.
 
         In float64, so that two logits that differ are no tie.
         """
@@ -132,7 +130,7 @@ class Classification(SupervisedTask):
 class Multilabel(SupervisedTask):
     """Any number of labels for each image: targets are 0 or 1 for each, (B, C), of logits (B, C).
 
-    `loss` takes logits and targets as floating-point numbers, e.g. torch's binary cross-entropy with logits.
+    `loss` takes logits and targets as floats, e.g. torch's binary cross-entropy with logits.
     """
 
     takes = "0 or 1 for each label ({count} of them)"
@@ -141,7 +139,6 @@ class Multilabel(SupervisedTask):
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        """0 and 1 may be of any dtype."""
         return _every((targets == 0) | (targets == 1)) & _all_or_none(_is_like(outputs, targets), targets)
 
     @override
@@ -150,7 +147,7 @@ class Multilabel(SupervisedTask):
 
     @override
     def predictions(self, outputs: Tensor) -> Tensor:
-        """The probability of every label (B, C)."""
+        """Return the probability of every label (B, C)."""
         return outputs.sigmoid()
 
     @override
@@ -169,7 +166,7 @@ class Multilabel(SupervisedTask):
 class Regression(SupervisedTask):
     """Numbers for each image: targets (B,) or (B, C) of outputs (B, C).
 
-    `loss` takes both as floating-point numbers of one shape, e.g. torch's squared error.
+    `loss` takes both as floats of one shape, e.g. torch's squared error.
     """
 
     takes = "a finite number for each output ({count} of them)"
@@ -177,7 +174,6 @@ class Regression(SupervisedTask):
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        """Numbers may be of any dtype."""
         return _every(targets.isfinite()) & _all_or_none(_is_like(outputs, targets), targets)
 
     @override
@@ -186,14 +182,14 @@ class Regression(SupervisedTask):
 
     @override
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Both (B,) where there is one number, else (B, C), in float64."""
-        predicted, wanted = outputs.double(), _like(outputs, batch.targets).double()
-        return (predicted.squeeze(1), wanted.squeeze(1)) if predicted.dim() == 2 else (predicted, wanted)
+        """Return both as (B,) if there is one number, else (B, C), in float64."""
+        predicted, targets = outputs.double(), _like(outputs, batch.targets).double()
+        return (predicted.squeeze(1), targets.squeeze(1)) if predicted.dim() == 2 else (predicted, targets)
 
 
 def _like(outputs: Tensor, targets: Tensor) -> Tensor:
-    """`targets` in the dtype and shape of `outputs`: (B,) for (B, 1). Raises ValueError for any other shape."""
-    if not _is_like(outputs, targets):  # torch would spread one over the other without a word
+    """Return `targets` in the dtype and shape of `outputs`: (B,) for (B, 1). Raises ValueError for other shapes."""
+    if not _is_like(outputs, targets):  # torch would silently broadcast
         raise ValueError(
             f"The network gives {tuple(outputs.shape[1:])} numbers for each sample, the data {tuple(targets.shape[1:])}"
         )
@@ -201,9 +197,8 @@ def _like(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _is_like(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether there is a target for each output: also (B,) for (B, 1)."""
-    wanted = outputs.shape[1:]
-    return targets.shape[1:] in (wanted, wanted[1:] if wanted[:1] == (1,) else wanted)
+    expected = outputs.shape[1:]
+    return targets.shape[1:] == expected or (expected[:1] == (1,) and targets.shape[1:] == expected[1:])
 
 
 def _all_or_none(is_good: bool, targets: Tensor) -> Tensor:
@@ -211,7 +206,7 @@ def _all_or_none(is_good: bool, targets: Tensor) -> Tensor:
 
 
 def _every(good: Tensor) -> Tensor:
-    """(B, ...) to (B,): whether all of each sample are good."""
+    """Return (B,) of (B, ...): True where all of a sample are good."""
     return good.flatten(1).all(1) if good.dim() > 1 else good
 
 

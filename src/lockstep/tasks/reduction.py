@@ -1,6 +1,6 @@
-"""Metrics of torchmetrics over all ranks, reduced by the states they declare: one message, whatever there are of them.
+"""Reduction of torchmetrics' metrics over all ranks, by the states they declare, in one message.
 
-torchmetrics' own way sends state by state, and hangs where a rank whose shard was empty has another number of them.
+torchmetrics' own way sends state by state, and hangs if a rank with an empty shard has another number of them.
 """
 
 import functools
@@ -16,10 +16,10 @@ from lockstep.distributed.collectives import gather_objects, is_distributed
 
 
 def prepare(key: str, metric: Metric) -> None:
-    """Have a metric keep its sums in float64, and leave the ranks to `reduce`.
+    """Make a metric keep its sums in float64, and leave the ranks to `reduce`.
 
-    Raises ValueError, which names it by `key`, for one that is a mean over the ranks: with uneven shards that is no
-    mean over the samples.
+    Raises ValueError, with its `key`, for one that averages over the ranks: with uneven shards that is no mean over the
+    samples.
     """
     _widen(key, metric)
     for part in _parts(metric):
@@ -27,14 +27,18 @@ def prepare(key: str, metric: Metric) -> None:
 
 
 def prepare_to_log(key: str, metric: Metric) -> None:
-    """The same for a metric that a module of the user's own logs: Lightning asks it for its value over all ranks."""
+    """Do the same for a metric that a custom module logs: Lightning computes it over all ranks."""
     _widen(key, metric)
+
+    def sync(part: Metric, *args: Any, **kwargs: Any) -> None:
+        reduce({"": part})
+
     for part in _parts(metric):
-        part._sync_dist = functools.partial(_reduce_part, part)
+        part._sync_dist = functools.partial(sync, part)
 
 
 def keep_wide(metric: Metric) -> None:
-    """Have metrics of single values, such as MeanMetric, take float64: whatever moves one makes it round to float32."""
+    """Make metrics of single values, such as MeanMetric, take float64: moving one resets it to float32."""
     for part in _parts(metric):
         part._dtype = torch.float64
 
@@ -44,8 +48,8 @@ def _widen(key: str, metric: Metric) -> None:
         for state, how in part._reductions.items():
             if how is dim_zero_mean:
                 raise ValueError(
-                    f"{key}: {type(part).__name__} averages its state {state!r} over the workers, which "
-                    "is not what one worker would measure: add up a sum and a count (dist_reduce_fx='sum') instead"
+                    f"{key}: {type(part).__name__} averages its state {state!r} over the workers, which differs "
+                    "from what one worker measures: add up a sum and a count (dist_reduce_fx='sum') instead"
                 )
             default = part._defaults[state]
             if isinstance(default, Tensor) and default.is_floating_point():
@@ -53,7 +57,7 @@ def _widen(key: str, metric: Metric) -> None:
 
 
 def reduce(metrics: Mapping[str, Metric]) -> None:
-    """Give every metric the states of all ranks together. Every rank must call it."""
+    """Merge the states of all ranks into every metric. Every rank must call it."""
     if not is_distributed():
         return
     parts = [part for metric in metrics.values() for part in _parts(metric)]
@@ -63,17 +67,12 @@ def reduce(metrics: Mapping[str, Metric]) -> None:
             setattr(part, state, _merged([of_rank[state] for of_rank in states], how, part.device))
 
 
-def _reduce_part(part: Metric, *args: Any, **kwargs: Any) -> None:
-    """In the place of torchmetrics' own way, with whose arguments it is called."""
-    reduce({"": part})
-
-
 def _never() -> bool:
     return False
 
 
 def _parts(metric: Metric) -> Iterator[Metric]:
-    """A metric, and those that it wraps."""
+    """Yield a metric, and those that it wraps."""
     return (part for part in metric.modules() if isinstance(part, Metric))
 
 
@@ -82,9 +81,9 @@ def _on_host(state: Any) -> Any:
 
 
 def _merged(states: list[Any], how: Any, device: torch.device) -> Any:
-    """One state of all ranks: what was collected sample by sample in rank order, sums and extremes as the metric says.
+    """Merge one state: lists in rank order, others by the metric's own function `how`.
 
-    Where it says nothing, one row of each rank: it merges them itself.
+    Without one, return one row of each rank: the metric merges them itself.
     """
     if isinstance(states[0], list):
         return [value.to(device) for state in states for value in state]

@@ -1,4 +1,4 @@
-"""Loss and metrics of a pass over a split, from any shards of it."""
+"""Loss and metrics of an evaluation, from any shards of its split."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,10 +14,12 @@ from lockstep.tasks.task import Task, checked_losses
 
 
 class Scores(nn.Module):
-    """Mean loss and metrics of one pass over a split, each sample counted once, reduced over the ranks at the end."""
+    """Mean loss and metrics of one pass over a split, each sample counted once, reduced over the ranks at the end.
+
+    It copies `metrics`, by name.
+    """
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        """`metrics` by name are copied: those given stay as they are."""
         super().__init__()
         self._metrics = {name: metric.clone() for name, metric in metrics.items()}
         self.parts = nn.ModuleList(self._metrics.values())  # so that they move to the device
@@ -26,13 +28,12 @@ class Scores(nn.Module):
         self._sums = torch.zeros(3, dtype=torch.float64)  # losses, their weights, samples
 
     def start(self, device: torch.device) -> None:
-        """Count from zero."""
         for metric in self._metrics.values():
             metric.reset()
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
 
     def update(self, task: Task, outputs: Tensor, batch: Batch) -> None:
-        """Take in the outputs for a batch that is not empty: not every metric can take an empty one."""
+        """Add the outputs for a batch, which must not be empty: not every metric can take that."""
         values, weights = checked_losses(task, outputs, batch)
         self._sums[0] += values.detach().double().sum()
         self._sums[1] += len(values) if weights is None else weights.detach().double().sum()
@@ -47,7 +48,7 @@ class Scores(nn.Module):
                 ) from error
 
     def compute(self, split: str, num_expected: int) -> dict[str, float]:
-        """The global values. Every rank must call it.
+        """Return the global values. Every rank must call it.
 
         Raises RuntimeError when a sample was lost or counted twice.
         """
@@ -59,29 +60,24 @@ class Scores(nn.Module):
         return {f"{split}/{name}": value for name, value in [("loss", loss), *self.numbers()]}
 
     def numbers(self) -> Iterator[tuple[str, float]]:
-        """What each metric says of what it knows, by name. Raises MetricError for what is no number."""
+        """Yield the value of each metric so far, a dictionary by its keys. Raises MetricError for other values."""
         for name, metric in self._metrics.items():
-            yield from _numbers(name, metric)
+            computed = metric.compute()
+            for part, value in computed.items() if isinstance(computed, dict) else [("", computed)]:
+                if not isinstance(value, Tensor | int | float) or (isinstance(value, Tensor) and value.numel() != 1):
+                    raise MetricError(
+                        f"task.metrics.{name} ({type(metric).__name__}) returns no single number: average over "
+                        "classes, or wrap it in torchmetrics.ClasswiseWrapper"
+                    )
+                yield (f"{name}_{part}" if part else name), float(value)
 
 
 class Accuracy(MulticlassAccuracy):
-    """Part of the samples, or pixels, whose most probable class is theirs; of probabilities (B, num_classes, ...)."""
+    """Fraction of samples, or pixels, whose most probable class is right; of probabilities (B, num_classes, ...)."""
 
     def __init__(self, *, num_classes: int) -> None:
-        super().__init__(num_classes, average="micro", validate_args=False)  # to validate waits for a GPU
+        super().__init__(num_classes, average="micro", validate_args=False)  # validation waits for a GPU
 
 
 class MetricError(ValueError):
-    """A metric of the configuration that cannot take what the task gives it, or gives no number."""
-
-
-def _numbers(name: str, metric: Metric) -> Iterator[tuple[str, float]]:
-    """What a metric says, by name: one number, or one for each key of a dictionary. Raises MetricError for others."""
-    computed = metric.compute()
-    for part, value in computed.items() if isinstance(computed, dict) else [("", computed)]:
-        if not isinstance(value, Tensor | int | float) or (isinstance(value, Tensor) and value.numel() != 1):
-            raise MetricError(
-                f"task.metrics.{name} ({type(metric).__name__}) gives no single number: average over classes, or wrap "
-                "it in torchmetrics.ClasswiseWrapper"
-            )
-        yield (f"{name}_{part}" if part else name), float(value)
+    """A metric of the configuration cannot be updated by the task, or returns no number."""

@@ -1,4 +1,4 @@
-"""What every task is asked for: losses sample by sample, and what the outputs of the network say."""
+"""The interface of a task: losses sample by sample, and the meaning of the outputs of the network."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -11,7 +11,7 @@ from lockstep.distributed.batch import Batch
 
 
 class Losses(NamedTuple):
-    """The loss of every sample (B,), and what each counts (B,), None where each counts 1.
+    """Losses (B,) and weights (B,) of samples; None: each has weight 1.
 
     The loss of any set of samples is the sum of `values` divided by the sum of `weights`.
     """
@@ -21,89 +21,84 @@ class Losses(NamedTuple):
 
 
 class Task(nn.Module):
-    """What a network is trained for; a task of one's own is a subclass that has `losses`.
+    """The loss, predictions and metrics of a training; a custom task is a subclass with `losses`.
 
-    `outputs` are what the network gives for the inputs of a batch of B samples; B can be 0, because a worker's shard of
-    a batch can be empty. A task never makes a mean over the batch: Lockstep sums over all workers and divides once. As
-    a module a task may have buffers and parameters: they move to the device, and parameters are trained.
+    `outputs` are those of the network for a batch of B samples; B can be 0, because a worker's shard can be empty. A
+    task never averages over the batch: Lockstep sums over all workers and divides once. A task may have buffers and
+    parameters, as any module: they move to the device, and parameters are trained.
     """
 
-    takes = (
-        "any targets"  # what `fits` looks for; {count} and {last} stand for the number of outputs and the last of them
-    )
-    named = "outputs"  # what the class names of the data are names of
-    scored: tuple[str, ...] = ()  # what `scores` gives of every sample, shown as train/<name>
-    takes_mixed = False  # whether `losses` looks at `batch.mix`, which MixUp and CutMix leave there
-    takes_flips = False  # whether mirrored images have the same target, and outputs of both can be averaged
+    takes = "any targets"  # printed if `fits` is False; {count} and {last}: the number of outputs, and that minus 1
+    named = "outputs"  # plural of the things that the class names of the data name
+    scored: tuple[str, ...] = ()  # names of the `scores`, logged as train/<name>
+    takes_mixed = False  # True if `losses` uses `batch.mix` of MixUp and CutMix
+    takes_flips = False  # True if mirrored images have the same target, and outputs of both can be averaged
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        """The loss of every sample, (B,); or the losses, already weighted, and their weights, (B,) each.
+        """Return the loss of every sample, (B,); or the losses, already weighted, and their weights, (B,) each.
 
-        The loss of the global batch is the sum of the first by the number of samples, or by the sum of the second. In
-        evaluation mode this is the loss that is reported.
+        The loss of the global batch is the sum of the losses divided by the number of samples, or by the sum of the
+        weights. In evaluation mode this is the reported loss.
         """
         raise NotImplementedError(f"{type(self).__name__} has no losses(outputs, batch)")
 
     def scores(self, outputs: Tensor, batch: Batch) -> Sequence[Tensor]:
-        """A number of every sample, (B,), for each name of `scored`: the training shows their means."""
+        """Return a number of every sample, (B,), for each name of `scored`: the training logs their means."""
         return ()
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """What the outputs say, (B, ...): probabilities or numbers, as `lockstep predict` writes them."""
+        """Return probabilities or numbers (B, ...), as `lockstep predict` writes them."""
         return outputs
 
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What metrics are updated with: predictions and targets, B > 0 of each."""
+        """Return the arguments of a metric's update: predictions and targets, B > 0 of each."""
         return self.predictions(outputs), batch.targets
 
     def metric_arguments(self, num_outputs: int) -> Mapping[str, Any]:
-        """Parameters that metrics get where they have them and the configuration does not say them."""
+        """Return defaults for those parameters of metrics that the configuration does not set."""
         return {}
 
     def columns(self, class_names: Sequence[str]) -> Sequence[str]:
-        """The heads of what `lockstep predict` writes of an image."""
+        """Return the columns that `lockstep predict` writes after the file."""
         return class_names
 
     def cells(self, predictions: Tensor, class_names: Sequence[str]) -> list[list[str]]:
-        """What `lockstep predict` writes of each of B images below the heads, of predictions (B, C)."""
+        """Return what `lockstep predict` writes in these columns for each of B images, of predictions (B, C)."""
         return [[f"{value:.6g}" for value in row] for row in predictions.tolist()]
 
     def fit_to(self, class_names: Sequence[str]) -> None:
-        """Hear once of the names of the outputs, before the training. Raises ValueError where they do not fit."""
+        """Check or use the class names of the data, once, before the training. Raises ValueError."""
 
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        """Whether each of N targets (N, ...) can be learned with outputs like these (B, ...), bool (N,).
+        """Return bool (N,): True for targets (N, ...) that can be learned with outputs like these (B, ...).
 
-        A training with others is refused.
+        A training with others is rejected.
         """
         return torch.ones(len(targets), dtype=torch.bool)
 
     def moved_targets(self, targets: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
-        """The targets of images that were cropped and mirrored: `move` does the same to any (B, C, H, W).
-
-        Targets that do not lie in the image stay what they are.
-        """
+        """Return the targets of images that were cropped and mirrored: `move` does the same to any (B, C, H, W)."""
         return targets
 
 
 def checked_losses(task: Task, outputs: Tensor, batch: Batch) -> Losses:
-    """The losses of a task. Raises ValueError where they are not one for each sample."""
-    given = task.losses(outputs, batch)
-    values, weights = given if isinstance(given, tuple) else (given, None)
-    wanted = (len(batch.indices),)
+    """Return the losses of a task. Raises ValueError unless there is one for each sample."""
+    losses = task.losses(outputs, batch)
+    values, weights = losses if isinstance(losses, tuple) else (losses, None)
+    count = len(batch.indices)
     for name, part in (("losses", values), ("weights", weights)):
-        if part is not None and tuple(part.shape) != wanted:
+        if part is not None and tuple(part.shape) != (count,):
             raise ValueError(
-                f"{type(task).__name__}.losses gives {name} of shape {tuple(part.shape)} for {wanted[0]} samples: "
-                'give one value for each, as torch\'s losses do with reduction="none", never their mean'
+                f"{type(task).__name__}.losses returns {name} of shape {tuple(part.shape)} for {count} samples: "
+                'return one value for each, as torch\'s losses do with reduction="none", never their mean'
             )
     return Losses(values, weights)
 
 
 class SupervisedTask(Task):
-    """A task whose loss is a function of outputs and targets alone; what MixUp or CutMix mixed counts by its weights.
+    """A task whose loss is a function of outputs and targets alone; samples of MixUp or CutMix by their weights.
 
-    `loss` takes (outputs, targets) and gives a value for each sample, (B,) or (B, ...), of which the mean is taken.
+    `loss` takes (outputs, targets) and returns (B,) or (B, ...), which is averaged for each sample.
     """
 
     takes_mixed = True
@@ -117,7 +112,7 @@ class SupervisedTask(Task):
         self.loss = loss
 
     def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The targets as `loss` takes them."""
+        """Return the targets as `loss` takes them."""
         return targets
 
     @override
@@ -128,10 +123,10 @@ class SupervisedTask(Task):
         return own * self.loss_of(outputs, batch.targets) + (1 - own) * self.loss_of(outputs, batch.mix.targets)
 
     def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of every sample for these targets, (B,)."""
+        """Return the loss of every sample for these targets, (B,)."""
         return mean_of_each(self.loss(outputs, self.targets(outputs, targets)))
 
 
 def mean_of_each(values: Tensor) -> Tensor:
-    """(B, ...) to (B,): the mean of what there is of each sample. A single number stays one, and is refused later."""
+    """Return the mean (B,) over each sample of (B, ...). A single number stays one, and is rejected later."""
     return values.flatten(1).mean(1) if values.dim() > 1 else values

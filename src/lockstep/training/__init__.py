@@ -1,1 +1,1 @@
-"""What every rank does: trains, evaluates, predicts or measures, from a configuration to the last collective."""
+"""The work of every rank: training, evaluation and prediction, from a configuration to the last collective."""

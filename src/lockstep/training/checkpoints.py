@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is used: the one asked for, or the newest whole one where that file is damaged.
+"""The checkpoint of a run to use: the requested one, or the newest whole one if that file is damaged.
 
 No torch: a damaged file is found before anything starts.
 """
@@ -17,35 +17,34 @@ from lockstep.runs.naming import shown
 
 
 class Chosen(NamedTuple):
-    """The checkpoint to use, None where the run has saved none; `note` says why it is not the one asked for."""
+    """The checkpoint to use, None if the run has saved none; `note` is the reason if it is not the requested one."""
 
     path: Path | None
     note: str
 
 
-def chosen(folder: RunFolder, wanted: Path) -> Chosen:
-    """The checkpoint `wanted` for, else the newest whole one of the run.
+def chosen(folder: RunFolder, path: Path) -> Chosen:
+    """Return the checkpoint at `path`, else the newest whole one of the run.
 
-    Raises ConfigError where there are checkpoints and none is whole. Changes no file.
+    Raises ConfigError if there are checkpoints and none is whole. Changes no file.
     """
-    others = [path for path in folder.checkpoints.glob("*.ckpt") if path != wanted]
-    others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    others = [other for other in folder.checkpoints.glob("*.ckpt") if other != path]
+    others.sort(key=lambda other: other.stat().st_mtime_ns, reverse=True)
     errors: list[str] = []
-    for path in (wanted, *others):
-        error = damage(path)
+    for each in (path, *others):
+        error = damage(each)
         if error is None:
-            return Chosen(path, f"{'; '.join(errors)}: {shown(path)} is used instead" if errors else "")
-        errors.append(f"{shown(path)} {error}")
-    if not wanted.exists() and not others:
+            return Chosen(each, f"{'; '.join(errors)}: using {shown(each)} instead" if errors else "")
+        errors.append(f"{shown(each)} {error}")
+    if not path.exists() and not others:
         return Chosen(None, "")
     raise ConfigError([f"{'; '.join(errors)}: put a copy of one of them back, or start a new run"])
 
 
-def asked(folder: RunFolder, name: str, *, option: str) -> Path:
-    """The checkpoint `name`, best or last, of a run that is to be used.
+def requested(folder: RunFolder, name: str, *, option: str) -> Path:
+    """Return the checkpoint `name`, best or last, of a run.
 
-    Raises FileNotFoundError where it is not there, and ValueError where it is damaged. `option` is what chooses another
-    one, with {} for its name.
+    `option` selects another one, with {} for its name. Raises FileNotFoundError, and ValueError if it is damaged.
     """
     path = folder.best_checkpoint if name == "best" else folder.last_checkpoint
     if not path.exists():
@@ -57,14 +56,14 @@ def asked(folder: RunFolder, name: str, *, option: str) -> Path:
 
 
 def named(init_from: str | None) -> Path | None:
-    """The whole checkpoint file that `init_from` names: itself, or the last one of a run. Raises ConfigError."""
+    """Return the whole checkpoint that `init_from` names: a file, or the last one of a run. Raises ConfigError."""
     if init_from is None:
         return None
     path = Path(init_from)
     if path.is_file():
-        message = damage(path)
-        if message is not None:
-            raise ConfigError([f"init_from={init_from} {message}: name another file, or a run folder"])
+        error = damage(path)
+        if error is not None:
+            raise ConfigError([f"init_from={init_from} {error}: use another file, or a run folder"])
         return path
     try:
         folder = naming.find(init_from)
@@ -72,14 +71,14 @@ def named(init_from: str | None) -> Path | None:
         raise ConfigError([f"init_from={error}"]) from error
     last = chosen(folder, folder.last_checkpoint).path
     if last is None:
-        raise ConfigError([f"init_from={init_from} has no checkpoint yet: name another run, or leave it out"])
+        raise ConfigError([f"init_from={init_from} has no checkpoint yet: use another run, or remove it"])
     return last
 
 
 def keep_initial(folder: RunFolder, init_from: str | None) -> None:
-    """Copy the checkpoint whose weights a run starts with into its folder: the other run may go on, or be removed.
+    """Copy the checkpoint `init_from` into the folder of the run: the other run may change or be removed.
 
-    What was copied before stays. Raises ConfigError where there is nothing to copy.
+    Keeps an earlier copy. Raises ConfigError if there is nothing to copy.
     """
     if folder.initial_weights.exists():
         return
@@ -90,7 +89,7 @@ def keep_initial(folder: RunFolder, init_from: str | None) -> None:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint file, None where it is whole.
+    """Return how a checkpoint file is damaged, None if it is whole.
 
     torch writes a zip archive with a checksum of every tensor. The file is read once, nothing in it is executed.
     """
@@ -101,7 +100,6 @@ def damage(path: Path) -> str | None:
         return "is not there"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
-    # what zipfile raises, depending on which byte is wrong
-    except (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, struct.error):
+    except (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, struct.error):  # depending on the wrong byte
         return "is damaged (cut short, or no checkpoint)"
-    return None if broken is None else "is damaged (a checksum is wrong)"
+    return None if broken is None else "is damaged (wrong checksum)"

@@ -1,11 +1,9 @@
-"""The images of a run, kept in its folder by name, target and split, and compared when the run is used again."""
+"""A record of the images of a run, by name, target and split, compared when the run is used again."""
 
 import gzip
 import json
 import sys
 import zlib
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from lockstep.config.errors import several
@@ -18,17 +16,15 @@ from lockstep.training.session import Session
 from lockstep.training.staging import together
 
 Record = dict[str, Any]  # class_names, and of each split its names and targets
-Rows = dict[tuple[str, int], tuple[str, Any]]  # split and target by name, and how often the name has come before
-SPLITS = ("train", "val", "test")
 
 
 def keep(here: Session, images: Splits, run: RunFolder) -> None:
-    """Record the images of a run. Every rank must call it."""
+    """Write the record of a run. Every rank must call it."""
     together(lambda: _write(run, record_of(images)) if here.rank == 0 else None)
 
 
 def compare(here: Session, images: Splits, run: RunFolder) -> None:
-    """Refuse images that are not those of the run, or print what changed where changed_data=accept.
+    """Check that images are those of the run; with changed_data=accept, print the changes instead.
 
     Every rank must call it. Raises ConfigError.
     """
@@ -51,7 +47,6 @@ def compare(here: Session, images: Splits, run: RunFolder) -> None:
 
 
 def record_of(images: Splits) -> Record:
-    """What is kept of the images: plain values."""
     parts = images.parts.items()
     return {
         "class_names": list(images.class_names),
@@ -60,45 +55,36 @@ def record_of(images: Splits) -> Record:
 
 
 def differences(before: Record, now: Record) -> list[str]:
-    """What changed from one record to another, each kind with its number and an example; empty where nothing did."""
+    """Describe each kind of change from one record to another, with a count and an example; empty without changes."""
     if before == now:
         return []
-    found = _renamed(before["class_names"], now["class_names"])
+    found: list[str] = []
+    old_classes, classes = before["class_names"], now["class_names"]
+    if old_classes != classes:
+        pairs = [f"{old} is now {new}" for old, new in zip(old_classes, classes, strict=False) if old != new]
+        counts = f"{plural(len(old_classes), 'class', 'classes')}, now {len(classes)}"
+        found.append(f"classes in their order: {several(pairs) or counts}")
     old_rows, rows = _rows(before), _rows(now)
-    both = [key for key in old_rows if key in rows]
+    both = [name for name in old_rows if name in rows]
     kinds = {
-        "added": [key for key in rows if key not in old_rows],
-        "removed": [key for key in old_rows if key not in rows],
-        "moved to another split": [key for key in both if old_rows[key][0] != rows[key][0]],
-        "with another target": [key for key in both if old_rows[key][1] != rows[key][1]],
+        "added": [name for name in rows if name not in old_rows],
+        "removed": [name for name in old_rows if name not in rows],
+        "moved to another split": [name for name in both if old_rows[name][0] != rows[name][0]],
+        "with another target": [name for name in both if old_rows[name][1] != rows[name][1]],
     }
-    for what, keys in kinds.items():
-        if keys:
-            found.append(f"{plural(len(keys), 'image')} {what}, such as {keys[0][0]}")
-    return found or ["the order of its images"]
+    found += [f"{plural(len(names), 'image')} {kind}, such as {names[0]}" for kind, names in kinds.items() if names]
+    return found or ["the order of its images, or how often one is listed"]
 
 
-def _renamed(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """How the classes changed, which the outputs of a network go by in their order; empty where they did not."""
-    if list(before) == list(now):
-        return []
-    pairs = [f"{old} is now {new}" for old, new in zip(before, now, strict=False) if old != new]
-    counts = f"{plural(len(before), 'class', 'classes')}, now {len(now)}"
-    return [f"classes in their order: {several(pairs) or counts}"]
-
-
-def _rows(record: Record) -> Rows:
-    classes: Sequence[str] = record["class_names"]
-    rows: Rows = {}
-    times: Counter[str] = Counter()
-    for split in SPLITS:
+def _rows(record: Record) -> dict[str, tuple[str, Any]]:
+    """Return split and target, a class by its name, of each image."""
+    classes = record["class_names"]
+    rows: dict[str, tuple[str, Any]] = {}
+    for split in ("train", "val", "test"):
         names, targets = record[split]["names"], record[split]["targets"]
-        for position, name in enumerate(names):
-            target = targets[position] if targets else None  # a Dataset has them in its samples
-            if isinstance(target, int) and 0 <= target < len(classes):
-                target = classes[target]
-            rows[name, times[name]] = (split, target)
-            times[name] += 1
+        for name, target in zip(names, targets or [None] * len(names), strict=True):  # a Dataset has no targets here
+            is_class = isinstance(target, int) and 0 <= target < len(classes)
+            rows[name] = (split, classes[target] if is_class else target)
     return rows
 
 
@@ -108,14 +94,12 @@ def _write(run: RunFolder, record: Record) -> None:
 
 
 def _read(run: RunFolder) -> Record | None:
-    """The record of a run; None without one. Raises ValueError where it is damaged."""
+    """Read the record of a run; None without one. Raises ValueError if it is damaged."""
     try:
-        record = json.loads(gzip.decompress(run.images.read_bytes()))
-        _rows(record)
+        return json.loads(gzip.decompress(run.images.read_bytes()))
     except FileNotFoundError:
         return None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ValueError(
             f"{shown(run.images)} cannot be read ({error}): delete it, and add changed_data=accept"
         ) from error
-    return record

@@ -1,4 +1,4 @@
-"""Loss and metrics of a trained network on a split, by any number of workers."""
+"""Evaluation: loss and metrics of a trained network on a split, by any number of workers."""
 
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ def evaluate(
     settings = validation.check_tree(config)
     with session.opened(folder, settings, world) as here:
         data = assembly.image_data(here, RunFolder(Path(run)))
-        module, first = assembly.module_to_evaluate(here, assembly.image_format(data))
+        module, first = assembly.module_to_evaluate(here, data)
         trainer = assembly.lightning_trainer(here, module, callbacks=first, logger=False, enable_checkpointing=False)
         step = "test_step" if split == "test" else "validation_step"
         if not is_overridden(step, module):
-            raise errors.ConfigError([f"module._target_={settings.module.target} has no {step}: give it one"])
+            raise errors.ConfigError([f"module._target_={settings.module.target} has no {step}: add one"])
         measure = trainer.test if split == "test" else trainer.validate
         measure(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
         if here.rank == 0:

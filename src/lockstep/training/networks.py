@@ -1,68 +1,138 @@
-"""Networks before their training: what they bring along, and what they must not do."""
+"""The network of a run with its task, optimizer, schedule and layout, built from the configuration."""
 
 import contextlib
 import copy
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import nn
+from torchmetrics.metric import Metric
 
-from lockstep.config import build
+from lockstep.config import build, signatures
 from lockstep.config.errors import ConfigError, one_line, shown
 from lockstep.config.schema import Config
+from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.partition import Shard
-from lockstep.distributed.rng import drawing_layer, replace_dropout
-from lockstep.models.classifier import ImageFormat
+from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
+from lockstep.models import layout
+from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.layout import Layout
 from lockstep.models.libraries import Origin
+from lockstep.models.parameter_groups import ParameterRule, rule_of
+from lockstep.models.schedules import Schedule
+from lockstep.tasks import reduction
+from lockstep.tasks.task import Task
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 
-FAR_BELOW = 4  # times smaller than what a network was made for: few or no pixels are left of its last maps
+COMPILE_MODES = {False: None, True: "default", "reduce-overhead": "reduce-overhead"}
+MUCH_SMALLER = 4  # times smaller than the images a network was made for: its last maps have few pixels left
 
 
-def origin(net: nn.Module) -> Origin:
-    """What a network brings along; of most networks nothing."""
-    found = getattr(net, "origin", None)
-    return found if isinstance(found, Origin) else Origin()
+def classifier(
+    session: Session, image_format: ImageFormat, *, total_steps: int, is_trained: bool = False
+) -> Classifier:
+    """Build the network of the run for `total_steps` of training; initial weights depend on the seed alone.
 
-
-def normalized(net: nn.Module, image_format: ImageFormat) -> ImageFormat:
-    """The format of the images, normalized as the weights of the network want them where it says so."""
-    brought = origin(net)
-    if brought.mean is None or brought.std is None:
-        return image_format
-    return image_format._replace(mean=brought.mean, std=brought.std)
-
-
-def load_weights(session: Session, net: nn.Module) -> None:
-    """Give the network of a new run the weights it brings along, on rank 0; the others get them when DDP begins.
-
-    Every rank must call it. Raises ConfigError on all ranks where the weights cannot be had.
+    Every rank must call it. Raises ConfigError.
     """
-    load = origin(net).load
+    config = session.config
+    torch.manual_seed(seed_of(config.seed, "weights"))
+    shape, num_outputs = image_format.image_shape, len(image_format.class_names)
+    with build.answering(config, "model"):
+        net = build.build(config.model, in_channels=shape[0], num_classes=num_outputs)
+    with build.answering(config, "task"):
+        task: Task = build.build(config.task)
+        task.fit_to(image_format.class_names)
+        measured = _metrics(config, task, num_outputs)
+    rules = _parameter_rules(config, net, task)
+    origin = _origin(net)
+    if is_trained:
+        refuse_draws(config, net, shape)
+        if origin.image_size and min(shape[1:]) * MUCH_SMALLER < origin.image_size:
+            _print_small_images(session, origin.image_size, min(shape[1:]))
+        with build.answering(config, "optimizer"):
+            optimizer = build.build(config.optimizer)(list(net.parameters()))
+        with build.answering(config, "scheduler"):
+            _schedule(config).of(optimizer, total_steps)
+    if origin.mean is not None and origin.std is not None:
+        image_format = image_format._replace(mean=origin.mean, std=origin.std)
+    with build.answering(config, "model"):
+        module = Classifier(
+            net,
+            task,
+            measured=measured,
+            image_format=image_format,
+            optimizer=build.build(config.optimizer),
+            scheduler=_schedule(config),
+            rules=rules,
+            total_steps=total_steps,
+            accumulate_grad_batches=config.trainer.accumulate_grad_batches,
+            gradient_clip_norm=config.trainer.gradient_clip_norm,
+            uses_bfloat16=session.precision == "bfloat16",
+            layout=_layout(session, net, is_trained=is_trained),
+            compile_mode=COMPILE_MODES[config.compile],
+            has_flip_test=config.flip_test,
+            seed=config.seed,
+            log_every_n_steps=config.trainer.log_every_n_steps,
+        )
+    # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
+    return module.double() if session.precision == "float64" else module
+
+
+def load_initial(module: Classifier, checkpoint: Path, init_from: str) -> None:
+    """Load the state dict of a checkpoint into the network of a new run.
+
+    Raises ConfigError if it is of another network or of other classes.
+    """
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    hint = "choose model=... and data=... of that run, or remove init_from"
+    names = zip(saved["image_format"]["class_names"], module.image_format.class_names, strict=False)
+    for there, here in names:
+        if there != here:
+            raise ConfigError([f"init_from={init_from} was trained for other classes, {there!r} for {here!r}: {hint}"])
+    try:
+        module.load_state_dict(saved["state_dict"])
+    except RuntimeError as error:  # a line for each weight
+        first = str(error).splitlines()[1].strip().rstrip(".")
+        raise ConfigError([f"init_from={init_from} is of another network ({first}): {hint}"]) from error
+
+
+def load_pretrained(session: Session, net: nn.Module) -> None:
+    """Load the pretrained weights of the network of a new run on rank 0; DDP broadcasts them.
+
+    Every rank must call it. Raises ConfigError on all ranks if the weights are not available.
+    """
+    load = _origin(net).load
     if load is not None:
         together(lambda: _loaded(session.config, load) if session.rank == 0 else None)
 
 
 def _loaded(config: Config, load: Callable[[], None]) -> None:
-    """Raise ValueError for any Exception of a custom `load`."""
     try:
         with torch.random.fork_rng(devices=[]):
             load()
-    except Exception as error:
+    except Exception as error:  # of a library or of custom code
         pretrained = config.model.arguments().get("pretrained")
-        where = f"_target_={config.model.target}" if pretrained is None else f"pretrained={shown(pretrained)}"
+        key = f"_target_={config.model.target}" if pretrained is None else f"pretrained={shown(pretrained)}"
         text = f"{type(error).__name__}: {one_line(error)}"
-        hint = "give a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
-        raise ValueError(f"model.{where}: the weights cannot be had ({text}): {hint}") from error
+        hint = "use a file of weights for this network, model.pretrained=weights.pth, or model.pretrained=false"
+        raise ValueError(f"model.{key}: cannot load the weights ({text}): {hint}") from error
+
+
+def _origin(net: nn.Module) -> Origin:
+    found = getattr(net, "origin", None)
+    return found if isinstance(found, Origin) else Origin()
 
 
 def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Raise ConfigError where a training pass draws random numbers in a way that would depend on the rank.
+    """Raise ConfigError if a layer draws random numbers by a function: they would depend on the rank.
 
-    Tried on a copy of the network, by two images. A network that cannot be copied, or does not run on a CPU, is left to
-    the first step.
+    It tries a copy of the network with two images. A network that cannot be copied, or does not run on a CPU, is not
+    checked.
     """
     if config.model.target == "lockstep.models.ResNet18":
         return
@@ -77,13 +147,77 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
             raise ConfigError([f"{error}, so that they depend on the worker: {hint}"])
 
 
-def tell_of_size(session: Session, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Say on rank 0 where images are far smaller than those the network was made for."""
-    made_for, side = origin(net).image_size, min(image_shape[1:])
-    if made_for is not None and side * FAR_BELOW < made_for and session.rank == 0 and not session.config.silent:
+def _print_small_images(session: Session, expected: int, side: int) -> None:
+    if session.rank == 0 and not session.config.silent:
         print(
-            f"The network was made for images of {made_for} pixels, these have {side}: larger ones (data.image_size of "
-            "an image_folder), or a network for small ones (model=resnet18), will be better.",
+            f"The network was made for images of {expected} pixels, these have {side}. Larger images (data.image_size "
+            "of an image_folder) or a network for small ones (model=resnet18) will work better.",
             file=sys.stderr,
             flush=True,
         )
+
+
+def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
+    """Build the metrics by name, with those arguments of the task that they take."""
+    metrics: dict[str, Metric] = {}
+    for name, section in config.task.metrics.items():
+        if section is None:
+            continue
+        signature = signatures.find(section.target)
+        taken = signature.names if signature is not None else ()
+        known = {**task.metric_arguments(num_outputs), **section.arguments()}
+        try:
+            metric = build.build(section, **{key: value for key, value in known.items() if key in taken})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"task.metrics.{name}._target_={section.target}: {one_line(error)}") from error
+        if not isinstance(metric, Metric):
+            raise TypeError(f"task.metrics.{name}._target_={section.target} is no metric of torchmetrics")
+        reduction.prepare(f"task.metrics.{name}", metric)
+        metrics[name] = metric
+    return metrics
+
+
+def _schedule(config: Config) -> Schedule:
+    return Schedule(build.build(config.scheduler), config.scheduler.interval, *build.monitored(config))
+
+
+def _parameter_rules(config: Config, net: nn.Module, task: nn.Module) -> list[ParameterRule]:
+    """Build the rules of `parameters`. Raises ConfigError for one without effect, and if nothing is trained."""
+    sections = {name: section for name, section in config.parameters.items() if section is not None}
+    rules = [ParameterRule(name, **section.model_dump()) for name, section in sections.items()]
+    found = list(_rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")])))
+    if found:
+        raise ConfigError(found)
+    return rules
+
+
+def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]) -> Iterator[str]:
+    for rule in rules:
+        key = f"parameters.{rule.name}.pattern={rule.pattern}"
+        found = [name for name in parameters if re.search(rule.pattern, name)]
+        own = [name for name in found if rule_of(name, rules) is rule]
+        if not found:
+            parts = dict.fromkeys(name.partition(".")[0] for name in parameters)
+            yield f"{key} matches no parameter: the network has {', '.join(parts)}"
+        elif not own:
+            first = rule_of(found[0], rules).name
+            yield f"{key} matches only what parameters.{first} matches before it: put it first"
+        elif rule.weight_decay and all(parameters[name].ndim <= 1 for name in own):
+            yield f"{key} matches norms and biases only, which are not decayed: remove its weight_decay"
+    if not any(p.requires_grad and rule_of(name, rules).frozen_epochs is not None for name, p in parameters.items()):
+        yield "parameters freezes the whole network permanently: leave something to train"
+
+
+def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
+    """Choose the layout of the network, the same on every rank: DDP adds up gradients as they lie in memory."""
+    faulty = None
+    if session.device.type == "cpu" and torch.backends.mkldnn.is_available():
+        has_avx512 = torch.cpu.get_capabilities().get("avx512_f")
+        num_written = layout.AVX512_NUMBERS if has_avx512 else layout.AVX2_NUMBERS
+        faulty = layout.faulty_convolution(net, session.precision, num_written)
+    faulty = next(filter(None, gather_objects(faulty)), None)
+    memory_format = session.config.trainer.memory_format
+    if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
+        error = f"trainer.memory_format=channels_last: oneDNN crashes in the gradient of {faulty} on this CPU, or"
+        raise ConfigError([f"{error} computes a wrong one: use trainer.memory_format=auto"])
+    return layout.chosen(memory_format, faulty)

@@ -1,4 +1,4 @@
-"""A LightningModule of the user's own, made from the configuration, with the callback that belongs to it."""
+"""A custom LightningModule, built from the configuration, with its companion callback."""
 
 import hashlib
 import inspect
@@ -25,12 +25,11 @@ LIBRARIES = ("builtins", "lightning", "lockstep", "timm", "torch", "torchmetrics
 
 
 def made(session: Session, images: ImageFormat, *, total_steps: int) -> tuple[L.LightningModule, Companion]:
-    """The LightningModule of the user's own, with what it asks for, and the callback that belongs to it.
+    """Build the custom LightningModule, with those standard arguments that it takes, and its companion.
 
-    Every rank must call it. Raises ConfigError for one that cannot be made, or whose norms or draws cannot be exact.
+    Every rank must call it. Raises ConfigError if it cannot be built, or its norms or draws cannot be exact.
     """
     config = session.config
-    name = f"module._target_={config.module.target}"
     shape, num_classes = images.image_shape, len(images.class_names)
     torch.manual_seed(seed_of(config.seed, "weights"))
     known: dict[str, Callable[[], Any]] = {
@@ -41,9 +40,9 @@ def made(session: Session, images: ImageFormat, *, total_steps: int) -> tuple[L.
         "total_steps": lambda: total_steps,
     }
     signature = signatures.find(config.module.target)
-    asked = [name for name in known if signature is not None and name in signature.names]
+    taken = [name for name in known if signature is not None and name in signature.names]
     with build.answering(config, "module"):
-        module = build.build(config.module, **{name: known[name]() for name in asked})
+        module = build.build(config.module, **{name: known[name]() for name in taken})
         if not isinstance(module, L.LightningModule):
             raise TypeError("it is no LightningModule of lightning")
         refuse_inexact_norms(module)
@@ -57,14 +56,11 @@ def made(session: Session, images: ImageFormat, *, total_steps: int) -> tuple[L.
         if section is not None and section.arguments().get("monitor") is not None
     }
     module = module.double() if session.precision == "float64" else module
-    return module, Companion(name, dropouts, watched)
+    return module, Companion(f"module._target_={config.module.target}", dropouts, watched)
 
 
 def digest(config: Config, module: L.LightningModule) -> str:
-    """A code of what a module computes with: its settings and its network's, and the files that its classes are in.
-
-    Files of libraries are left out, and what those files import: Lockstep is named by its version.
-    """
+    """Hash the settings of a module and its network, and the source files of their classes, without libraries."""
     tree = storage.to_tree(config)
     found = hashlib.sha256(json.dumps([__version__, tree["module"], tree["model"]], sort_keys=True).encode())
     classes = {each for part in module.modules() for each in type(part).__mro__}

@@ -1,4 +1,4 @@
-"""The number format that a run computes in, on what it finds."""
+"""The number format that a run computes in, chosen for its device."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,30 +10,30 @@ from lockstep.config import errors
 from lockstep.config.schema import Config
 
 AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
-# bfloat16 is the classifier's own autocast, around the network alone
-LIGHTNING_PRECISION = {"bfloat16": "32-true", "tf32": "32-true", "float32": "32-true", "float64": "64-true"}
 
 
 def lightning_precision(precision: str, *, is_own: bool) -> str:
-    """What Lightning is told; bfloat16 of a module of the user's own (`is_own`) is its own, around the whole step."""
-    return "bf16-mixed" if precision == "bfloat16" and is_own else LIGHTNING_PRECISION[precision]
+    """Return Lightning's name. Its bfloat16 is for custom modules (`is_own`): the classifier has an autocast."""
+    if precision == "float64":
+        return "64-true"
+    return "bf16-mixed" if precision == "bfloat16" and is_own else "32-true"
 
 
 def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
-    """The precision to compute in, and why. Raises ConfigError for one that the device does not have."""
+    """Return the precision to compute in, and the reason. Raises ConfigError if the device does not have it."""
     precision, unit = config.trainer.precision, bfloat16_unit(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
-    if precision == "tf32" and unit is None:  # GPUs got both at once
+    if precision == "tf32" and unit is None:  # both came with the same GPUs
         raise errors.ConfigError([f"trainer.precision=tf32, but {name} has no TF32: use float32"])
     if precision == "tf32":
-        return precision, f"as asked: float32, of which {name} multiplies 11 of 24 bits"
+        return precision, f"as set: float32, of which {name} multiplies 11 of 24 bits"
     if precision != "auto":
-        return precision, "as asked"
+        return precision, "as set"
     return ("bfloat16", f"{name} has {unit}") if unit else ("float32", f"{name} has no bfloat16 arithmetic")
 
 
 def bfloat16_unit(device: torch.device) -> str | None:
-    """What of a device computes bfloat16; None where nothing does."""
+    """Return the name of the unit of a device that computes bfloat16; None without one."""
     if device.type == "cuda":
         return "tensor cores" if torch.cuda.get_device_capability(device) >= AMPERE else None
     flags = torch.cpu.get_capabilities()
@@ -41,10 +41,10 @@ def bfloat16_unit(device: torch.device) -> str | None:
 
 
 def set_tf32(is_on: bool) -> None:
-    """Whether float32 products and convolutions of this process may round their factors to TF32.
+    """Let float32 products and convolutions of this process round their factors to TF32, or not.
 
-    torch lets convolutions do so from the start. It has two kinds of switches, and raises where one kind is read after
-    the other was set. Lightning 2.6 and torch's compiler read the older, so the newer are reset (torch 2.15).
+    torch allows it for convolutions by default. It has two kinds of switches, and raises if one kind is read after the
+    other was set. Lightning 2.6 and torch's compiler read the older, so the newer are reset (torch 2.15).
     """
     torch.backends.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
     torch.backends.cudnn.fp32_precision = "none"
@@ -54,16 +54,15 @@ def set_tf32(is_on: bool) -> None:
 
 @contextlib.contextmanager
 def float32_kept() -> Iterator[None]:
-    """Have torch multiply float32 after the block as before it; see `set_tf32`.
+    """Restore after the block how torch multiplies float32; see `set_tf32`.
 
-    torch has older and newer switches for that. It raises where an older one is read after the newer were set to what
-    it cannot say; then nobody reads it, and the newer ones are all there is to put back.
+    Older switches that torch refuses to read are skipped.
     """
     cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
-    # a part comes after what it is part of
-    places: list[Any] = [torch.backends, cudnn, cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]  # pyright: ignore[reportAttributeAccessIssue]
-    places += [mkldnn, mkldnn.conv, mkldnn.matmul, mkldnn.rnn]  # pyright: ignore[reportAttributeAccessIssue]
-    before = [place.fp32_precision for place in places]
+    # parts come after what contains them
+    switches: list[Any] = [torch.backends, cudnn, cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]  # pyright: ignore[reportAttributeAccessIssue]
+    switches += [mkldnn, mkldnn.conv, mkldnn.matmul, mkldnn.rnn]  # pyright: ignore[reportAttributeAccessIssue]
+    before = [switch.fp32_precision for switch in switches]
     convolutions: bool | None = None
     products: str | None = None
     with contextlib.suppress(RuntimeError):
@@ -77,5 +76,5 @@ def float32_kept() -> Iterator[None]:
             torch.set_float32_matmul_precision(products)
         if convolutions is not None:
             cudnn.allow_tf32 = convolutions  # pyright: ignore[reportAttributeAccessIssue]
-        for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision

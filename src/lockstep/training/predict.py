@@ -1,4 +1,4 @@
-"""What a network says of images, each predicted once, in order, by any number of workers."""
+"""Prediction: each image once, in order, by any number of workers."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.system.wording import plural
-from lockstep.training import assembly, data_record, session
+from lockstep.training import assembly, data_record, networks, session
 from lockstep.training.session import Session
 from lockstep.training.staging import readable
 
@@ -37,11 +37,10 @@ def predict(
     output: str,
     is_strict: bool,
 ) -> int:
-    """Write the name of every image of `source` and what the task says of it to the CSV file `output`.
+    """Write the name and the prediction of every image of `source` to the CSV file `output`. Returns the exit code.
 
-    `source` is a folder or an image file, or `val` or `test` of the data that `run` was trained on. Files of a folder
-    that cannot be read are left out, listed on standard error, and make the exit code 1; where it `is_strict`, nothing
-    is written then.
+    `source` is a folder or an image file, or `val` or `test` of the data of `run`. Unreadable files of a folder are
+    skipped, listed on standard error, and make the exit code 1; if `is_strict`, nothing is written then.
     """
     broken: list[str] = []
     settings = validation.check_tree(config)
@@ -50,8 +49,7 @@ def predict(
         module = loaded(here, Path(checkpoint))
         image_format = module.image_format
         images = _images(here, RunFolder(Path(run)), source, image_format, None if is_strict else broken)
-        rows = _predicted(here, module, images)
-        gathered = sorted(row for shard in gather_objects(rows) for row in shard)
+        gathered = sorted(row for shard in gather_objects(_predicted(here, module, images)) for row in shard)
         if [index for index, _ in gathered] != list(range(len(images))):
             raise RuntimeError(f"{len(images)} images, but {len(gathered)} predictions: some are lost or double.")
         if here.rank == 0:
@@ -61,34 +59,34 @@ def predict(
             with atomic_file(Path(output)) as file:
                 file.write(csv_text(table).encode(errors="surrogateescape"))  # a file name need not be UTF-8
             print(f"{plural(len(gathered), 'prediction')} in {output}", flush=True)
-            if broken:  # what a failed job has on record is printed
+            if broken:  # the command prints a recorded failure
                 count = f"{len(broken)} of {plural(len(images) + len(broken), 'image')} cannot be read and are left out"
                 folder.record_failure("\n".join([*broken, f"{count}; --strict writes nothing then\n"]))
     return EXIT_FAILED if broken else 0
 
 
 def refuse_own_module(config: Config, who: str) -> None:
-    """Raise ConfigError where a LightningModule of the user's own was trained, which has no task that predicts."""
+    """Raise ConfigError for a run of a custom LightningModule, which has no task that predicts."""
     if config.has_own_module:
-        error = f"{who} asks a task for its predictions, and module._target_={config.module.target} has none"
-        raise errors.ConfigError([f"{error}: load its checkpoint by Lightning"])
+        error = f"{who} needs the predictions of a task, and module._target_={config.module.target} has none"
+        raise errors.ConfigError([f"{error}: load its checkpoint with Lightning"])
 
 
 def loaded(here: Session, checkpoint: Path) -> Classifier:
-    """The network of a checkpoint on the device of this process, ready to predict. Every rank must call it."""
+    """Load the network of a checkpoint on the device of this process, ready to predict. Every rank must call it."""
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    module = assembly.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
+    module = networks.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
     module.load_state_dict(saved["state_dict"])
     return module.to(here.device).eval()
 
 
 def background_of(config: Config) -> str:
-    """What the run laid transparent pixels on; white where it was not trained on image files."""
+    """Return the background of transparent pixels in the run; white if it was not trained on image files."""
     return config.data.arguments().get("background", "white")
 
 
 def predictions(module: Classifier, inputs: Tensor) -> Tensor:
-    """What the task says of inputs (B, C, H, W), which are what `Classifier` takes: (B, ...), on its device."""
+    """Return the task's predictions (B, ...) for inputs (B, C, H, W) of the `Classifier`, on its device."""
     with torch.inference_mode():
         return module.task.predictions(module(inputs.to(module.device)))
 
@@ -109,8 +107,7 @@ def _images(here: Session, run: RunFolder, source: str, image_format: ImageForma
 
 
 def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[int, list[str]]]:
-    """(index, what is written of it) of this rank's shard. Raises ConfigError where that is no row of numbers."""
-    class_names = module.image_format.class_names
+    """Return index and cells of each image of this rank's shard. Raises ConfigError unless they are rows of numbers."""
     batches = GlobalBatches(
         len(images),
         global_batch_size=here.config.eval_batch_size,
@@ -129,5 +126,5 @@ def _predicted(here: Session, module: Classifier, images: Images) -> list[tuple[
             error = f"{here.config.task.target} predicts values of shape {tuple(predicted.shape[1:])} for each image"
             hint = "use lockstep.load in Python"
             raise errors.ConfigError([f"{error}, and lockstep predict writes rows of numbers: {hint}"])
-        rows += zip(indices.tolist(), module.task.cells(predicted, class_names), strict=True)
+        rows += zip(indices.tolist(), module.task.cells(predicted, module.image_format.class_names), strict=True)
     return rows

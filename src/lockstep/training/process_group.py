@@ -1,13 +1,11 @@
-"""How the ranks of a run find each other, and the process group that they form."""
+"""The process group of a run, and how its ranks find each other."""
 
 import contextlib
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -27,15 +25,13 @@ from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 
-PATIENCE_S = 5.0  # after which torch's own limit should have ended a wait
-
 
 def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
     """Enter the process group of the job, unless this process is in it already.
 
-    Processes of srun meet where rank 0 says in `folder`, which all of them can read; without one, on a port that
-    follows from the numbers of job and step. Raises ConfigError when this machine lacks the network asked for, or the
-    port is taken.
+    Processes of srun meet at the address that rank 0 writes into `folder`, which all of them can read; without one, on
+    a port that follows from the numbers of job and step. Raises ConfigError if this machine lacks the network of
+    strategy.interface, or the port is taken.
     """
     if dist.is_initialized():
         return
@@ -52,18 +48,17 @@ def join(config: Config, world: World, folder: RunFolder | None = None) -> None:
             rank=world.rank,
             world_size=world.world_size,
             timeout=timeout,
-            device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns that it does
+            device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns
         )
-        collectives.connect(timeout)  # all are in: the place to meet is needed no more
+        collectives.connect(timeout)  # all have joined: the meeting can end
 
 
 def shared_folder(
     make: Callable[[], RunFolder], config: Config, world: World, known: RunFolder | None = None
 ) -> RunFolder:
-    """The run folder rank 0 makes, on every rank an outer launcher started: each composed its own configuration.
+    """Return, on every rank of an outer launcher, the run folder that rank 0 makes; the ranks meet in `known`, if any.
 
-    Where it is `known` before, the ranks meet there.
-    Raises ConfigError when the ranks do not agree, before the folder is made, and when `make` does.
+    Raises ConfigError if the configurations of the ranks differ, before the folder is made, and when `make` does.
     """
     join(config, world, known)
     agree(config, world.world_size)
@@ -79,11 +74,20 @@ def shared_folder(
     return RunFolder(Path(path))
 
 
-def chosen_device(config: Config, gpus: tuple[int, ...], world: World | None) -> torch.device:
-    """The device of this process, made torch's current one."""
+def agree(config: Config, world_size: int) -> None:
+    """Check that all ranks have the same configuration and world size. Raises ConfigError on all ranks."""
+    mine = (storage.fingerprint(config), world_size)
+    for rank, other in enumerate(gather_objects(mine)):
+        if other != mine:
+            error = f"rank {rank} has another configuration or world size, {other}, than this process, {mine}: "
+            raise ConfigError([error + "start every process with the same command and the same files"])
+
+
+def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.device:
+    """Return the device of this process, made torch's current one."""
     if not gpus:
         return torch.device("cpu")
-    number = gpus[world.local_rank if world is not None else 0]
+    number = gpus[world.local_rank]
     if torch.cuda.device_count() <= number:
         raise RuntimeError(
             f"trainer.devices={config.trainer.devices}: torch {torch.__version__} finds {torch.cuda.device_count()} "
@@ -94,9 +98,9 @@ def chosen_device(config: Config, gpus: tuple[int, ...], world: World | None) ->
 
 
 class JoinedEnvironment(LightningEnvironment):
-    """The ranks of a process that is in its process group already.
+    """The rank of a process that is in its process group already.
 
-    Lightning's own environments read the launcher's variables again, each with rules of its own (SLURM's refuses
+    Lightning's own environments read the launcher's variables again, each with rules of its own (SLURM's rejects
     `srun --ntasks`), and requeue a job inside a signal handler.
     """
 
@@ -113,11 +117,11 @@ class JoinedEnvironment(LightningEnvironment):
 
     @override
     def set_world_size(self, size: int) -> None:
-        """Leave it: the launcher has set it."""
+        """Keep the launcher's."""
 
     @override
     def set_global_rank(self, rank: int) -> None:
-        """Leave it: the launcher has set it, in whatever order of nodes."""
+        """Keep the launcher's, whose nodes may be in any order."""
 
     @override
     def local_rank(self) -> int:
@@ -129,17 +133,17 @@ class JoinedEnvironment(LightningEnvironment):
 
     @override
     def teardown(self) -> None:
-        """Leave the variables of the launcher, which Lightning's own removes."""
+        """Keep the launcher's variables, which Lightning's own removes."""
 
 
 def _choose_network(config: Config, world: World) -> None:
-    """Tell gloo and NCCL, which read the environment when the process group is made, what to talk over."""
+    """Set the variables that gloo and NCCL read when the process group is made."""
     errors = workers.interface_errors(config)
     if errors:
         raise ConfigError(errors)
     name = config.strategy.interface
     if name is not None:
-        # to NCCL eth1 is also eth10, but =eth1 is not
+        # for NCCL eth1 matches eth10, too, and =eth1 does not
         os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=f"={name}")
     elif world.is_on_one_machine:  # else gloo listens on the network of the host name
         for loopback in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
@@ -149,7 +153,7 @@ def _choose_network(config: Config, world: World) -> None:
 
 @contextlib.contextmanager
 def _meeting(world: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[TCPStore | None]:
-    """The store through which the ranks find each other; None: torchrun has it, torch's own variables say where."""
+    """Open the store through which the ranks find each other; None: torchrun has one, at torch's own variables."""
     if world.address is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         yield None
     elif world.address is None:
@@ -170,11 +174,10 @@ def _meeting(world: World, folder: RunFolder | None, timeout: timedelta) -> Iter
 
 
 def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
-    """A store that rank 0 holds open, on a free port where `port` is 0."""
+    """Open the store of rank 0, or connect to it; rank 0 takes a free port if `port` is 0."""
     try:
         listener = _listener(host, port, world) if world.rank == 0 else None
-        store = partial(
-            TCPStore,
+        return TCPStore(
             host,
             listener.getsockname()[1] if listener else port,
             is_master=world.rank == 0,
@@ -182,10 +185,6 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
             wait_for_workers=False,
             master_listen_fd=listener.detach() if listener else None,
         )
-        # in a thread: a process that is frozen accepts connections, and torch waits for its answer without a limit
-        return ThreadPoolExecutor(1).submit(store).result(timeout.total_seconds() + PATIENCE_S)
-    except TimeoutError as error:
-        raise dist.DistStoreError(f"the store of rank 0 does not answer at {host}:{port}") from error
     except (OSError, dist.DistNetworkError) as error:
         if "address already in use" not in str(error).lower():
             raise
@@ -194,11 +193,9 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
 
 
 def _listener(host: str, port: int, world: World) -> socket.socket | None:
-    """The socket that rank 0 was given, or one on the address of `host` alone.
+    """Return the socket given to rank 0, or one on the address of `host` alone.
 
-    None, for all addresses, where only this machine knows that one.
-
-    Debian gives the name of a machine to 127.0.1.1 in its own /etc/hosts.
+    None, for all addresses, if only this machine resolves `host` so: Debian maps its own name to 127.0.1.1.
     """
     if world.listener is not None:
         return socket.socket(fileno=world.listener)
@@ -208,34 +205,25 @@ def _listener(host: str, port: int, world: World) -> socket.socket | None:
 
 
 def _own_name() -> str:
-    """The name by which other machines find this one."""
+    """Return the name by which other machines find this one; loopback without one, which has no other machines."""
     try:
         socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:  # then there can be no others
+    except OSError:
         return "127.0.0.1"
     return socket.gethostname()
 
 
 def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
-    """Host and port that rank 0 writes to a file."""
+    """Wait for the file of rank 0, and return its host and port."""
     deadline = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < deadline:
-        # looking at the folder has NFS ask its server, else it says for a minute that the file is not there
+        # listing the folder makes NFS query its server; it caches for a minute that the file does not exist
         if path.name in os.listdir(path.parent):
             with contextlib.suppress(FileNotFoundError):
                 host, port = path.read_text().split()
                 return host, int(port)
         time.sleep(0.1)
     raise TimeoutError(
-        f"{path} is not there after {timeout.total_seconds():.0f} s (strategy.timeout_s): rank 0 has not started, or "
+        f"{path} does not exist after {timeout.total_seconds():.0f} s (strategy.timeout_s): rank 0 has not started, or "
         "the run folder is not on a disk that all nodes share"
     )
-
-
-def agree(config: Config, world_size: int) -> None:
-    """Every rank was given the same configuration and world size. Raises ConfigError on all ranks where not."""
-    mine = (storage.fingerprint(config), world_size)
-    for rank, other in enumerate(gather_objects(mine)):
-        if other != mine:
-            error = f"rank {rank} has another configuration or world size, {other}, than this process, {mine}: "
-            raise ConfigError([error + "start every process with the same command and the same files"])

@@ -1,4 +1,4 @@
-"""What training, evaluation and prediction share: the process group, the device, the precision, and their assembly."""
+"""One process of a job: its process group, device and precision, for training, evaluation and prediction."""
 
 import contextlib
 import logging
@@ -33,7 +33,7 @@ from lockstep.training.staging import together
 
 @dataclass(frozen=True)
 class Session:
-    """One process of a job: its configuration, its place among the workers, and what it computes on."""
+    """One process of a job: its configuration, rank, device and precision."""
 
     config: Config
     folder: RunFolder
@@ -46,86 +46,86 @@ class Session:
     precision: str
     precision_reason: str
     environment: ClusterEnvironment
-    held: contextlib.ExitStack  # what is let go of at the end, however that comes
+    held: contextlib.ExitStack  # closed at the end, also after an error
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there is a process group, also one of a single process."""
+        """True with a process group, also one of a single process."""
         return dist.is_initialized()
 
     @property
     def timeout(self) -> timedelta:
-        """A collective that takes longer ends the run."""
         return timedelta(seconds=self.config.strategy.timeout_s)
 
     @property
     def loads(self) -> tuple[int, ...]:
-        """Relative share of every rank."""
+        """Relative size of the shard of every rank."""
         return tuple(self.config.trainer.loads or [1] * self.world_size)
 
 
 @contextlib.contextmanager
 def opened(folder: RunFolder, config: Config, world: World | None) -> Iterator[Session]:
-    """Join the workers of a job, agree with them on what it is, and leave them at the end.
+    """Join the workers of a job, check that they agree on it, and leave them at the end.
 
-    Raises ConfigError before any work when ranks differ in configuration or in their number, and Refused in place of
-    what an allocator raises or a disk refuses.
+    Raises ConfigError before any work if ranks differ in configuration or world size. Replaces errors of memory and
+    disks by Refused.
     """
     workers = resolve_workers(config)
-    rank, world_size = (world.rank, world.world_size) if world is not None else (0, 1)
     if world is not None:
         join(config, world, folder)
+    environment = JoinedEnvironment(world) if world is not None else LightningEnvironment()
+    world = world or World("", rank=0, local_rank=0, node_rank=0, world_size=1)
     device = chosen_device(config, workers.gpus, world)
     precision, reason = chosen_precision(config, device)
     set_tf32(precision == "tf32")
-    agree(config, world_size)
+    agree(config, world.world_size)
     with contextlib.ExitStack() as held:
         session = Session(
             config=config,
             folder=folder,
-            rank=rank,
-            local_rank=world.local_rank if world is not None else 0,
-            world_size=world_size,
+            rank=world.rank,
+            local_rank=world.local_rank,
+            world_size=world.world_size,
             num_local=workers.num_local,
             device=device,
             gpus=workers.gpus,
             precision=precision,
             precision_reason=reason,
-            environment=JoinedEnvironment(world) if world is not None else LightningEnvironment(),
+            environment=environment,
             held=held,
         )
         try:
             yield session
-        except ImageError as error:  # met while streaming
+        except ImageError as error:  # while streaming
             raise errors.ConfigError(error.errors) from error
-        except MetricError as error:  # of a module of the user's own, which shows what it measures when it has done so
+        except MetricError as error:  # of a custom module, which logs during the training
             raise errors.ConfigError([str(error)]) from error
         except Exception as error:
-            text = refusals.explained(error, folder.path, f"rank {rank} of {world_size}")
+            text = refusals.explained(error, folder.path, f"rank {world.rank} of {world.world_size}")
             if text is not None:
                 raise refusals.Refused(text) from error
             raise
-        # after a failure the group stays until the process ends: the failure must be on record before others notice it
+        # after a failure the group stays until the process ends: the failure must be recorded before others notice it
         if dist.is_initialized():
-            gather_objects(None)  # nobody leaves while another still talks
+            gather_objects(None)  # no rank exits while another still sends
             collectives.leave()
 
 
 def quiet() -> None:
-    """One voice: Lightning's banners off, and warnings that our own arithmetic answers."""
+    """Silence Lightning's banners, and warnings that do not apply here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
         r".*sync_dist=True.*",  # our values are global already; the mean over ranks would be wrong
         r".*The ``compute`` method of metric .* was called before the ``update``.*",  # an empty shard counts nothing
         r".*does not have many workers.*",  # a batch is one gather: workers would only copy it
-        r".*passed in a `val_dataloader` but have no `validation_step`.*",  # a module of the user's own may have none
+        r".*passed in a `val_dataloader` but have no `validation_step`.*",  # a custom module may have none
         r".*smaller than the logging interval.*",  # the epoch's means are logged anyway
-        r".*WeightAveraging callback, but loading.*",  # evaluation takes the averaged weights, which is what we want
+        r".*WeightAveraging callback, but loading.*",  # evaluation needs the averaged weights
         r".*callbacks used to create the checkpoint need to be provided.*",  # an evaluation needs none of them
-        r".*could not find the monitored key.*",  # before the first validation; the check knows all that is measured
-        r".*Checkpoint directory .* exists and is not empty.*",  # a resume goes on in its folder
-        r".*The `srun` command is available.*",  # whether a run is one of srun's is ours to find
+        r".*could not find the monitored key.*",  # before the first validation; the name was checked
+        r".*Checkpoint directory .* exists and is not empty.*",  # a resume continues in its folder
+        r".*The `srun` command is available.*",  # Lockstep finds out itself
         r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
         r".*Please use the new API settings to control TF32.*",  # see set_tf32
         r".*in eval mode at the start of training.*",  # batch norms of what is frozen
@@ -136,17 +136,17 @@ def quiet() -> None:
 
 
 def _show_thread_failure(failed: threading.ExceptHookArgs) -> None:
-    """Leave out what TensorBoard's writing thread raises: its writer raises the same in the training."""
+    """Skip the error of TensorBoard's writing thread: its writer raises the same in the training."""
     if type(failed.thread).__name__ != "_AsyncWriterThread":
         threading.__excepthook__(failed)
 
 
-def checkpoint(session: Session, wanted: Path) -> Chosen:
-    """The checkpoint to load, as rank 0 finds it: `wanted`, or another one where that is damaged, which rank 0 tells.
+def checkpoint(session: Session, requested: Path) -> Chosen:
+    """Return the checkpoint that rank 0 finds: `requested`, or another one if that is damaged, which rank 0 prints.
 
-    Every rank must call it. Raises ConfigError on all ranks where none is whole.
+    Every rank must call it. Raises ConfigError on all ranks if none is whole.
     """
-    own_choice = together(lambda: checkpoints.chosen(session.folder, wanted) if session.rank == 0 else None)
+    own_choice = together(lambda: checkpoints.chosen(session.folder, requested) if session.rank == 0 else None)
     chosen = gather_objects(own_choice)[0]
     assert chosen is not None
     if chosen.note and session.rank == 0:

@@ -1,4 +1,4 @@
-"""The files of a run where its node reads them: downloaded, copied or fetched once a node while other ranks wait."""
+"""Downloads or copies the data of a run once a node, while other ranks wait."""
 
 import contextlib
 import io
@@ -18,16 +18,16 @@ from lockstep.system.redaction import redacted
 
 T = TypeVar("T")
 IMAGE_FOLDER = "lockstep.data.image_folder"
-BEAT_S = 5.0  # well below any strategy.timeout_s
+HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
 
 
 def once_a_node(
     section: Data, load: Callable[[Data], T], *, rank: int, local_rank: int, is_silent: bool, held: contextlib.ExitStack
 ) -> T:
-    """What `load` makes of the section once its files are where this node reads them; every rank must call it.
+    """Return `load(section)` once its files are where this node reads them. Every rank must call it.
 
-    Files that are downloaded, on rank 0 first, lie in data.root. A copy stays while `held` is open. Raises ConfigError
-    on all ranks, with the errors of all nodes.
+    Downloads go to data.root, on rank 0 first. A copy stays while `held` is open. Raises ConfigError on all ranks, with
+    the errors of all nodes.
     """
     copy = copy_of(section)
     is_first, is_download = local_rank == 0, bool(section.arguments().get("download"))
@@ -41,28 +41,28 @@ def once_a_node(
         if copy is None:
             return loaded[0] if loaded else readable(lambda: load(section))
         loaded.clear()
-        held.callback(remove_unused, section)  # after the end of what follows
+        held.callback(remove_unused, section)  # runs last
         own_digest = together(lambda: copy.make(_source(section, copy), held) if is_first else None)
         digests = {digest for digest in gather_objects(own_digest) if digest is not None}
         if len(digests) > 1:
             raise ConfigError([f"{copy.source} changed while the nodes copied it, one after the other: start again"])
-        place = copy.place(digests.pop())
-        together(lambda: copying.hold(place, held))
-        update = {"root": str(place / copy.name), **({"download": False} if is_download else {})}
+        path = copy.place(digests.pop())
+        together(lambda: copying.hold(path, held))
+        update = {"root": str(path / copy.name), **({"download": False} if is_download else {})}
         local = section.model_copy(update=update)
         return readable(lambda: load(local), f"{local.root} is the copy of {copy.source}")
 
 
 def together(work: Callable[[], T]) -> T:
-    """What `work` returns on this rank; every rank must call it. Its errors become one ConfigError on all ranks.
+    """Return `work()` of this rank; its errors become one ConfigError on all ranks. Every rank must call it.
 
-    `work` runs in a thread while the main thread exchanges messages, so that no collective of a waiting rank times out.
+    `work` runs in a thread while the main thread sends heartbeats, so that no waiting rank times out.
     """
     pool = ThreadPoolExecutor(1)
     future = pool.submit(work)
     pool.shutdown(wait=False)
     while True:
-        is_done, errors = bool(wait([future], BEAT_S).done), []
+        is_done, errors = bool(wait([future], HEARTBEAT_S).done), []
         try:
             if is_done:
                 future.result()
@@ -81,7 +81,7 @@ def together(work: Callable[[], T]) -> T:
 
 
 def copy_of(section: Data) -> Copy | None:
-    """The copy a section asks for; None where its files are read where they are."""
+    """Return the copy that a section requires; None if its files are read in place."""
     if section.root is None:
         return None
     is_remote, cache = remote.is_url(section.root), section.arguments().get("cache")
@@ -102,7 +102,7 @@ def copy_of(section: Data) -> Copy | None:
 
 
 def remove_unused(section: Data) -> None:
-    """Remove the copy of a run that has ended, where it asks for that and no other run uses it."""
+    """Remove the copy of a run that has ended, if data.copy_remove is set and no other run uses it."""
     copy = copy_of(section)
     if copy is not None and section.copy_remove:
         copy.remove()
@@ -114,7 +114,7 @@ def _source(section: Data, copy: Copy) -> Source:
     if remote.is_url(section.root):
         return remote.files_at(section.root, below=below, suffixes=IMAGE_SUFFIXES if is_images else ())
     if copy.stem.resolve().is_relative_to(copy.source):
-        raise ValueError(f"{copy.setting} lies in what it is to copy, {copy.source}: set it to another folder.")
+        raise ValueError(f"{copy.setting} lies inside the folder to copy, {copy.source}: set it to another folder.")
     root = Path(section.root).expanduser().resolve()
     try:
         if is_images:
@@ -125,12 +125,12 @@ def _source(section: Data, copy: Copy) -> Source:
         return copying.files_below(root, below)
     except OSError as error:
         if error.errno is None:
-            raise  # says itself what is wrong
+            raise  # has a message of its own
         raise ValueError(f"data.root={section.root} cannot be read ({error}): check its permissions.") from error
 
 
 def readable(read: Callable[[], T], remark: str = "") -> T:
-    """What `read` returns. Its errors, which name a setting or a file and the hint, become a ConfigError."""
+    """Return `read()`. Its errors, which have a setting or a file and a hint, become a ConfigError."""
     try:
         return read()
     except (FileNotFoundError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a training came to, and what a person sees of it: lines before the first step and after the last."""
+"""The header of a run, printed before the first step, and its summary after the last one."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ REHEARSAL = "to check and rehearse; one process with all threads is faster on fe
 
 
 def facts(here: Session, data: ImageData) -> dict[str, Any]:
-    """Facts of a run from its start to its end."""
+    """Return the facts of a run that are known from its start."""
     return {
         "workers": here.world_size,
         "device": device_name(here),
@@ -43,7 +43,7 @@ def summarize(
     record: Record,
     used_s: float,
 ) -> dict[str, Any]:
-    """What summary.json gets. `used_s` are the seconds of training, over all sessions of the run."""
+    """Return the content of summary.json; `used_s` are the seconds of training over all sessions of the run."""
     monitor = checkpoint.monitor if checkpoint is not None else None
     score = checkpoint.best_model_score if checkpoint is not None else None
     default, _ = measured.default(here.config)
@@ -67,24 +67,23 @@ def summarize(
 
 
 def tested(module: L.LightningModule, data: ImageData, metrics: dict[str, float]) -> dict[str, float | None]:
-    """What the test measured, the first metric of the task first, and on how many images; None without a test."""
+    """Return the test metrics, the first one of the task first, and the number of images; None without a test."""
     is_ours = isinstance(module, Classifier)
     names = [f"{split}/{name}" for split in module.test_splits for name in module.measured] if is_ours else []
-    expected: dict[str, float | None] = dict.fromkeys(names)
     values = {name: value for name, value in metrics.items() if name.startswith("test")}
     num_images = data.batches("test").num_epoch_samples if values else None
+    expected: dict[str, float | None] = dict.fromkeys(names)
     return {name.replace("/", "_"): value for name, value in {**expected, **values, "test_images": num_images}.items()}
 
 
 def device_name(here: Session) -> str:
-    """What this rank computes on, for people."""
     if here.device.type == "cuda":
         return torch.cuda.get_device_name(here.device)
     return f"CPU, {plural(torch.get_num_threads(), 'thread')} each"
 
 
 def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool) -> None:
-    """Print what is trained, on what, in which parts, and where it is kept, unless the run is to be silent."""
+    """Print data, network, workers, batch, precision and folder of a run, unless it is silent."""
     config, count, device = here.config, here.world_size, device_name(here)
     if config.silent:
         return
@@ -93,10 +92,8 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
     rows += [(f"no {split}", f"image of {errors.several(names)}") for split, names in absent.items() if names]
-    rows += [
-        ("network", plural(_num_parameters(module), "parameter")),
-        ("workers", f"{count} x {device}" if count > 1 else device),
-    ]
+    rows.append(("network", plural(_num_parameters(module), "parameter")))
+    rows.append(("workers", f"{count} x {device}" if count > 1 else device))
     if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
         rows.append(("", REHEARSAL))
     rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
@@ -106,17 +103,17 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
         rows.append(("exact", _verified(here, module)))
     name = config.module.target if config.has_own_module else config.model.target
     title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
-    show_table(title + (", going on" if is_resumed else ""), [*rows, ("run folder", shown(here.folder.path))])
+    show_table(title + (", resumed" if is_resumed else ""), [*rows, ("run folder", shown(here.folder.path))])
 
 
 def _verified(here: Session, module: L.LightningModule) -> str:
-    """What is known of a custom module: when `lockstep verify` has found it exact, if it has."""
+    """Return when `lockstep verify` has found a custom module exact, if it has."""
     known = verified.recalled(own_module.digest(here.config, module))
     return known or "not checked: lockstep verify with these settings does"
 
 
 def _batch(here: Session, data: ImageData) -> str:
-    """The images of a step, of its micro-batches and of the shard of a worker."""
+    """Return the numbers of images of a step, of its micro-batches and of the shards of the workers."""
     parts, micro = here.config.trainer.accumulate_grad_batches, data.batches("train").micro_batch_size
     text = f"{plural(here.config.global_batch_size, 'image')} a step"
     if parts > 1:
@@ -132,7 +129,6 @@ def _num_parameters(module: L.LightningModule) -> int:
 
 
 def _used(data: ImageData, split: str) -> str:
-    """How many images of a split an epoch has, and of how many where batches are limited."""
     batches = data.batches(split)
     used, there = batches.num_epoch_samples, batches.num_samples
     return f"{used:,} {split}" if used == there else f"{used:,} of {there:,} {split}"
@@ -144,7 +140,7 @@ def _classes(module: L.LightningModule, data: ImageData) -> str:
 
 
 def show_summary(here: Session, summary: dict[str, Any]) -> None:
-    """Print the results of a finished run, and the commands that use it, unless it is to be silent."""
+    """Print the results of a finished run, and commands that use it, unless it is silent."""
     if here.config.silent:
         return
     folder, run, rows = here.folder, quoted(here.folder.path), list[tuple[str, str]]()
@@ -172,9 +168,9 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
 
 
 def show_stopped(here: Session, step: int, stopped: Stopped, command: str) -> None:
-    """Print why a run stopped after an optimizer step, and the command that goes on, unless it is to be silent."""
+    """Print why a run stopped after a step, and the command that resumes it, unless it is silent."""
     if here.config.silent:
         return
-    print(f"Stopped after step {step} ({stopped.reason}), nothing is lost. Go on with:\n  {command}", flush=True)
+    print(f"Stopped after step {step} ({stopped.reason}), nothing is lost. Resume with:\n  {command}", flush=True)
     if stopped.is_out_of_time:
-        print("which stops after as long again; add trainer.max_time_s=null for no limit", flush=True)
+        print("It stops after the same time again; add trainer.max_time_s=null for no limit", flush=True)

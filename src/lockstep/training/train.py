@@ -1,5 +1,6 @@
 """One training run, from its saved configuration to its summary. Every rank reads this straight down."""
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from lockstep.config import build, measured, project, rules, signatures, storage
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.target_sections import Open
+from lockstep.data.module import ImageData
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
-from lockstep.training import assembly, session
-from lockstep.training.preparation import prepared
+from lockstep.training import assembly, networks, own_module, session, trial
 from lockstep.training.session import Session
 from lockstep.training.staging import together
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize, tested
@@ -37,18 +38,16 @@ PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": 
 def train(
     folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool, is_cell: bool = False
 ) -> int:
-    """Train the run in `folder` from where its last checkpoint is, or from the start. Returns the exit code.
+    """Train the run in `folder`, from its last checkpoint if there is one. Returns the exit code.
 
-    `command` is what goes on with the run after a stop. Without `has_test` the test set is left alone. `is_cell` says
-    that a notebook shows what rank 0 prints.
+    `command` resumes the run after a stop. `has_test`: test at the end. `is_cell`: a notebook shows the output.
     """
     config = storage.load(folder.config)
-    if errors := signatures.errors([storage.to_tree(config)]):  # the second round of the check
+    if errors := signatures.errors([storage.to_tree(config)]):  # needs torch: not part of the check of the command
         raise ConfigError(errors)
     with session.opened(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
         data, module, first = prepared(here, is_new=resumed_from.path is None)
-        first_step = _next_step(resumed_from.path, is_own=config.has_own_module)
         if here.rank == 0:
             folder.note(environment=provenance.describe(project.root()))
             show_header(here, data, module, is_resumed=resumed_from.path is not None)
@@ -65,7 +64,18 @@ def train(
         stop = StopTogether(folder, flag, record, max_time_s=config.trainer.max_time_s, timeout=here.timeout)
         names = () if config.has_own_module else measured.names(config)
         console = [] if config.silent else [Console(record, names, is_cell=is_cell)]
-        trainer = _trainer(here, module, [*first, record, Relocation(), *console, *callbacks, stop], first_step)
+        profiler = config.trainer.profiler
+        trainer = assembly.lightning_trainer(
+            here,
+            module,
+            callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
+            logger=_loggers(here, _next_step(resumed_from.path, is_own=config.has_own_module)),
+            profiler=profiler and PROFILERS[profiler](dirpath=folder.path, filename="profile"),
+            max_epochs=config.trainer.max_epochs,
+            log_every_n_steps=config.trainer.log_every_n_steps,
+            check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
+            enable_checkpointing=True,
+        )
         started = time.monotonic()
         try:
             trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
@@ -77,7 +87,9 @@ def train(
             return EXIT_STOPPED
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
         if has_test and is_overridden("test_step", module):
-            trainer.test(module, data, ckpt_path=_best(here, checkpoint), weights_only=True, verbose=False)
+            has_best = checkpoint is not None and folder.best_checkpoint.exists()
+            best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
+            trainer.test(module, data, ckpt_path=best, weights_only=True, verbose=False)
         if here.rank == 0:
             summary = summarize(here, trainer, module, data, checkpoint, record, used)
             folder.write_summary(summary)
@@ -88,19 +100,19 @@ def train(
 
 
 def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
-    """Measure a finished run that was trained without its test set, as `train` would have. Returns the exit code."""
+    """Test a finished run that was trained without its test set, as `train` would have. Returns the exit code."""
     config = storage.load(folder.config)
     with session.opened(folder, config, world) as here:
         steps = folder.read_summary()["steps"]
         has_best = folder.best_checkpoint.exists()
         checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
         data = assembly.image_data(here, folder)
-        module, first = assembly.module_to_evaluate(here, assembly.image_format(data))
-        callbacks = built_callbacks(config)
+        module, first = assembly.module_to_evaluate(here, data)
+        callbacks = [each for each in built_callbacks(config) if not isinstance(each, ModelCheckpoint)]
         trainer = assembly.lightning_trainer(
             here,
             module,
-            callbacks=[*first, *(callback for callback in callbacks if not isinstance(callback, ModelCheckpoint))],
+            callbacks=[*first, *callbacks],
             logger=_loggers(here, steps + 1),
             enable_checkpointing=False,
         )
@@ -114,25 +126,32 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
     return 0
 
 
-def _trainer(here: Session, module: L.LightningModule, callbacks: list[Callback], first_step: int) -> L.Trainer:
-    settings = here.config.trainer
-    return assembly.lightning_trainer(
-        here,
-        module,
-        callbacks=callbacks,
-        logger=_loggers(here, first_step),
-        profiler=settings.profiler and PROFILERS[settings.profiler](dirpath=here.folder.path, filename="profile"),
-        max_epochs=settings.max_epochs,
-        log_every_n_steps=settings.log_every_n_steps,
-        check_val_every_n_epoch=settings.check_val_every_n_epoch,
-        enable_checkpointing=True,
-    )
+def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, L.LightningModule, list[Callback]]:
+    """Build data and module, tried out on each other, and the callbacks that must come first.
+
+    A new run gets the weights of `init_from`, or the pretrained ones of its network. Every rank must call it. Raises
+    ConfigError if the parts do not fit together.
+    """
+    config = here.config
+    data = assembly.image_data(here, here.folder, is_new=is_new)
+    image_format, total_steps = assembly.image_format(data), config.trainer.max_epochs * data.steps_per_epoch
+    if config.has_own_module:
+        module, companion = own_module.made(here, image_format, total_steps=total_steps)
+        return data, module, [companion]
+    module = networks.classifier(here, image_format, total_steps=total_steps, is_trained=True)
+    data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
+    trial.try_out(here, data, module)
+    if is_new and config.init_from is not None:
+        networks.load_initial(module, here.folder.initial_weights, config.init_from)
+    elif is_new:
+        networks.load_pretrained(here, module.net)
+    return data, module, []
 
 
 def built_callbacks(config: Config) -> list[Callback]:
-    """The callbacks of the configuration. Raises ConfigError for one derived from a callback that does not work here.
+    """Build the callbacks of the configuration. Raises ConfigError for a subclass of one that does not work here.
 
-    The check of a configuration, which does not import them, has seen their names alone.
+    The check of the command, which does not import them, has checked their names alone.
     """
     built: list[Callback] = []
     for name, section in config.callbacks.items():
@@ -145,14 +164,8 @@ def built_callbacks(config: Config) -> list[Callback]:
     return built
 
 
-def _best(here: Session, checkpoint: ModelCheckpoint | None) -> Path | None:
-    """The best state, where there is one; None for the state at the end. Every rank must call it."""
-    has_best = checkpoint is not None and here.folder.best_checkpoint.exists()
-    return session.checkpoint(here, here.folder.best_checkpoint).path if has_best else None
-
-
 def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
-    """Give every ModelCheckpoint without a folder that of the run; return the first."""
+    """Set the folder of every ModelCheckpoint without one; return the first."""
     checkpoints = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
     for callback in checkpoints:
         if callback.dirpath is None:
@@ -161,10 +174,10 @@ def _prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelC
 
 
 def _loggers(here: Session, purge_step: int) -> list[Logger]:
-    """The loggers of the configuration, writing into the run folder; none on other ranks' behalf.
+    """Build the loggers of the configuration, which write into the run folder.
 
-    Those that go on in the files of earlier sessions forget what these wrote from `purge_step` on: these steps are done
-    again. Every rank must call it. Raises ConfigError on all ranks where one cannot begin.
+    Those that append to files of earlier sessions drop entries from `purge_step` on: these steps are done again. Every
+    rank must call it. Raises ConfigError on all ranks if one cannot start.
     """
     sections = [section for section in here.config.logger.values() if section is not None]
     loggers = together(lambda: [_logger(here, section, purge_step) for section in sections])
@@ -177,7 +190,7 @@ def _loggers(here: Session, purge_step: int) -> list[Logger]:
 def _logger(here: Session, section: Open, purge_step: int) -> Logger:
     supplied: dict[str, Any] = {"save_dir": str(here.folder.path)}
     if section.target.endswith(("TensorBoardLogger", ".ResumableCSVLogger")):
-        # also of a new run: TensorBoard takes the first session mark it meets for no restart, and purges nothing
+        # also of a new run: TensorBoard does not count the first session mark as a restart, and purges nothing
         supplied["purge_step"] = purge_step
     elif section.target.endswith(".ResumableWandbLogger"):
         supplied["rank"] = here.rank
@@ -185,10 +198,10 @@ def _logger(here: Session, section: Open, purge_step: int) -> Logger:
 
 
 def _next_step(checkpoint: Path | None, *, is_own: bool) -> int:
-    """The first step that a run does after `checkpoint`; 0, where texts and settings stand, without one."""
+    """Return the first step after `checkpoint`; 0, where texts and settings are logged, without one."""
     if checkpoint is None:
         return 0
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    # of a module of the user's own Lightning's points stand at the number of batches, whatever its optimizers
+    # Lightning logs a custom module at the number of batches, whatever its optimizers
     batches = saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
     return (batches if is_own else saved["global_step"]) + 1

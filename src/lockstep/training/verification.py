@@ -1,4 +1,4 @@
-"""A few steps of a run, with a note of all that was computed on the way: what `lockstep verify` compares."""
+"""A few steps of a run with a trace of all intermediate values, which `lockstep verify` compares."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,25 +25,22 @@ from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.tasks.task import Task
 from lockstep.training import assembly, own_module, session
-from lockstep.training.preparation import prepared
+from lockstep.training.train import prepared
 
 INPUTS, LOSSES, GRADIENT = "inputs", "losses", "gradient of "
+DIGEST_FILE = "digest"  # of a custom module, by rank 0
+STATE_FILE = "state.pt"  # weights, statistics and metrics at the end, by rank 0
 
 
 def trace_file(rank: int, part: int) -> str:
-    """The file in a run folder with what a rank noted in the first or a later part of a training."""
+    """Return the name of the file with the trace of a rank, in a part of a training."""
     return f"trace-{part}-{rank}.pt"
 
 
-DIGEST_FILE = "digest"  # of a module of the user's own, by rank 0
-STATE_FILE = "state.pt"  # weights, statistics and metrics at the end, of rank 0
-
-
 def verify(folder: RunFolder, world: World | None, flag: SignalFlag, *, cut_after: int | None, part: int) -> int:
-    """Train the run in `folder`, from its checkpoint in a later `part`, and write down what each part of it computed.
+    """Train the run in `folder`, from its checkpoint in a later `part`, and write a trace. Returns the exit code.
 
-    After step `cut_after` it saves a checkpoint and leaves; None: it trains to the end and tests. Returns the exit
-    code.
+    It saves a checkpoint after step `cut_after` and exits; None: it trains to the end and tests.
     """
     config = storage.load(folder.config)
     with session.opened(folder, config, world) as here:
@@ -89,12 +86,12 @@ def _write_state(folder: RunFolder, module: L.LightningModule, metrics: dict[str
 
 
 class Trace(L.Callback):
-    """Notes of every micro-batch what each layer gives for each sample, and of every step gradients and weights.
+    """Records the outputs of each layer for each sample, and the gradients and weights of every step.
 
     `steps` has an entry for each micro-batch: `samples` (B,) are positions in the data set; `values` has, by the name
     of a part and in the order of computation, a row of two numbers for each sample (B, 2): a projection and the norm.
-    `sums` has such a row (2,) of the gradient of each parameter, and of the parameter after the step, where the
-    micro-batch ends a step. After step `cut_after` a checkpoint is written, and the training is left.
+    If the micro-batch ends a step, `sums` has such a row (2,) of the gradient of each parameter, and of each parameter
+    after the step. After step `cut_after` it saves a checkpoint and stops the training.
     """
 
     def __init__(self, folder: RunFolder, cut_after: int | None) -> None:
@@ -114,30 +111,30 @@ class Trace(L.Callback):
             error = f"lockstep verify cuts a training after step {self._cut_after}, and this one has {num_steps}"
             raise ConfigError([f"{error}: use more images, or a smaller global_batch_size"])
         for name, layer in _leaves(pl_module.net if isinstance(pl_module, Classifier) else pl_module):
-            self._hooks.append(layer.register_forward_hook(self._noting(name)))
+            self._hooks.append(layer.register_forward_hook(self._hook(name)))
         if isinstance(pl_module, Classifier):
-            self._note_losses(pl_module.task)
+            self._record_losses(pl_module.task)
 
-    def _note_losses(self, task: Task) -> None:
+    def _record_losses(self, task: Task) -> None:
         losses = task.losses
 
-        def noted(outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-            given = losses(outputs, batch)
+        def recorded(outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+            found = losses(outputs, batch)
             if task.training:
-                self._note(LOSSES, given[0] if isinstance(given, tuple) else given)
-            return given
+                self._record(LOSSES, found[0] if isinstance(found, tuple) else found)
+            return found
 
-        task.losses = noted
+        task.losses = recorded
 
-    def _noting(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def note(layer: nn.Module, inputs: Any, output: Any) -> None:
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(layer: nn.Module, inputs: Any, output: Any) -> None:
             if layer.training and isinstance(output, Tensor):
-                self._note(name, output)
+                self._record(name, output)
 
-        return note
+        return record
 
-    def _note(self, name: str, values: Tensor) -> None:
-        """Notes what has a row for each sample; a layer that is used again has a name with a number."""
+    def _record(self, name: str, values: Tensor) -> None:
+        """Record values with a row for each sample; a layer that is used again gets a number."""
         if values.dim() and len(values) == self._size:
             number = sum(known.partition(" (")[0] == name for known in self._values)
             self._values[f"{name} ({number + 1})" if number else name] = rows(values.detach())
@@ -146,13 +143,12 @@ class Trace(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Note the inputs, augmented."""
         self._values, self._sums, self._size = {}, {}, len(batch.indices)
-        self._note(INPUTS, batch.inputs)
+        self._record(INPUTS, batch.inputs)  # augmented
 
     @override
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        """Note the gradients of the global batch, the last layer's first: so they are computed."""
+        """Record the gradients of the global batch in the order of computation: the last layer's first."""
         for name, parameter in reversed(list(pl_module.named_parameters())):
             if parameter.grad is not None:
                 self._sums[f"{GRADIENT}{_short(name)}"] = rows(parameter.grad.flatten()[None])[0]
@@ -161,7 +157,6 @@ class Trace(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the notes of the micro-batch; leave where the training is to be cut."""
         is_step = bool(self._sums)
         if is_step:
             state = {_short(name): value for name, value in pl_module.state_dict().items() if value.is_floating_point()}
@@ -171,11 +166,10 @@ class Trace(L.Callback):
         self.steps.append(entry | {"samples": batch.indices.cpu(), "values": self._values, "sums": self._sums})
         if is_step and step == self._cut_after:
             trainer.save_checkpoint(self._folder.last_checkpoint)
-            raise Stopped("the training is cut here", None)
+            raise Stopped("the training is cut after this step", None)
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave network and task as they were."""
         for hook in self._hooks:
             hook.remove()
         if isinstance(pl_module, Classifier):
@@ -183,14 +177,14 @@ class Trace(L.Callback):
 
 
 def rows(values: Tensor) -> Tensor:
-    """Two numbers of each row of `values` (B, ...), float64 (B, 2): its projection on a fixed vector, and its norm."""
+    """Return float64 (B, 2) of `values` (B, ...): the projection of each row on a fixed vector, and its norm."""
     flat = values.double().flatten(1) if values.dim() > 1 else values.double()[:, None]
     direction = torch.arange(1, flat.shape[1] + 1, dtype=torch.float64, device=flat.device).sin()
     return torch.stack([flat @ direction, flat.norm(dim=1)], 1).cpu()
 
 
 def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers that have no other layers inside, by name, and the network itself where it is one; no metrics."""
+    """Yield the layers without layers inside, by name, which may be the network itself; no metrics."""
     for name, layer in net.named_modules():
         if not any(layer.children()) and not isinstance(layer, Metric):
             yield name or type(net).__name__, layer

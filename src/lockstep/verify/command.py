@@ -1,7 +1,7 @@
-"""`lockstep verify`: a few steps of a configuration by one worker and by several, and how far apart they end.
+"""Trains a few steps of a configuration by one worker and by several, and compares them.
 
 Networks, losses, data and callbacks are those of the configuration. It is trained in float64, where rounding is far
-below any mistake, with even shards, uneven ones and an empty one, and cut and continued by another number of workers.
+below any mistake: with even, uneven and empty shards, and cut and continued by another number of workers.
 """
 
 import tempfile
@@ -34,7 +34,7 @@ LOG = "terminal.log"
 
 
 class Part(NamedTuple):
-    """Some steps of a training: relative shards of the workers, and the step after which they are cut off."""
+    """Some steps of a training: relative shards of the workers, and the last step, None for the end."""
 
     loads: tuple[int, ...]
     cut_after: int | None = None
@@ -52,12 +52,12 @@ VARIANTS = (
     Variant("2 workers", (Part((1, 1)),)),
     Variant("3 workers, shards 3:1:2", (Part((3, 1, 2)),)),
     Variant("2 workers, one has no shard", (Part((1, 0)),)),
-    Variant(f"2 workers, cut after step {CUT_AFTER}, 3 go on", (Part((2, 1), CUT_AFTER), Part((1, 1, 1)))),
+    Variant(f"2 workers, cut after step {CUT_AFTER}, 3 continue", (Part((2, 1), CUT_AFTER), Part((1, 1, 1)))),
 )
 
 
 def run(texts: Sequence[str], source: compose.Source) -> int:
-    """Verify the configuration of these overrides: 0 where it is exact, 1 where it is not. Returns the exit code."""
+    """Verify the configuration of these overrides. Returns the exit code: 0 if it is exact, else 1."""
     try:
         config = _checked(texts, source)
         presence.check(config.data)
@@ -69,10 +69,10 @@ def run(texts: Sequence[str], source: compose.Source) -> int:
 
 
 def _checked(texts: Sequence[str], source: compose.Source) -> Config:
-    """The configuration, for a few steps in float64 that nobody watches. Raises ConfigError."""
+    """Return the configuration, changed to a few silent steps in float64. Raises ConfigError."""
     (config,) = overrides.check(texts, source).configs
     if config.resume is not None:
-        raise errors.ConfigError([f"resume={config.resume}: verify starts anew: leave it out"])
+        raise errors.ConfigError([f"resume={config.resume}: lockstep verify starts new trainings: remove it"])
     tree = storage.to_tree(config)
     trainer = tree["trainer"]
     limits = {
@@ -92,7 +92,7 @@ def _checked(texts: Sequence[str], source: compose.Source) -> Config:
 
 
 class Verification:
-    """The trainings of one configuration, in folders below `path`, which go with them."""
+    """Trains one configuration in every variant, in folders below `path`, and compares them."""
 
     def __init__(self, path: Path, config: Config, signals: SignalList) -> None:
         self._path = path
@@ -103,7 +103,6 @@ class Verification:
         self._out = terminal()
 
     def run(self) -> int:
-        """Train and compare. Returns the exit code."""
         where = "GPUs" if self._uses_gpus else "CPU processes"
         steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {plural(self._config.global_batch_size, 'sample')}"
         say(self._out, f"Training {steps} in float64, on {where}: 1 worker, and {len(VARIANTS)} times several ...")
@@ -136,16 +135,15 @@ class Verification:
         return code
 
     def _of(self, part: Part) -> Config:
-        """The configuration of the workers of a part."""
         tree = storage.to_tree(self._config)
-        several = "ddp" if self._uses_gpus else "cpu"
-        tree["strategy"]["name"] = several if len(part.loads) > 1 or not self._uses_gpus else "single_device"
-        loads = list(part.loads) if len(part.loads) > 1 else None
-        tree["trainer"] |= {"devices": len(part.loads), "loads": loads}
+        is_alone = len(part.loads) == 1
+        on_gpus = "single_device" if is_alone else "ddp"
+        tree["strategy"]["name"] = on_gpus if self._uses_gpus else "cpu"
+        tree["trainer"] |= {"devices": len(part.loads), "loads": None if is_alone else list(part.loads)}
         return validation.check_tree(tree)
 
     def _report(self, failures: dict[Variant, str]) -> int:
-        """Print the table, and what was the first to differ. Returns the exit code."""
+        """Print the table and the first differences. Returns the exit code."""
         from lockstep.training.verification import DIGEST_FILE
         from lockstep.verify.comparison import LIMIT, compare
 
@@ -165,12 +163,11 @@ class Verification:
         digest = alone / DIGEST_FILE
         if digest.exists():
             verified.remember(digest.read_text(), largest)
-        say(self._out, f"Exact: nothing differs by more than {_shown(largest)}, and rounding may by {LIMIT:g}.")
+        say(self._out, f"Exact: nothing differs by more than {_shown(largest)} (limit {LIMIT:g}, for rounding).")
         return 0
 
 
 def _table(compared: "dict[Variant, Compared]", out: Console) -> Table:
-    """How far each training ends from that of one worker."""
     rows: list[list[str | Text]] = []
     for variant in VARIANTS:
         result = compared.get(variant)
@@ -185,10 +182,10 @@ def _table(compared: "dict[Variant, Compared]", out: Console) -> Table:
 
 
 def _explained(compared: "dict[Variant, Compared]", failures: dict[Variant, str]) -> Iterator[str]:
-    """What failed, and of each variant that differs the first part that did; each reason once."""
-    told: dict[str, str] = {}
+    """Yield the errors of failed variants, and the first part that differs of the others; each reason once."""
+    reasons: dict[str, str] = {}
     for variant, text in failures.items():
-        told.setdefault(text, f"{variant.title}: {text}")
+        reasons.setdefault(text, f"{variant.title}: {text}")
     for variant, result in compared.items():
         if result.is_exact:
             continue
@@ -197,14 +194,14 @@ def _explained(compared: "dict[Variant, Compared]", failures: dict[Variant, str]
             kinds = [kind for kind in (result.metrics, result.weights, result.statistics) if kind.size > 0]
             worst = max(kinds, key=lambda kind: kind.size)
             reason = "no step of the training differs" if worst is result.metrics else "rounding grows there"
-            hint = "its states are no sums over samples: add them up (dist_reduce_fx='sum')"
+            hint = "its states must be sums over samples (dist_reduce_fx='sum')"
             text = f"{worst.name} differs by {_shown(worst.size)}: {reason}"
-            told.setdefault(worst.name, f"{variant.title}: {text}{', ' + hint if worst is result.metrics else ''}")
+            reasons.setdefault(worst.name, f"{variant.title}: {text}{', ' + hint if worst is result.metrics else ''}")
         else:
             sample = "" if first.sample is None else f" of sample {first.sample}"
             head = f"{variant.title}: the first to differ is {first.part}{sample}, in step {first.step}, by "
-            told.setdefault(first.part, f"{head}{_shown(first.size)}: {first.meaning}")
-    yield from told.values()
+            reasons.setdefault(first.part, f"{head}{_shown(first.size)}: {first.meaning}")
+    yield from reasons.values()
 
 
 def _shown(size: float) -> str:
@@ -212,6 +209,6 @@ def _shown(size: float) -> str:
 
 
 def _last_line(log: Path) -> str:
-    """The last line of what was printed: an error, or the end of a traceback."""
+    """Return the last line of a log: an error, or the end of a traceback."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it ended without a word"
+    return lines[-1] if lines else "it ended without a message"

@@ -227,7 +227,7 @@ def test_a_disk_that_fills_up_is_named_and_nothing_is_left_on_it(
 
 
 def test_a_copy_inside_its_source_is_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.copy_to=.*lies in what it is to copy"):
+    with pytest.raises(ValueError, match=r"data\.copy_to=.*lies inside the folder to copy"):
         make(root, root / "red fox")
 
 

@@ -54,14 +54,6 @@ def test_counts_are_those_of_scikit_learn() -> None:
     assert found.confusion.sum() == 400
 
 
-def test_samples_come_in_the_order_of_the_split() -> None:
-    logits, labels = made_up()
-    found = findings_of(logits, labels, [torch.arange(399, -1, -1)])
-    assert (found.indices == np.arange(400)).all()
-    assert (found.labels == labels.numpy()).all()
-    assert (found.predictions == logits.argmax(1).numpy()).all()
-
-
 def test_the_worst_mistake_is_the_most_confident_one() -> None:
     logits, labels = made_up()
     found = findings_of(logits, labels, [torch.arange(400)])

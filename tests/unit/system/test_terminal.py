@@ -69,9 +69,9 @@ def test_a_text_is_broken_between_words(showing: Showing) -> None:
 
 def test_the_header_of_a_run_keeps_its_words_and_its_columns(showing: Showing) -> None:
     file = showing(80)
-    show_table("Lockstep: ResNet18 on digits, going on", HEADER)
+    show_table("Lockstep: ResNet18 on digits, resumed", HEADER)
     lines = file.getvalue().splitlines()
-    assert words(file.getvalue()) == words(" ".join(["Lockstep: ResNet18 on digits, going on", *map(" ".join, HEADER)]))
+    assert words(file.getvalue()) == words(" ".join(["Lockstep: ResNet18 on digits, resumed", *map(" ".join, HEADER)]))
     assert HEADER[-1][1] in lines[-2], "a command stays in one piece"
     assert max(map(len, [*lines[:-2], lines[-1]])) <= 80
     starts = [f"{name:<8}  " for name, _ in HEADER]

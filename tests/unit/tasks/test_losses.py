@@ -58,7 +58,7 @@ def weighted_mean(logits: Tensor, labels: Tensor, smoothing: float, class_weight
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("class_weights", [None, [1.0] * 5, [0.5, 2.0, 0.0, 1.0, 3.0], [1.0, 1.0, 1.0, 1.0, 60.0]])
+@pytest.mark.parametrize("class_weights", [None, [0.5, 2.0, 0.0, 1.0, 3.0]])
 def test_the_loss_of_a_batch_weighs_each_sample_by_its_class(
     smoothing: float, class_weights: list[float] | None
 ) -> None:
@@ -74,7 +74,7 @@ def test_the_loss_of_a_batch_weighs_each_sample_by_its_class(
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("class_weights", [None, [1.0] * 5, [0.5, 2.0, 0.0, 1.0, 3.0]])
+@pytest.mark.parametrize("class_weights", [None, [0.5, 2.0, 0.0, 1.0, 3.0]])
 def test_the_loss_of_pixels_weighs_each_by_its_class(smoothing: float, class_weights: list[float] | None) -> None:
     source = torch.Generator().manual_seed(1)
     logits = torch.randn(6, NUM_CLASSES, 4, 3, dtype=torch.float64, generator=source)
@@ -84,27 +84,6 @@ def test_the_loss_of_pixels_weighs_each_by_its_class(smoothing: float, class_wei
     assert mean_loss(task, logits, batch).item() == pytest.approx(oracle.item(), rel=1e-12)
     (hits,) = task.scores(logits, batch)
     assert hits.tolist() == pytest.approx((logits.argmax(1) == masks).double().mean((1, 2)).tolist())
-
-
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_equal_class_weights_have_the_bits_of_none(is_mixed: bool) -> None:
-    logits, labels, mix = example(40)
-    batch = batch_of(labels, mix if is_mixed else None)
-    plain, _ = checked_losses(classification(0.1), logits, batch)
-    values, weights = checked_losses(classification(0.1, [1.0] * NUM_CLASSES), logits, batch)
-    assert torch.equal(values, plain)
-    assert weights is not None
-    assert weights.sum().item() == pytest.approx(40, rel=1e-6)  # parts of mixed images are float32
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
-@pytest.mark.parametrize("rare", [1.0, 60.0, 10_000.0])
-def test_the_best_logits_are_those_of_the_label_whatever_the_class_weights(smoothing: float, rare: float) -> None:
-    labels = torch.arange(NUM_CLASSES)
-    task = classification(smoothing, [1.0, 1.0, 1.0, 1.0, rare])
-    logits = torch.zeros(NUM_CLASSES, NUM_CLASSES, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(mean_loss(task, logits, batch_of(labels)), logits)
-    assert torch.equal(gradient.argmin(1), labels)  # what one step away from equal logits raises most
 
 
 def test_hits_count_by_the_weight_of_the_label_that_was_found() -> None:
@@ -120,7 +99,7 @@ def test_hits_count_by_the_weight_of_the_label_that_was_found() -> None:
 
 @pytest.mark.parametrize("is_mixed", [False, True])
 @pytest.mark.parametrize("class_weights", [None, [1.0, 2.0, 3.0, 4.0, 5.0]])
-def test_an_empty_share_has_no_losses_and_a_gradient_of_zero(is_mixed: bool, class_weights: list[float] | None) -> None:
+def test_an_empty_shard_has_no_losses_and_a_gradient_of_zero(is_mixed: bool, class_weights: list[float] | None) -> None:
     weight = torch.ones(3, NUM_CLASSES, requires_grad=True)
     _, labels, mix = example(0)
     task, batch = classification(0.1, class_weights), batch_of(labels, mix if is_mixed else None)
@@ -140,11 +119,11 @@ def test_logits_that_softmax_would_round_to_a_tie_are_none() -> None:
 
 
 def test_class_weights_are_one_for_each_class() -> None:
-    with pytest.raises(ValueError, match=r"task\.class_weights has 2 numbers, the data 3 classes: give one for each"):
+    with pytest.raises(ValueError, match=r"task\.class_weights has 2 numbers, the data 3 classes: use one for each"):
         classification(class_weights=[1.0, 2.0]).fit_to(("a", "b", "c"))
 
 
-# -- losses of one's own -----------------------------------------------------------------------------------------------
+# -- custom losses -----------------------------------------------------------------------------------------------
 
 
 def focal(outputs: Tensor, targets: Tensor, gamma: float = 2.0) -> Tensor:
@@ -152,7 +131,7 @@ def focal(outputs: Tensor, targets: Tensor, gamma: float = 2.0) -> Tensor:
     return -((1 - likelihood.exp()) ** gamma) * likelihood
 
 
-def test_a_loss_of_ones_own_takes_the_place_of_cross_entropy() -> None:
+def test_a_custom_loss_takes_the_place_of_cross_entropy() -> None:
     logits, labels, mix = example(40)
     task = Classification(loss=focal, label_smoothing=0.0, class_weights=None)
     assert mean_loss(task, logits, batch_of(labels)).item() == pytest.approx(focal(logits, labels).mean().item())
@@ -164,7 +143,7 @@ def test_a_loss_of_ones_own_takes_the_place_of_cross_entropy() -> None:
 def test_a_loss_that_is_one_number_for_the_batch_is_refused(reduction: str) -> None:
     logits, labels, _ = example(40)
     task = SupervisedTask(loss=nn.CrossEntropyLoss(reduction=reduction))
-    with pytest.raises(ValueError, match=r"losses of shape \(\) for 40 samples: give one value for each, .*\"none\""):
+    with pytest.raises(ValueError, match=r"losses of shape \(\) for 40 samples: return one value for each, .*\"none\""):
         checked_losses(task, logits, batch_of(labels))
 
 
@@ -187,11 +166,3 @@ def test_another_number_of_numbers_than_the_network_gives_is_refused() -> None:
     task = Regression(loss=nn.MSELoss(reduction="none"))
     with pytest.raises(ValueError, match=r"gives \(3,\) numbers for each sample, the data \(2,\)"):
         checked_losses(task, torch.zeros(4, 3), batch_of(torch.zeros(4, 2)))
-
-
-def test_a_task_without_losses_says_so() -> None:
-    class Empty(Task):
-        pass
-
-    with pytest.raises(NotImplementedError, match=r"Empty has no losses\(outputs, batch\)"):
-        checked_losses(Empty(), torch.zeros(1, 2), batch_of(torch.zeros(1)))

@@ -64,7 +64,7 @@ def test_a_record_comes_back_and_is_that_of_the_same_images(tmp_path: Any) -> No
         ),
         (
             changed(["train"], {"names": ["cat/1.png", "dog/0.png", "cat/0.png"], "targets": [0, 1, 0]}),
-            ["the order of its images"],
+            ["the order of its images, or how often one is listed"],
         ),
     ],
 )
@@ -74,16 +74,14 @@ def test_each_kind_of_change_is_named(now: dict[str, Any], expected: list[str]) 
     assert data_record.differences(now, now) == []
 
 
-def test_images_that_are_listed_twice_and_numbers_as_targets_are_told_apart() -> None:
+def test_numbers_as_targets_and_images_that_are_listed_twice_are_compared() -> None:
+    targets = [[0.5], [0.25], [1.0]]
     before = data_record.record_of(
-        Splits(
-            images(["a", "a", "b"], [[0.5], [0.25], [1.0]]), images(["c"], [[0.0]]), images(["d"], [[0.0]]), ("weight",)
-        )
+        Splits(images(["a", "a", "b"], targets), images(["c"], [[0.0]]), images(["d"], [[0.0]]), ("weight",))
     )
-    once = copy.deepcopy(before)
-    once["train"] = {"names": ["a", "b"], "targets": [[0.5], [1.0]]}
-    assert data_record.differences(before, once) == ["1 image removed, such as a"]
-    other = copy.deepcopy(before)
+    once, other = copy.deepcopy(before), copy.deepcopy(before)
+    once["train"] = {"names": ["a", "b"], "targets": [[0.25], [1.0]]}
+    assert data_record.differences(before, once) == ["the order of its images, or how often one is listed"]
     other["train"]["targets"][2] = [2.0]
     assert data_record.differences(before, other) == ["1 image with another target, such as b"]
     samples, fewer = copy.deepcopy(before), copy.deepcopy(before)  # of a Dataset, which contain their targets
@@ -91,11 +89,9 @@ def test_images_that_are_listed_twice_and_numbers_as_targets_are_told_apart() ->
     assert data_record.differences(samples, fewer) == ["1 image removed, such as a"]
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08", b"half"])
+@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08"])
 def test_a_damaged_record_is_named_with_the_way_out(tmp_path: Any, content: bytes) -> None:
     run = RunFolder(tmp_path)
-    data_record._write(run, {"class_names": []} if content == b"half" else RECORD)
-    if content != b"half":
-        run.images.write_bytes(content)
+    run.images.write_bytes(content)
     with pytest.raises(ValueError, match=r"images\.json\.gz cannot be read .*delete it, and add changed_data=accept"):
         data_record._read(run)

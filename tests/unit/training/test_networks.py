@@ -11,7 +11,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.config.schema import Config
 from lockstep.models.libraries import Origin
-from lockstep.training.networks import load_weights, refuse_draws
+from lockstep.training.networks import load_pretrained, refuse_draws
 from tests.support.harness import own_network
 from tests.support.networks import Plain
 
@@ -58,6 +58,6 @@ def test_weights_are_asked_for_by_the_first_rank_alone_and_move_no_random_number
     net.origin = Origin(load=lambda: drawn.append(torch.rand(1)))
     session: Any = SimpleNamespace(config=config, rank=rank)
     before = torch.get_rng_state()
-    load_weights(session, net)
+    load_pretrained(session, net)
     assert len(drawn) == (rank == 0)
     assert torch.equal(torch.get_rng_state(), before)

@@ -1,5 +1,6 @@
-"""Targets that a task cannot learn are refused before the first step, with their samples and the task to choose."""
+"""Targets that a task cannot learn are rejected before the first step, with a sample."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,15 +56,11 @@ def refuse(config: Config, task: Task, outputs: Tensor, **parts: Any) -> None:
     ("name", "targets", "outputs"),
     [
         ("classification", CLASSES, (2, 3)),
-        ("classification", CLASSES, (2, 7)),
         ("classification", MASKS, (2, 3, 4, 4)),
         ("multilabel", LABELS, (2, 2)),
-        ("multilabel", LABELS.bool(), (2, 2)),
         ("multilabel", LABELS.float(), (2, 2)),
-        ("multilabel", LABELS[:, :1], (2, 1)),
         ("multilabel", LABELS[:, 0], (2, 1)),
         ("regression", NUMBERS, (2, 2)),
-        ("regression", LABELS, (2, 2)),
         ("regression", NUMBERS[:, 0], (2, 1)),
         ("regression", MASKS[:, None].float(), (2, 1, 4, 4)),
     ],
@@ -74,71 +71,30 @@ def test_targets_of_the_kind_and_shape_of_the_task_pass(
     refuse(config, TASKS[name], torch.zeros(outputs), train=targets, val=targets[:1])
 
 
-KINDS = {
-    "classification": "lockstep.tasks.Classification takes class numbers int64 from 0 to ",
-    "multilabel": "lockstep.tasks.Multilabel takes 0 or 1 for each label (",
-    "regression": "lockstep.tasks.Regression takes a finite number for each output (",
-}
-
-
 @pytest.mark.parametrize(
-    ("name", "targets", "outputs", "fix"),
+    ("name", "targets", "outputs", "expected"),
     [
-        ("classification", LABELS.float(), (2, 2), "use task=multilabel or task=regression"),
-        ("classification", LABELS, (2, 2), "use task=multilabel or task=regression"),
-        ("classification", NUMBERS, (2, 2), "use task=regression"),
-        ("classification", NUMBERS[:, :1], (2, 1), "use task=regression"),
-        ("classification", NUMBERS[:, 0], (2, 1), "use task=regression"),
-        ("classification", CLASSES.float(), (2, 3), "correct them"),
-        ("classification", CLASSES.int(), (2, 3), "correct them"),
-        ("classification", F.one_hot(CLASSES), (2, 3), "use task=multilabel or task=regression"),
-        ("classification", MASKS, (2, 3), "correct them"),
-        ("classification", CLASSES, (2, 3, 4, 4), "correct them"),
-        ("multilabel", CLASSES, (2, 3), "use task=classification"),
-        ("multilabel", MASKS, (2, 3, 4, 4), "use task=classification"),
-        ("multilabel", NUMBERS, (2, 2), "use task=regression"),
-        ("multilabel", LABELS, (2, 3), "correct them"),
-        ("regression", CLASSES, (2, 3), "use task=classification"),
-        ("regression", NUMBERS, (2, 3), "correct them"),
+        ("classification", LABELS.float(), (2, 2), "train has float32 of shape (2,) for each sample"),
+        ("classification", CLASSES.int(), (2, 3), "train has int32 of shape () for each sample"),
+        ("classification", MASKS, (2, 3), "train has int64 of shape (4, 4) for each sample"),
+        ("multilabel", CLASSES, (2, 3), "takes 0 or 1 for each label (3 of them), and train has int64"),
+        ("multilabel", LABELS, (2, 3), "train has int64 of shape (2,) for each sample"),
+        ("regression", NUMBERS, (2, 3), "takes a finite number for each output (3 of them), and train has float32"),
+        ("classification", with_value(CLASSES, 3), (2, 3), "takes class numbers int64 from 0 to 2, and train has 3 in"),
+        ("classification", with_value(MASKS, -100), (2, 3, 4, 4), "values from -100 to -100 in train/4 (1 of 6 samp"),
+        ("multilabel", with_value(LABELS.float(), 0.5), (2, 2), "[0.5, 0.5] in train/4 (1 of 6 samples)"),
+        ("regression", with_value(NUMBERS, torch.nan), (2, 2), "[nan, nan] in train/4 (1 of 6 samples)"),
+        ("regression", with_value(NUMBERS[:, 0], -torch.inf), (2, 1), "-inf in train/4 (1 of 6 samples)"),
     ],
 )
-def test_targets_of_another_kind_or_shape_are_refused_with_the_task_to_choose(
-    config: Config, name: str, targets: Tensor, outputs: tuple[int, ...], fix: str
+def test_other_targets_are_rejected_with_their_first_sample(
+    config: Config, name: str, targets: Tensor, outputs: tuple[int, ...], expected: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
         refuse(config, TASKS[name], torch.zeros(outputs), train=targets)
-    (error,) = caught.value.errors
-    assert error.startswith(f"task._target_=lockstep.tasks.Classification takes {KINDS[name].partition(' takes ')[2]}")
-    assert ", and train has " in error
-    assert error.endswith(f": {fix}")
 
 
-@pytest.mark.parametrize(
-    ("name", "targets", "shape", "shown"),
-    [
-        ("classification", with_value(CLASSES, 3), (2, 3), "3 in val/4"),
-        ("classification", with_value(CLASSES, -1), (2, 3), "-1 in val/4"),
-        ("classification", with_value(CLASSES, -100), (2, 3), "-100 in val/4"),
-        ("classification", with_value(MASKS, 255), (2, 3, 4, 4), "values from 255 to 255 in val/4"),
-        ("classification", with_value(MASKS, -100), (2, 3, 4, 4), "values from -100 to -100 in val/4"),
-        ("multilabel", with_value(LABELS, 2), (2, 2), "[2, 2] in val/4"),
-        ("multilabel", with_value(LABELS, -1), (2, 2), "[-1, -1] in val/4"),
-        ("multilabel", with_value(LABELS.float(), 0.5), (2, 2), "[0.5, 0.5] in val/4"),
-        ("multilabel", with_value(LABELS.float(), torch.nan), (2, 2), "[nan, nan] in val/4"),
-        ("regression", with_value(NUMBERS, torch.nan), (2, 2), "[nan, nan] in val/4"),
-        ("regression", with_value(NUMBERS, torch.inf), (2, 2), "[inf, inf] in val/4"),
-        ("regression", with_value(NUMBERS[:, 0], -torch.inf), (2, 1), "-inf in val/4"),
-    ],
-)
-def test_a_value_that_cannot_be_or_that_the_loss_ignores_is_told_with_its_sample(
-    config: Config, name: str, targets: Tensor, shape: tuple[int, ...], shown: str
-) -> None:
-    with pytest.raises(ConfigError, match=r"^task\._target_=\S+ takes ") as caught:
-        refuse(config, TASKS[name], torch.zeros(shape), train=targets[:4], val=targets)
-    assert f", and val has {shown} (1 of 6 samples): " in str(caught.value)
-
-
-def test_a_loss_of_ones_own_may_ignore_values_but_not_shapes(config: Config) -> None:
+def test_a_custom_loss_may_ignore_values_but_not_shapes(config: Config) -> None:
     def ignoring(outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, ignore_index=255, reduction="none")
 
@@ -148,12 +104,12 @@ def test_a_loss_of_ones_own_may_ignore_values_but_not_shapes(config: Config) -> 
         refuse(config, task, torch.zeros(2, 3), train=CLASSES[:, None])
 
 
-def test_a_task_of_ones_own_takes_any_targets(config: Config) -> None:
+def test_a_custom_task_takes_any_targets(config: Config) -> None:
     refuse(config, Task(), torch.zeros(2, 3), train=with_value(NUMBERS, torch.nan))
 
 
 @pytest.mark.parametrize(("stage", "split"), [("train", "train"), ("validate", "val"), ("test", "test")])
-def test_targets_of_a_dataset_are_looked_at_in_each_batch(config: Config, stage: str, split: str) -> None:
+def test_targets_of_a_dataset_are_checked_in_each_batch(config: Config, stage: str, split: str) -> None:
     no_dataset: Any = []
     samples = Samples(no_dataset, torch.arange(COUNT), "data.train", False, torch.zeros(0, 1, 4, 4), CLASSES[:0])
     parts = {
