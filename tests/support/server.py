@@ -4,7 +4,6 @@ import lockstep.launch.server  # noqa: I001  # first: it silences the process
 
 import hydra  # noqa: F401
 
-import lockstep.cli.dashes
 import lockstep.cli.help
 import lockstep.cli.main
 import lockstep.cli.train

@@ -202,7 +202,7 @@ def test_a_newer_version_says_what_it_does_not_know_any_more_and_a_run_keeps_its
     change_metrics(project)
     error = run(project, newer / "lockstep", "train", f"resume={with_old_name.path}", code=EXIT_CONFIG)
     assert name in error, "of the run, no more of the project"
-    assert f"was trained by Lockstep {lockstep.__version__} (this is 99.0.0): go on with that one" in error
+    assert f"was trained by Lockstep {lockstep.__version__} (this is 99.0.0): resume with that version" in error
     run(project, installed / "lockstep", "train", *BRIEF, AT_ONCE, code=EXIT_STOPPED)
     said = run(project, newer / "lockstep", "train", "resume=outputs/latest", ENDLESS)
     assert f"keeps its settings of Lockstep {lockstep.__version__} (this is 99.0.0)" in said

@@ -67,7 +67,7 @@ def test_values_of_every_kind_reach_the_configuration_of_the_run(project: Path) 
     assert config["notify"]["command"] is None
 
 
-def test_a_project_its_other_files_and_a_folder_beside_it_are_found(project: Path) -> None:
+def test_a_project_its_other_files_and_a_folder_next_to_it_are_found(project: Path) -> None:
     train(project, "model=tinier", "hydra.run.dir=first")
     assert (config_of(project / "first")["name"], config_of(project / "first")["model"]["width"]) == (
         "of-the-project",
@@ -78,10 +78,9 @@ def test_a_project_its_other_files_and_a_folder_beside_it_are_found(project: Pat
     assert (second["name"], second["data"]["_target_"]) == ("of-another-file", "lockstep.data.synthetic")
 
 
-@pytest.mark.parametrize("is_reversed", [False, True])
-def test_a_multirun_takes_choices_ranges_globs_and_lists_in_any_order(project: Path, is_reversed: bool) -> None:
+def test_a_multirun_takes_choices_ranges_globs_and_lists(project: Path) -> None:
     swept = ["model=glob(tin*)", "seed=range(3,5)", "trainer.loads=[1],[2]", "optimizer.lr=0.1,0.2"]
-    train(project, "--config-dir", "more", "-m", *(reversed(swept) if is_reversed else swept), "data=few")
+    train(project, "--config-dir", "more", "-m", *swept, "data=few")
     (sweep,) = (path.parent for path in project.glob("outputs/*/*/sweep.json"))
     trials = [config_of(path.parent) for path in sweep.glob("*/config.yaml")]
     assert {

@@ -1,10 +1,9 @@
-"""Networks of the user's own, beside train.py or in the folder of the command: every process finds them, from anywhere.
+"""Custom networks, next to train.py or in the folder of the command: every process finds them, from anywhere.
 
 The project is a copy of this one with a package in it, as a person has it; commands are typed somewhere else.
 """
 
 import csv
-import os
 import shutil
 import subprocess
 import sys
@@ -102,16 +101,13 @@ def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolde
     return latest(cwd)
 
 
-@pytest.mark.parametrize("num_workers", ["1", "2"])
-def test_an_own_network_is_evaluated_and_predicts_from_any_folder(
-    trained: RunFolder, tmp_path: Path, num_workers: str
-) -> None:
-    said = lockstep(tmp_path, "eval", trained.path, "--devices", num_workers, code=EXIT_CONFIG)
+def test_an_own_network_is_evaluated_and_predicts_from_any_folder(trained: RunFolder, tmp_path: Path) -> None:
+    said = lockstep(tmp_path, "eval", trained.path, "--devices", "2", code=EXIT_CONFIG)
     assert "model._target_=my_package.networks.Net" in said
     assert "add --trust" in said
-    said = lockstep(tmp_path, "eval", trained.path, "--devices", num_workers, "--trust")
+    said = lockstep(tmp_path, "eval", trained.path, "--devices", "2", "--trust")
     assert f"{trained.read_summary()['test_accuracy']:.6f}" in said
-    lockstep(tmp_path, "predict", trained.path, "test", "--output", "out.csv", "--devices", num_workers, "--trust")
+    lockstep(tmp_path, "predict", trained.path, "test", "--output", "out.csv", "--devices", "2", "--trust")
     assert len(list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))) == 31
     for command in ("status", "compare"):
         lockstep(tmp_path, command, trained.path, *([trained.path] if command == "compare" else []))
@@ -145,15 +141,6 @@ def test_the_trials_of_a_sweep_and_the_test_of_the_best_find_an_own_network(proj
     (sweep,) = tmp_path.glob("outputs/*/*_sweep")
     assert {RunFolder(sweep / number).read_status()["state"] for number in "01"} == {"finished"}
     assert "test images" in lockstep(sweep, "eval", sweep / "1", "--devices", "2", "--trust")
-
-
-def test_a_benchmark_trains_an_own_network_from_the_folder_that_holds_it(tmp_path: Path) -> None:
-    write_package(tmp_path / "here")
-    kept = [text for text in TINY if not text.startswith("strategy")]
-    short = ("benchmark.budget_s=1", "benchmark.environments.parallel-cpu=null")
-    lockstep(tmp_path / "here", "benchmark", *kept, OWN, *short)
-    (folder,) = tmp_path.glob("here/outputs/*/*_benchmark/cpu")
-    assert "test images" in lockstep(tmp_path / "here", "eval", folder)
 
 
 def test_a_project_that_has_moved_is_missed_by_name_and_found_from_its_new_place(tmp_path: Path) -> None:
@@ -203,9 +190,3 @@ def test_a_job_is_refused_whose_network_git_ignores(tmp_path: Path) -> None:
     assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
     assert "my_package in project is not copied for a job" in done.stderr
     assert not (tmp_path / "outputs").exists()
-
-
-def test_what_a_run_records_of_its_project_can_be_read(trained: RunFolder, project: Path) -> None:
-    kept = trained.read_project()
-    assert kept["modules"][0] == os.path.realpath(project)
-    assert kept["started_in"] == [str(trained.path.parents[2])]

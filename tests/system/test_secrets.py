@@ -1,4 +1,4 @@
-"""What a run is given as a secret stands in the files that run it again, which are private, and nowhere else."""
+"""Secrets of a run are in the private files that resume it, and nowhere else."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ NOTIFY = ("notify.command='false --token hunter1'", 'notify.url="http://127.0.0.
 
 
 @pytest.mark.processes
-def test_a_training_keeps_its_secrets_and_goes_on_by_a_url_that_was_signed_again(
+def test_a_training_keeps_its_secrets_and_resumes_with_a_url_that_was_signed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.make_archive(str(tmp_path / "web" / "flowers"), "zip", write_folder(tmp_path / "images", count=20))
@@ -69,7 +69,7 @@ def test_a_training_keeps_its_secrets_and_goes_on_by_a_url_that_was_signed_again
 
 
 @pytest.mark.processes
-def test_a_sweep_keeps_its_secrets_and_goes_on(tmp_path: Path) -> None:
+def test_a_sweep_keeps_its_secrets_and_resumes(tmp_path: Path) -> None:
     words = [*sweeps.TINY, *NOTIFY, OWN, "+callbacks.own.api_token=hunter1,fail-hunter2"]
     for begins in ("A sweep of 2 trials", "Resuming"):
         done = sweeps.run(tmp_path, *words)
@@ -96,7 +96,7 @@ def test_a_benchmark_and_the_facts_of_a_run_keep_their_secrets(tmp_path: Path, m
     assert "hunter" not in json.dumps([found, report.facts(found), describe(ROOT)])
 
 
-def test_what_cannot_change_on_a_resume_is_told_without_secrets() -> None:
+def test_frozen_keys_are_reported_without_secrets() -> None:
     saved = validation.checked(compose.composed([OWN, "+callbacks.own.api_token=hunter1"]))
     with pytest.raises(ConfigError, match=r"api_token=\*\*\* cannot change on resume, this run has \*\*\*:"):
         overrides.check(["resume=x", "callbacks.own.api_token=hunter2"], saved=saved)

@@ -145,8 +145,8 @@ def test_what_changed_under_a_name_is_refused_before_anything_runs(tmp_path: Pat
 @pytest.mark.parametrize(
     ("texts", "error"),
     [
-        (["launcher.parallel=1,2"], "is of the whole sweep: give one"),
-        (["resume=somewhere"], "resume goes on with one run: leave -m out"),
+        (["launcher.parallel=1,2"], "all jobs of a sweep share it: give one"),
+        (["resume=somewhere"], "resume continues one run: leave -m out"),
         (["optimizer.lr=interval(0.1,1)"], "needs a search that draws values (search=tpe)"),
         (["search=tpe", "optimizer.lr=interval(1,0.1)"], "ends before it begins: write the smaller number first"),
         (

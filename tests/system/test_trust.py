@@ -1,4 +1,4 @@
-"""A run folder is data: what it names is run by no command before somebody says --trust."""
+"""A run folder is data: no command runs the code that it names without --trust."""
 
 import os
 import shutil

@@ -1,9 +1,10 @@
-"""`lockstep data check`: what is in the data of a configuration, what is wrong with it, and how it is trained on."""
+"""`lockstep data check`: counts and checks the images of a configuration, and shows how they are trained on."""
 
 import contextlib
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -22,30 +23,28 @@ if TYPE_CHECKING:
     from lockstep.data.images.splits import Splits
     from lockstep.data.inspection import Inspection
 
-OF_FILES = ("lockstep.data.image_folder", "lockstep.data.image_list")  # whose files are looked at one by one
-MOST_CLASSES = 20  # that a line names one by one
+OF_FILES = ("lockstep.data.image_folder", "lockstep.data.image_list")  # their files are checked one by one
+MOST_CLASSES = 20  # listed by name
 
 
 def check(typed: Sequence[str], source: compose.Source) -> int:
-    """Look at every image of the data that the overrides choose, print what was found, and return the exit code.
+    """Check every image of the data of these overrides, and print the result.
 
-    1 where images cannot be used or stand in more than one split. Raises ConfigError, FileNotFoundError or ValueError.
+    Returns the exit code, 1 if images are broken or in several splits. Raises ConfigError, FileNotFoundError or
+    ValueError.
     """
     config = build.scaled(overrides.check(typed, source).configs[0])
     presence.check(config.data)
+    from lockstep.data.images.splits import Splits
+    from lockstep.data.inspection import inspect_files, inspect_images
     from lockstep.training.staging import once_a_node
 
     progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
-        images = once_a_node(
-            config.data,
-            lambda section: _opened(section, config.seed),
-            rank=0,
-            local_rank=0,
-            is_silent=False,
-            held=held,
-        )
-        inspection = _inspected(images, progress)
+        opened = partial(_opened, config.seed)
+        images = once_a_node(config.data, opened, rank=0, local_rank=0, is_silent=False, held=held)
+        is_whole = isinstance(images, Splits)
+        inspection = inspect_images(images, progress.show) if is_whole else inspect_files(images, progress.show)
         progress.end()
         groups = inspection.duplicates()
         leaks = [group for group in groups if len({split for split, _ in group}) > 1]
@@ -63,19 +62,22 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
             ("steps", _steps(config, len(inspection.seen["train"]))),
             ("transparent", f"{transparent:,}, laid on {config.data.arguments()['background']}" if transparent else ""),
             ("animated", f"{animated:,}, of which the first frame is used" if animated else ""),
-            ("broken", _told(len(broken), "cannot be used", is_wrong=True)),
-            ("leaks", _told(len(leaks), "in more than one split", is_wrong=True)),
-            ("duplicates", _told(len(twice), "more than once in a split", is_wrong=False)),
+            ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
+            ("leaks", _finding(len(leaks), "in more than one split", is_wrong=True)),
+            ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
         ]
     show_table(f"Data: {config.data.target.rpartition('.')[2]}", rows)
-    _show_lines("broken", broken)
+    lines = [f"broken: {line}" for line in broken]
     for name, found in (("leak", leaks), ("twice", twice)):
-        _show_lines(name, [" = ".join(f"{split}: {each}" for split, each in group) for group in found])
+        lines += (f"{name}: {' = '.join(f'{split}: {each}' for split, each in group)}" for group in found)
+    out = terminal()
+    for line in lines:
+        say(out, line)
     return EXIT_FAILED if broken or leaks else 0
 
 
 def files_of(section: Data) -> "Decoding":
-    """The image files of a folder or list, before one is decoded."""
+    """Return the image files of a folder or list, not decoded."""
     from lockstep.data.images.decoding import Decoding
     from lockstep.data.sources.folders import folder_table
     from lockstep.data.sources.lists import list_table
@@ -86,8 +88,7 @@ def files_of(section: Data) -> "Decoding":
     return Decoding(table=table(**arguments), **settings)
 
 
-def _opened(section: Data, seed: int) -> "Decoding | Splits":
-    """The files of the source, before one is decoded, or its images."""
+def _opened(seed: int, section: Data) -> "Decoding | Splits":
     if section.target in OF_FILES:
         return files_of(section)
     from lockstep.data.sources.datasets import seeded
@@ -96,17 +97,8 @@ def _opened(section: Data, seed: int) -> "Decoding | Splits":
     return seeded(source(section), seed)
 
 
-def _inspected(source: "Decoding | Splits", progress: Progress) -> "Inspection":
-    from lockstep.data.images.splits import Splits
-    from lockstep.data.inspection import inspect_files, inspect_images
-
-    if isinstance(source, Splits):
-        return inspect_images(source, progress.show)
-    return inspect_files(source, progress.show)
-
-
 def _counts(inspection: "Inspection", split: str) -> str:
-    """How many images a split has, and how many of each class or with which numbers."""
+    """Describe the number of images of a split, in all and for each class, or the range of its targets."""
     import torch
 
     targets, names = inspection.targets[split], inspection.class_names
@@ -128,7 +120,6 @@ def _counts(inspection: "Inspection", split: str) -> str:
 
 
 def _sizes(inspection: "Inspection") -> str:
-    """Smallest, median and largest height and width of what was read, before it is scaled."""
     sizes = [each.size for seen in inspection.seen.values() for each in seen if each.size is not None]
     if not sizes:
         return "unknown: no image can be used"
@@ -142,7 +133,7 @@ def _sizes(inspection: "Inspection") -> str:
 
 
 def _use(config: Config, source: Any, inspection: "Inspection") -> str:
-    """What an image is when the network gets it."""
+    """Describe the input of the network."""
     if config.data.target not in OF_FILES:
         channels, height, width = source.train.pixels.shape[1:]
         return f"{channels}x{height}x{width} as they are, {str(source.train.dtype).removeprefix('torch.')}"
@@ -155,7 +146,6 @@ def _use(config: Config, source: Any, inspection: "Inspection") -> str:
 
 
 def _placement(config: Config, source: Any) -> str:
-    """Where the pixels will be, and how much they take."""
     from lockstep.data.images.decode import ImageError
     from lockstep.data.images.decoding import size_text
     from lockstep.data.images.pixels import is_streamed, num_bytes
@@ -199,13 +189,7 @@ def _steps(config: Config, num_images: int) -> str:
     return f"{batches.num_steps:,} an epoch of {size} each, {epochs}"
 
 
-def _told(count: int, what: str, *, is_wrong: bool) -> Text:
+def _finding(count: int, what: str, *, is_wrong: bool) -> Text:
     if not count:
         return Text("none", style="green")
     return Text(f"{count:,} {what}", style="red" if is_wrong else "yellow")
-
-
-def _show_lines(name: str, lines: Sequence[str]) -> None:
-    out = terminal()
-    for line in lines:
-        say(out, f"{name}: {line}")

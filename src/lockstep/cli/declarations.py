@@ -1,4 +1,4 @@
-"""Parameters of Lockstep's own callables, read from their source: `--help` does not wait for the import of torch."""
+"""Parameters of Lockstep's own callables, read from their source, so that `--help` does not import torch."""
 
 import ast
 import builtins
@@ -19,7 +19,7 @@ from lockstep.system.trees import at
 
 
 class _Names(dict[str, Any]):
-    """The names in an annotation; a class of this name stands for one of torch's."""
+    """Names in an annotation; unknown ones, such as classes of torch, become an empty class."""
 
     def __missing__(self, name: str) -> Any:
         return type(name, (), {"__class_getitem__": classmethod(lambda cls, _: cls)})
@@ -30,7 +30,7 @@ NAMES = _Names({name: value for module in MODULES for name, value in vars(module
 
 
 def meaning(tree: dict[str, Any], path: list[str]) -> FieldInfo | None:
-    """Type, range and description of the key at `path` of a configuration; None where Lockstep says nothing of it."""
+    """Return type, range and description of the key at `path` of a configuration, None for one of another library."""
     *above, name = path
     section_type = section(tree, above)
     field = fields(section_type).get(name) if section_type is not None else None
@@ -43,13 +43,13 @@ def meaning(tree: dict[str, Any], path: list[str]) -> FieldInfo | None:
 
 
 def purpose(tree: dict[str, Any], name: str) -> str:
-    """What a section at the top of a configuration is, in one line."""
+    """Describe a section at the top of a configuration in one line."""
     section_type = section(tree, [name])
     return _declared(at(tree, [name, "_target_"]))[0] or (section_type.__doc__ or "" if section_type else "")
 
 
 def _declared(target: object) -> tuple[str, dict[str, Any]]:
-    """The first line about a callable of Lockstep, and the annotation of each of its keywords."""
+    """Return the first line of the docstring of a callable of Lockstep, and the annotations of its keywords."""
     if not is_ours(target):
         return "", {}
     *folders, name = str(target).split(".")[1:]

@@ -1,4 +1,4 @@
-"""The first moments of a command, before the imports that take most of a second."""
+"""First steps of a command, before imports that take most of a second."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from lockstep.system.signals import STOP_SIGNALS, report_end
 
 
 def begin() -> None:
-    """Let this command outlive its terminal, and end with one line by a signal while no run is under way."""
+    """Let this command outlive its terminal, and end with one line by a signal until a run starts."""
     output.outlive()
     for number in STOP_SIGNALS:
         signal.signal(number, _end)
@@ -26,27 +26,27 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def as_usual() -> None:
-    """Restore Python's own handlers, for commands that end by KeyboardInterrupt."""
+    """Restore Python's own signal handlers, for commands that end by KeyboardInterrupt."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def start_training() -> None:
-    """Have torch imported while this process reads its command line, unless that asks for help.
+    """Start importing torch in the fork server, unless the command line asks for help.
 
-    What torchrun or srun started computes itself.
+    A process of torchrun or srun computes itself.
     """
     world = outer_world(os.environ)
-    asks = any(word.startswith("-") and word not in ("-m", "--multirun") for word in sys.argv[1:])
-    if not asks and (world is None or world.world_size == 1):
-        from lockstep.system import processes  # multiprocessing, which no other command needs
+    is_help = any(word.startswith("-") and word not in ("-m", "--multirun") for word in sys.argv[1:])
+    if not is_help and (world is None or world.world_size == 1):
+        from lockstep.system import processes  # imports multiprocessing
 
-        with contextlib.suppress(FileNotFoundError):  # the current folder is gone, which the command says itself
+        with contextlib.suppress(FileNotFoundError):  # the current folder is gone; the command reports it
             processes.start_server()
 
 
 def train(script: str) -> NoReturn:
-    """What the train.py of a project does: train by the command line, with the `conf` and modules beside the script."""
+    """Run the train.py of a project, with the `conf` and modules next to the script."""
     begin()
     start_training()
     from lockstep.cli.train import run

@@ -1,4 +1,4 @@
-"""The text of `python train.py --help`: groups, and every key with its value, meaning, type and range."""
+"""Prints `python train.py --help`: groups, and every key with its value, meaning, type and range."""
 
 import textwrap
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from lockstep.runs.naming import SCRIPTLESS, training_command
 from lockstep.system.trees import leaves
 
 WIDTH = 100
-ELSEWHERE = ("benchmark",)  # groups that training does not read
+ELSEWHERE = ("benchmark",)  # groups that a training does not read
 NO_BREAK = "\xa0"  # a type stays on one line
 HEAD = "Train an image classifier: {command} [group=option ...] [key=value ...]\n"
 EXAMPLES = (
@@ -24,7 +24,7 @@ EXAMPLES = (
     ("{command} data=image_folder data.root=flowers", "a folder of images for each class"),
     ("{command} model=torchvision model.name=resnet50 optimizer.lr=0.01", ""),
     ("{command} trainer.devices=4", "four workers, the same weights"),
-    ("{command} resume=outputs/latest", "go on with a run that was stopped"),
+    ("{command} resume=outputs/latest", "resume a run"),
     ("{command} -m optimizer.lr=0.05,0.1 seed=0,1", "a sweep: every combination, side by side"),
     ("{command} -m search=tpe 'optimizer.lr=interval(0.01,1)'", ""),
     ("lockstep new flowers", "a project of your own"),
@@ -36,9 +36,9 @@ Tab completes groups, options and keys after this line; zsh and fish: install=zs
 """
 FIRST = ("trainer.max_epochs", "global_batch_size", "optimizer.lr", "trainer.devices", "trainer.precision", "seed")
 FOOT = """
-null takes a callback or a logger away: callbacks.timer=null. + sets a parameter that is not listed:
+null removes a callback or a logger: callbacks.timer=null. + sets a parameter that is not listed:
 +callbacks.checkpoint.every_n_epochs=2. Options of Hydra itself: {command} --hydra-help
-resume=... --trust goes on with a run of another project, whose code and commands then run here.
+resume=... --trust resumes a run of another project, whose code and commands then run here.
 """
 BENCHMARK = """\
 Train the chosen experiment in every environment this machine offers, and report whether more workers pay.
@@ -62,14 +62,14 @@ def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
     wide = max(len(line) for line, meaning in examples if meaning)
     for line, meaning in examples:
         print(f"  {line:<{wide}}  {meaning}".rstrip())
-    if command != SCRIPTLESS:  # of which Hydra's completion sees the first word alone
+    if command != SCRIPTLESS:  # Hydra's completion reads its first word alone
         print(COMPLETION.format(command=command), end="")
     sections = {name: list(_rows(tree, name)) for name in tree if isinstance(tree[name], dict)}
     top = [(f"{key}={shown(tree[key])}", _meaning(tree, [key])) for key in tree if key not in sections]
     # one column for all but the long names of callbacks and loggers
     wide = max(len(key) for name, rows in sections.items() if name not in NAMED for key, meaning in rows if meaning)
     every = [*top, *(row for rows in sections.values() for row in rows)]
-    _print("What is set first", [row for name in FIRST for row in every if row[0].partition("=")[0] == name], wide)
+    _print("Most common keys", [row for name in FIRST for row in every if row[0].partition("=")[0] == name], wide)
     print("\nGroups and their options")
     for group, options in groups(*source.folders).items():
         if group not in ELSEWHERE:
@@ -82,10 +82,9 @@ def show(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
 
 
 def show_benchmark(source: Source) -> None:
-    """Print the help of `lockstep benchmark`."""
     tree: Any = OmegaConf.to_container(composed(["+benchmark=default"], source))
     print(BENCHMARK, end="")
-    _print("Keys, beside those of python train.py --help", list(_rows(tree, "benchmark")), 0)
+    _print("Keys, in addition to those of python train.py --help", list(_rows(tree, "benchmark")), 0)
 
 
 def _print(title: str, rows: Sequence[tuple[str, str]], wide: int) -> None:
@@ -98,7 +97,6 @@ def _print(title: str, rows: Sequence[tuple[str, str]], wide: int) -> None:
 
 
 def _rows(tree: dict[str, Any], name: str) -> list[tuple[str, str]]:
-    """(key=value, meaning and type) of every key of a section."""
     keys = [(key, value) for key, value in leaves(tree[name], name) if not key.endswith("._partial_")]
     return [(f"{key}={shown(value)}", _meaning(tree, key.split("."))) for key, value in keys]
 

@@ -1,4 +1,4 @@
-"""The commands: `python train.py` (also `lockstep train`), and those of `lockstep`, which `lockstep --help` lists."""
+"""The command `lockstep`; `lockstep --help` lists its subcommands."""
 
 import argparse
 import os
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 NEW = "Make a project of your own: images, a network, a task, their settings, a test that workers train the same."
 VERIFYING = """\
 Trains two epochs of three steps in float64 with 1 worker, and with several: even and uneven shards, an empty one, a cut
-and a resume by another number of workers. Exit code 0: the same up to rounding; 1: something differs, and what was the
-first to is told; 2: the configuration is at error.
+and a resume by another number of workers. Exit code 0: the same up to rounding; 1: something differs, and the first
+difference is printed; 2: the configuration has errors.
 """
 PRUNING = """\
---prune without --state removes runs that failed, gave no signal any more or
-never started, and have no checkpoint. With --state it removes all runs in these
+--prune without --state removes runs that failed, lost their signal or never
+started, and have no checkpoint. With --state it removes all runs in these
 states (stopped, pruned, finished, failed, no-signal, not-started), with checkpoints.
---filter narrows either. It lists what would go, with sizes, and asks.
-Always left alone: a run that is being trained, the runs of a benchmark, a run
-that holds another one that stays, and a folder that no training has ever held.
+--filter narrows either. It lists the runs with their sizes, and asks.
+Never removed: a run that is being trained, the runs of a benchmark, a run
+that contains another one that stays, and a folder that never held a training.
 """
 
 
 def main() -> NoReturn:
-    """What `lockstep` does, also as `python -m lockstep.cli.main`."""
+    """Run `lockstep`, or `python -m lockstep.cli.main`."""
     entry.begin()
     leave(_command)
 
@@ -69,7 +69,7 @@ def _command() -> int:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command; overrides may also stand behind options, where argparse does not take them."""
+    """Parse the arguments; overrides may also follow options, where argparse does not accept them."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
     if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-") or "=" not in word]:
@@ -79,60 +79,124 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+def _joined(words: Sequence[str]) -> list[str]:
+    """Join `--sort -best` into one word: argparse takes -best for an option."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == "--sort" and not word.startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep", description="Train, watch and use image classifiers.")
     parser.add_argument("--version", action="version", version=f"lockstep {lockstep.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    commands.add_parser("train", help="the same as python train.py", add_help=False)
-    new = commands.add_parser("new", help="make a project of your own", description=NEW)
-    new.add_argument("path", type=Path, metavar="NAME", help="of the project: a folder that is not there yet")
-    new.set_defaults(function=_new)
-    benchmark = commands.add_parser("benchmark", help="do more workers pay here?", add_help=False)
-    benchmark.add_argument("overrides", nargs="*")
-    benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
-    benchmark.set_defaults(function=_benchmark)
 
-    text = "does this configuration compute the same on 1, 2 and 3 workers? Your network, loss and data and all"
-    verify = commands.add_parser("verify", help=text, description=f"{text}.", epilog=VERIFYING)
-    verify.add_argument("overrides", nargs="*", help="those of python train.py")
-    verify.set_defaults(function=_verify)
-
-    def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        subparser = commands.add_parser(name, help=text, description=text)
-        subparser.add_argument("run", help="run folder, or latest")
+    def command(
+        name: str, function: Callable[[argparse.Namespace], int], text: str, **settings: Any
+    ) -> argparse.ArgumentParser:
+        subparser = commands.add_parser(name, help=text, **{"description": text, **settings})
         subparser.set_defaults(function=function)
         return subparser
 
-    _add_watching_commands(commands)
-    commands.add_parser("jobs", help="what was submitted to a cluster: list, follow, cancel, ...", add_help=False)
-    command(
-        "stop", _stop, "ask a run, or all trials of a sweep, to stop in good order, with a checkpoint"
-    ).add_argument("--reason", default="lockstep stop", help="kept in the status of the run")
+    commands.add_parser("train", help="the same as python train.py", add_help=False)
+    new = command("new", _new, "make a project of your own", description=NEW)
+    new.add_argument("path", type=Path, metavar="NAME", help="of the project: a folder that does not exist yet")
+    benchmark = command("benchmark", _benchmark, "do more workers pay here?", add_help=False)
+    benchmark.add_argument("overrides", nargs="*")
+    benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
+    text = "does this configuration compute the same on 1, 2 and 3 workers, with your network, loss and data?"
+    verify = command("verify", _verify, text, epilog=VERIFYING)
+    verify.add_argument("overrides", nargs="*", help="those of python train.py")
+    status = command("status", _status, "state of a run, and what can be done next")
+    status.add_argument("run", nargs="?", default="latest", help="run folder, default: latest")
+    runs = command(
+        "runs",
+        _runs,
+        "all runs below a folder; also removes some",
+        description="All runs below a folder, the newest first; in a pipe with all columns.",
+        epilog=PRUNING,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
+    order = "smallest first, -COLUMN: largest first; default: -started"
+    runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"a column of the table; {order}")
+    runs.add_argument("--reverse", action="store_true", help="reverse the order")
+    runs.add_argument(
+        "--filter", metavar="TEXT", default="", help="each word must occur in name, state, device or overrides"
+    )
+    runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
+    what = runs.add_mutually_exclusive_group()
+    what.add_argument("--watch", action="store_true", help="repeat every two seconds until Ctrl-C")
+    what.add_argument("--prune", action="store_true", help="remove runs, after asking: see below")
+    runs.add_argument("--yes", action="store_true", help="remove without asking")
+    compare = command("compare", _compare, "settings in which runs differ, and their results, side by side")
+    compare.add_argument("runs", nargs="+", metavar="run", help="two or more run folders")
+    for subparser in (status, what, compare):
+        subparser.add_argument("--json", action="store_true", help="as JSON")
+    commands.add_parser("jobs", help="jobs submitted to a cluster: list, follow, cancel, ...", add_help=False)
+    stop = command("stop", _stop, "stop a run, or all trials of a sweep, with a checkpoint")
     evaluate = command("eval", _evaluate, "loss and metrics of a trained network, by any number of workers")
-    evaluate.add_argument("overrides", nargs="*", help="settings that change, such as data.root=elsewhere")
+    predict = command("predict", _predict, "predictions for images, in order, as a CSV file")
+    for subparser in (stop, evaluate, predict):
+        subparser.add_argument("run", help="run folder, or latest")
+    stop.add_argument("--reason", default="lockstep stop", help="kept in the status of the run")
     evaluate.add_argument("--split", choices=("test", "val"), default="test", help="default: test")
-    predict = command("predict", _predict, "what a network says of images, in order, as a CSV file")
     predict.add_argument("source", help="folder or file of images; or val or test, of the data of the run")
-    predict.add_argument("overrides", nargs="*", help="settings that change, such as data.root=elsewhere")
     predict.add_argument("--output", required=True, help="CSV file: file, and class and probability, or numbers")
-    predict.add_argument("--strict", action="store_true", help="write nothing where an image cannot be read")
+    predict.add_argument("--strict", action="store_true", help="write nothing if an image cannot be read")
     for subparser in (evaluate, predict):
+        subparser.add_argument("overrides", nargs="*", help="settings that change, such as data.root=elsewhere")
         subparser.add_argument("--trust", action="store_true", help=naming.TRUSTING)
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
         subparser.add_argument(
             "--devices", type=int, metavar="N", help="number of workers; default: as many as trained it, on one machine"
         )
         subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
-    board = commands.add_parser("board", help="show all runs in a browser", description="TensorBoard on all runs.")
+    board = command("board", _board, "show all runs in a browser", description="TensorBoard on all runs.")
     board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
     board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine alone")
-    board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next one that is free")
-    board.add_argument("--training_hosts", default="", metavar="NAMES", help="more host names under which it answers")
-    board.set_defaults(function=_board)
-    _add_data_commands(
-        commands.add_parser("data", help="check and prepare images", description="Check and prepare images.")
-    )
+    board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next free one")
+    board.add_argument("--training_hosts", default="", metavar="NAMES", help="more host names that are accepted")
+    _add_data_commands(command("data", _data, "check and prepare images"))
     return parser
+
+
+def _add_data_commands(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="data_command")
+    text = "decode a folder of images before the first training; the defaults are those of conf/data/image_folder.yaml"
+    prepare = commands.add_parser("prepare", help=text, description=text)
+    prepare.add_argument("root", help="folder or URL with a folder per class, or train/, val/ and test/ of them")
+    prepare.add_argument(
+        "--image-size", metavar="N|null", help="resize and crop to N x N pixels; null: all have one size"
+    )
+    prepare.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
+    prepare.add_argument("--cache", metavar="FOLDER", help="folder that keeps the decoded images")
+    text = "check every image: classes, sizes, broken and duplicate ones, leaks between splits; exit code 1 if wrong"
+    check = commands.add_parser("check", help=text, description=text)
+    check.add_argument("overrides", nargs="*", help="as of python train.py: data=image_folder data.root=flowers")
+
+
+def _current() -> Path:
+    """Return the current folder, which is the project of a command. Exits if it was removed."""
+    from lockstep.config import errors, project
+
+    try:
+        return project.current()
+    except errors.ConfigError as error:
+        errors.exit_with(error)
+
+
+def _entered(run: RunFolder | None = None) -> "Source":
+    """Let this process find the modules of the project in the current folder. Returns its configuration."""
+    from lockstep.config import compose, project
+
+    folder = _current()
+    project.enter(folder, run)
+    return compose.source_of(folder)
 
 
 def _new(arguments: argparse.Namespace) -> int:
@@ -141,11 +205,11 @@ def _new(arguments: argparse.Namespace) -> int:
     path = _current() / arguments.path
     requirement = create(path)
     print(
-        f"{quoted(path)} is a project, with images, a network and a task of its own:\n"
+        f"{quoted(path)} is a project with its own images, network and task:\n"
         f"  cd {quoted(path)}\n"
-        "  make train    # here, without installing it: lockstep train\n"
+        "  make train    # or without installing it: lockstep train\n"
         "  make test\n"
-        f"Its pyproject.toml asks for {requirement}"
+        f"Its pyproject.toml requires {requirement}"
     )
     return 0
 
@@ -155,7 +219,7 @@ def _board(arguments: argparse.Namespace) -> int:
         from lockstep.board.command import run
 
         return run(Path(arguments.logdir), arguments.host, arguments.port, arguments.training_hosts)
-    except KeyboardInterrupt:  # the way to end it, also while it starts
+    except KeyboardInterrupt:  # ends it, also while it starts
         return 0
 
 
@@ -176,88 +240,6 @@ def _verify(arguments: argparse.Namespace) -> int:
     from lockstep.verify.command import run
 
     return run(arguments.overrides, source)
-
-
-def _current() -> Path:
-    """The current folder, which is the project of a command. Ends this one where it is gone."""
-    from lockstep.config import errors, project
-
-    try:
-        return project.current()
-    except errors.ConfigError as error:
-        errors.exit_with(error)
-
-
-def _entered(run: RunFolder | None = None) -> "Source":
-    """Have this process find the modules of the project in the current folder. Returns where its `conf` is."""
-    from lockstep.config import compose, project
-
-    folder = _current()
-    project.enter(folder, run)
-    return compose.source_of(folder)
-
-
-def _add_watching_commands(commands: Any) -> None:
-    text = "what a run is doing, and what can be done next"
-    status = commands.add_parser("status", help=text, description=text)
-    status.add_argument("run", nargs="?", default="latest", help="run folder, default: latest")
-    status.set_defaults(function=_status)
-    runs = commands.add_parser(
-        "runs",
-        help="all runs below a folder; also removes some",
-        description="All runs below a folder, the newest first; in a pipe with all columns.",
-        epilog=PRUNING,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
-    order = "smallest first, -COLUMN: largest first; default: -started"
-    runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"a head of the table; {order}")
-    runs.add_argument("--reverse", action="store_true", help="turn the order around")
-    runs.add_argument(
-        "--filter", metavar="TEXT", default="", help="each word must occur in name, state, device or overrides"
-    )
-    runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
-    what = runs.add_mutually_exclusive_group()
-    what.add_argument("--watch", action="store_true", help="anew every two seconds until Ctrl-C")
-    what.add_argument("--prune", action="store_true", help="remove runs, after asking: see below")
-    runs.add_argument("--yes", action="store_true", help="remove without asking")
-    runs.set_defaults(function=_runs)
-    text = "settings in which runs differ, and their results, side by side"
-    compare = commands.add_parser("compare", help=text, description=text)
-    compare.add_argument("runs", nargs="+", metavar="run", help="two or more run folders")
-    compare.set_defaults(function=_compare)
-    for subparser in (status, what, compare):
-        subparser.add_argument("--json", action="store_true", help="as JSON")
-
-
-def _joined(words: Sequence[str]) -> list[str]:
-    """`--sort -best` as one word: argparse takes the minus for an option."""
-    joined: list[str] = []
-    for word in words:
-        if joined and joined[-1] == "--sort" and not word.startswith("--"):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def _add_data_commands(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    text = (
-        "decode a folder of images ahead of the first training; the defaults are those of conf/data/image_folder.yaml"
-    )
-    prepare = commands.add_parser("prepare", help=text, description=text[0].upper() + text[1:] + ".")
-    prepare.add_argument("root", help="folder or URL with a folder per class, or train/, val/ and test/ of them")
-    prepare.add_argument(
-        "--image-size", metavar="N|null", help="resize and crop to N x N pixels; null: all have one size"
-    )
-    prepare.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
-    prepare.add_argument("--cache", metavar="FOLDER", help="folder that keeps the decoded images")
-    prepare.set_defaults(function=_prepare)
-    text = "look at every image: classes, sizes, broken and duplicate ones, leaks between splits; exit code 1 if wrong"
-    check = commands.add_parser("check", help=text, description=text[0].upper() + text[1:] + ".")
-    check.add_argument("overrides", nargs="*", help="as of python train.py: data=image_folder data.root=flowers")
-    check.set_defaults(function=_check)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -289,23 +271,18 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _stop(arguments: argparse.Namespace) -> int:
     if (Path(arguments.run) / SWEEP).is_file():
-        return _stop_sweep(RunFolder(Path(arguments.run)), arguments.reason)
-    folder = naming.find(arguments.run)
-    state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
-    if state not in LIVE_STATES:
-        print(f"lockstep: {shown(folder.path)} is not running: {state}", file=sys.stderr)
+        folder = RunFolder(Path(arguments.run))
+        name, its, is_running = f"the sweep in {shown(folder.path)}", "each trial", folder.is_locked() is not False
+        state = ""
+    else:
+        folder = naming.find(arguments.run)
+        state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
+        name, its, is_running = shown(folder.path), "it", state in LIVE_STATES
+    if not is_running:
+        print(f"lockstep: {name} is not running{f': {state}' if state else ''}", file=sys.stderr)
         return EXIT_CONFIG
     folder.request_stop(arguments.reason)
-    print(f"Asked {shown(folder.path)} to stop; it saves a checkpoint first.")
-    return 0
-
-
-def _stop_sweep(folder: RunFolder, reason: str) -> int:
-    if folder.is_locked() is False:
-        print(f"lockstep: the sweep in {shown(folder.path)} is not running", file=sys.stderr)
-        return EXIT_CONFIG
-    folder.request_stop(reason)
-    print(f"Asked the sweep in {shown(folder.path)} to stop; each trial saves a checkpoint first.")
+    print(f"Asked {name} to stop; {its} saves a checkpoint first.")
     return 0
 
 
@@ -320,39 +297,29 @@ def _predict(arguments: argparse.Namespace) -> int:
     if source not in ("val", "test"):
         source = str(Path(source).resolve())
         if not Path(source).exists():
-            raise FileNotFoundError(
-                f"{arguments.source} is not there: give a folder or file of images, or val or test."
-            )
+            raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
     output = Path(arguments.output).resolve()
     if (error := refusals.unwritable(output.parent)) is not None:
         raise ValueError(f"--output {arguments.output}: {error}.")
     return _use(arguments, "predict", {"source": source, "output": str(output), "is_strict": arguments.strict})
 
 
-def _prepare(arguments: argparse.Namespace) -> int:
-    from lockstep.cli.prepare import prepare
-    from lockstep.config import errors
-
-    changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
-    try:
-        return prepare(arguments.root, changes, _entered())
-    except errors.ConfigError as error:
-        errors.exit_with(error)
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from lockstep.cli.check import check
+def _data(arguments: argparse.Namespace) -> int:
+    from lockstep.cli import check, prepare
     from lockstep.config import errors
 
     try:
-        return check(arguments.overrides, _entered())
+        if arguments.data_command == "check":
+            return check.check(arguments.overrides, _entered())
+        changes = {name: getattr(arguments, name) for name in ("image_size", "channels", "cache")}
+        return prepare.prepare(arguments.root, changes, _entered())
     except errors.ConfigError as error:
         errors.exit_with(error)
 
 
 def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> int:
-    """Run a task on a checkpoint of a run. Its logs go elsewhere: the run folder belongs to the training."""
-    from lockstep.config import errors, presence, saved_run, storage, trained, trust
+    """Run a task on a checkpoint of a run, with logs in a temporary folder: the run folder is that of the training."""
+    from lockstep.config import errors, presence, saved_run, storage, trust
     from lockstep.config.workers import resolve_workers
     from lockstep.launch import parent
     from lockstep.launch.worker import Job
@@ -364,7 +331,7 @@ def _use(arguments: argparse.Namespace, task: str, options: dict[str, Any]) -> i
     try:
         source = _entered(None if arguments.trust else folder)
         trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust)
-        here = trained.here(saved, devices=arguments.devices, strategy=arguments.strategy)
+        here = saved_run.on_this_machine(saved, devices=arguments.devices, strategy=arguments.strategy)
         config = saved_run.changed(folder, here, arguments.overrides, source)
         if task == "evaluate" or options["source"] in ("val", "test"):
             presence.check(config.data)

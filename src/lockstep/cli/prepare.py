@@ -1,4 +1,4 @@
-"""Decodes a folder of images ahead of the first training."""
+"""`lockstep data prepare`: decodes a folder of images before the first training."""
 
 import contextlib
 import shlex
@@ -12,9 +12,9 @@ from lockstep.system.wording import plural
 
 
 def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source) -> int:
-    """Have the images of a folder in the cache, with the settings of a training with these `changes` of data.*.
+    """Decode the images of a folder into the cache, with these `changes` of data.*, and print a summary.
 
-    Prints what is there. Returns the exit code; raises ConfigError, FileNotFoundError or ValueError.
+    Returns the exit code. Raises ConfigError, FileNotFoundError or ValueError.
     """
     changed = {"root": naming.hydra_text(root), **{name: value for name, value in changes.items() if value is not None}}
     if changed.get("cache", "null") != "null":
@@ -28,7 +28,7 @@ def prepare(root: str, changes: Mapping[str, str | None], source: compose.Source
     from lockstep.training.staging import once_a_node
 
     with contextlib.ExitStack() as held:
-        # of a URL the copy, which the training finds, too
+        # keeps the copy of a URL for the training, too
         decoding = once_a_node(section, files_of, rank=0, local_rank=0, is_silent=False, held=held)
         is_new = decoding.opened() is None
         try:

@@ -1,4 +1,4 @@
-"""`python train.py`, also `lockstep train`: the command line is checked, then Hydra starts each training."""
+"""`python train.py` and `lockstep train`: checks the command line, then Hydra starts each training."""
 
 import contextlib
 import os
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 def run(project: Path) -> int:
-    """Check the command line, answer --help, and hand over to Hydra. Returns the exit code.
+    """Check the command line, then print --help or start Hydra. Returns the exit code.
 
-    `project` is the folder whose `conf` and modules this command uses.
+    `project` is the folder with the `conf` and modules of this command.
     """
     import hydra
 
     from lockstep.config import errors
 
     try:
-        arguments, source = _asked(project)
+        arguments, source = _parsed(project)
         resumed = _saved_run(arguments, source)
         if resumed is None and not _is_checked(arguments, source):
             return 0
@@ -51,31 +51,26 @@ def run(project: Path) -> int:
     return 0
 
 
-def _asked(folder: Path) -> "tuple[Namespace, Source]":
-    """The options of Hydra on the command line, and where the configuration comes from. Raises ConfigError."""
+def _parsed(folder: Path) -> "tuple[Namespace, Source]":
+    """Return the arguments of Hydra, and the source of the configuration. Raises ConfigError."""
     from hydra._internal.utils import get_args_parser
 
-    from lockstep.cli import dashes
-    from lockstep.config import compose, errors, project
+    from lockstep.config import compose, errors, project, saved_run
 
     is_trusted, run = "--trust" in sys.argv, None
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
     if any("resume=" in word for word in sys.argv):
-        from lockstep.config import saved_run
-
-        with contextlib.suppress(errors.ConfigError):  # it is said later, unless this asks for help
+        with contextlib.suppress(errors.ConfigError):  # reported later, unless this is --help
             run = saved_run.named(sys.argv[1:])
     elif is_trusted:
         raise errors.ConfigError(["--trust is for a run that is resumed: leave it out, or add resume=..."])
     project.enter(folder, None if is_trusted else run)
-    parser = get_args_parser()
     source = compose.source_of(folder)
-    dashes.refuse(sys.argv[1:], parser, source)
-    arguments = parser.parse_args()
+    arguments = get_args_parser().parse_args()
     arguments.is_trusted = is_trusted
     if arguments.config_path:
         source = source._replace(conf=folder / arguments.config_path)
-        sys.argv.append(f"--config-path={source.conf}")  # the last one counts; to Hydra, this file would be the script
+        sys.argv.append(f"--config-path={source.conf}")  # the last one counts; Hydra takes this file for the script
     if arguments.config_name:
         source = source._replace(name=arguments.config_name)
     if arguments.config_dir:
@@ -84,9 +79,9 @@ def _asked(folder: Path) -> "tuple[Namespace, Source]":
 
 
 def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
-    """The run to go on with, as this command changes it. Hydra then gets only what it must read. Raises ConfigError."""
-    is_asking = any((arguments.help, arguments.hydra_help, arguments.cfg, arguments.info, arguments.shell_completion))
-    if is_asking or arguments.multirun or not any("resume=" in text for text in arguments.overrides):
+    """Return the run to resume, as this command changes it; Hydra gets only what it must read. Raises ConfigError."""
+    is_help = any((arguments.help, arguments.hydra_help, arguments.cfg, arguments.info, arguments.shell_completion))
+    if is_help or arguments.multirun or not any("resume=" in text for text in arguments.overrides):
         return None
     from lockstep.config import compose, options, overrides, saved_run
 
@@ -95,13 +90,13 @@ def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
         return None
     found = saved_run.resumed(folder, arguments.overrides, source, is_trusted=arguments.is_trusted)
     groups = options.groups(*source.folders)
-    put_in = [text for text in arguments.overrides if not overrides.is_choice(options.parsed(text), groups)]
-    sys.argv[1:] = [word for word in sys.argv[1:] if word not in put_in]
+    applied = [text for text in arguments.overrides if not overrides.is_choice(options.parsed(text), groups)]
+    sys.argv[1:] = [word for word in sys.argv[1:] if word not in applied]
     return found
 
 
 def _is_checked(arguments: "Namespace", source: "Source") -> bool:
-    """Check the overrides. False if nothing is to start: --help is answered here. Raises ConfigError."""
+    """Check the overrides. Returns False after printing --help. Raises ConfigError."""
     from omegaconf import OmegaConf
 
     from lockstep.config import compose, errors, options, overrides
@@ -114,7 +109,7 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
         try:
             show(arguments.overrides, source)
         except options.REFUSALS:
-            show(source=source)  # help is for those whose overrides are wrong, too
+            show(source=source)  # without the wrong overrides
         return False
     if arguments.cfg or arguments.info or arguments.shell_completion or arguments.hydra_help:
         return True
@@ -135,7 +130,7 @@ def _is_checked(arguments: "Namespace", source: "Source") -> bool:
 
 
 def _check_launcher(typed: Sequence[str], source: "Source") -> None:
-    """Raise ConfigError for a launcher that is not Lockstep's: it has neither ledger nor table."""
+    """Raise ConfigError for another launcher than Lockstep's: it has neither ledger nor table."""
     from lockstep.config import errors, overrides
 
     target = overrides.hydra_value("hydra.launcher._target_", typed, source)
@@ -145,11 +140,11 @@ def _check_launcher(typed: Sequence[str], source: "Source") -> None:
 
 
 def _check_inputs(configs: Sequence["Config"]) -> None:
-    """Raise ConfigError where data or initial weights of the jobs of a sweep are missing."""
-    from lockstep.config import presence  # it brings numpy, which neither help nor an error needs
+    """Raise ConfigError if data or initial weights of the jobs of a sweep do not exist."""
+    from lockstep.config import presence  # it imports numpy, which neither help nor an error needs
     from lockstep.training import checkpoints
 
-    if configs[0].cluster.name == "none":  # else the data may be where the jobs run alone
+    if configs[0].cluster.name == "none":  # else the data may exist on the nodes alone
         for index, config in enumerate(configs):
             if all(config.data != other.data for other in configs[:index]):
                 presence.check(config.data)
@@ -158,7 +153,7 @@ def _check_inputs(configs: Sequence["Config"]) -> None:
 
 
 def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source") -> None:
-    """Raise ConfigError where the folder of a run or sweep cannot be made: Hydra would show a traceback."""
+    """Raise ConfigError if the folder of a run or sweep cannot be made: Hydra would show a traceback."""
     from lockstep.config import errors, overrides
     from lockstep.training import refusals
 
@@ -169,9 +164,9 @@ def _check_folder(key: str, default: str, typed: Sequence[str], source: "Source"
 
 
 def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source") -> None:
-    """Let Hydra find the folder of the sweep that goes on by this command, else make a new one when it asks for it.
+    """Resolve Hydra's sweep folder: that of the sweep that this command resumes, else a new one, made on first use.
 
-    Raises ConfigError where it cannot be made.
+    Raises ConfigError if it cannot be made.
     """
     from omegaconf import OmegaConf
 
@@ -188,10 +183,7 @@ def _name_sweep_folder(name: str | None, typed: Sequence[str], source: "Source")
 
 
 def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
-    """Hydra's task: one training of a new run, or of one `resumed`, in whose configuration Hydra cannot put overrides.
-
-    Exits with its code if that is not 0.
-    """
+    """Train a new run, or one `resumed`, as the task of Hydra. Exits with its code if that is not 0."""
     from hydra import compose
     from hydra.core.hydra_config import HydraConfig
 
@@ -201,33 +193,33 @@ def train(cfg: Any, source: "Source", resumed: "SavedRun | None") -> None:
     hydra = HydraConfig.get()
     typed = list(hydra.overrides.task)
     chosen = None if hydra.runtime.output_dir == os.getcwd() else Path(hydra.runtime.output_dir)
-    first = partial(_know_hydra, HydraConfig.instance().cfg)
+    first = partial(_set_hydra, HydraConfig.instance().cfg)
     is_submitted = (cfg if resumed is None else resumed.config).cluster.name != "none"
     try:
         if resumed is not None:
-            from lockstep.cluster import submission  # which a new run here does not need
+            from lockstep.cluster import submission  # not imported for a new run on this machine
 
             folder, config = resumed
             submission.refuse_live(folder)
-            work = partial(submission.resume if is_submitted else partial(runner.resume, first=first), folder, config)
+            resume = submission.resume if is_submitted else partial(runner.resume, first=first)
+            _, code = resume(folder, config)
         elif is_submitted:
             from lockstep.cluster import submission
 
             config = overrides.of_job(cfg, typed, partial(compose, source.name))
             overrides.check_called([config])
-            work = partial(submission.start, config, typed, chosen)
+            _, code = submission.start(config, typed, chosen)
         else:
             config = overrides.of_job(cfg, typed, partial(compose, source.name))
-            work = partial(runner.start, config, typed, chosen, first=first)
-        _, code = work()
+            _, code = runner.start(config, typed, chosen, first=first)
     except errors.ConfigError as error:
         errors.exit_with(error)
     if code:
         raise SystemExit(code)
 
 
-def _know_hydra(cfg: Any) -> None:
-    """Have custom parts of a training find in a worker what Hydra knows of its job."""
+def _set_hydra(cfg: Any) -> None:
+    """Set Hydra's configuration and logging in a worker, for custom parts of a training."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.utils import configure_log
 

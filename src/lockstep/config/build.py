@@ -1,4 +1,4 @@
-"""The objects that the sections of a configuration describe."""
+"""Builds the objects that the sections of a configuration describe."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")  # key
 
 
 def monitored(config: Config) -> tuple[str, Literal["min", "max"]]:
-    """The metric by which best.ckpt is chosen, and which of its values is the best."""
+    """Return the metric that chooses best.ckpt, and which of its values is the best."""
     for section in config.callbacks.values():
         if section is not None and section.target.endswith(".ModelCheckpoint"):
             arguments = section.arguments()
@@ -26,7 +26,7 @@ def monitored(config: Config) -> tuple[str, Literal["min", "max"]]:
 
 
 def scaled(config: Config) -> Config:
-    """The configuration with batch size and learning rate multiplied by the workers, if it asks for that."""
+    """Multiply batch size and learning rate by the number of workers, if `scale_with_workers` is set."""
     if not config.scale_with_workers:
         return config
     num_workers = resolve_workers(config).world_size
@@ -37,19 +37,9 @@ def scaled(config: Config) -> Config:
     return Config.model_validate(tree)
 
 
-def imported(target: str) -> Any:
-    """What a dotted name stands for."""
-    from hydra.utils import get_object
-
-    return get_object(target)
-
-
 @contextlib.contextmanager
 def answering(config: Config, section: str) -> Iterator[None]:
-    """Raise ConfigError, which names the `_target_` of a section, in place of a TypeError or ValueError of its target.
-
-    An error that names its setting itself stays as it is.
-    """
+    """Turn a TypeError or ValueError of the target of a section into a ConfigError that names the `_target_`."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -62,32 +52,31 @@ def answering(config: Config, section: str) -> Iterator[None]:
 
 
 def build(section: Target | Open, **supplied: Any) -> Any:
-    """Call the target of a section, or bind it where it is partial. What the target raises comes out as it is.
+    """Call the target of a section, or bind its arguments if it is partial. Raises what the target raises.
 
-    Values reach it as they stand: Hydra alone would resolve the text ${...} in them.
+    Values are passed unchanged: Hydra alone would resolve the text ${...} in them.
     """
     is_partial = getattr(section, "partial", False)
-    return _made({"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied)
+    return _built({"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied)
 
 
-def _made(value: Any, /, **supplied: Any) -> Any:
-    """A value with the sections in it called, by the keys that Hydra has for them."""
+def _built(value: Any, /, **supplied: Any) -> Any:
     if isinstance(value, list):
-        return [_made(item) for item in value]
+        return [_built(item) for item in value]
     if not isinstance(value, dict):
         return value
-    made = value if value.get("_recursive_") is False else {key: _made(item) for key, item in value.items()}
+    built = value if value.get("_recursive_") is False else {key: _built(item) for key, item in value.items()}
     if "_target_" not in value:
-        return made
-    keywords = {key: item for key, item in made.items() if key not in SPECIAL}
+        return built
+    keywords = {key: item for key, item in built.items() if key not in SPECIAL}
     bound = _bound(value["_target_"])
-    # as a copy is made of a partial: this one has more than its target, which Hydra goes by at the call
-    bound.__setstate__((bound.func, tuple(made.get("_args_", ())), keywords | supplied, vars(bound)))
+    # set as a copy of a partial is: Hydra's partial has attributes that its call needs
+    bound.__setstate__((bound.func, tuple(built.get("_args_", ())), keywords | supplied, vars(bound)))
     return bound if value.get("_partial_") else bound()
 
 
 def _bound(target: str) -> Any:
-    """Hydra's functools.partial of what a dotted name stands for: it refuses what no configuration should call."""
+    """Hydra's functools.partial of a dotted name: Hydra refuses what no configuration should call."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 

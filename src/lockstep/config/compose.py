@@ -1,6 +1,6 @@
-"""Hydra composes the configuration of a command line; nothing else in the package asks it to."""
+"""Composes the configuration of a command line by Hydra."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 from typing_extensions import override
 
 from lockstep.config.errors import one_line
-from lockstep.config.schema import Config, section
 
-if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms of it, 11 of Python; OmegaConf and Hydra, too, look the name up
+if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms with it, 11 in Python; OmegaConf and Hydra use it, too
     yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -26,10 +25,7 @@ CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") i
 
 
 class Source(NamedTuple):
-    """Where configurations come from: the folder and name of the primary one, and a folder that adds to it.
-
-    What is in neither is Lockstep's own, in CONF.
-    """
+    """Folder and name of the primary configuration, and a folder with more options. Lockstep's CONF is always added."""
 
     conf: Path = CONF
     name: str = "config"
@@ -37,7 +33,7 @@ class Source(NamedTuple):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All folders in which options are, the first one in which Hydra finds a file counts."""
+        """All folders with options, in the order in which Hydra searches them."""
         return tuple(dict.fromkeys(path for path in (self.conf, CONF, self.added) if path is not None))
 
 
@@ -45,28 +41,27 @@ DEFAULT = Source()
 
 
 def source_of(project: Path) -> Source:
-    """Where the configurations of a project come from: its `conf`, where it has one, before Lockstep's own."""
+    """Return the `conf` folder of a project, or Lockstep's own."""
     return Source(project / "conf") if (project / "conf").is_dir() else DEFAULT
 
 
 class Defaults(SearchPathPlugin):
-    """Lets Hydra find Lockstep's own configuration behind that of a project."""
+    """Adds Lockstep's configuration to Hydra's search path, after that of the project."""
 
     @override
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add CONF behind what is there, unless it is there."""
         path = f"file://{CONF}"
         if all(element.path != path for element in search_path.get_path()):
             search_path.append(provider="lockstep", path=path)
 
 
 def search_defaults() -> None:
-    """Have Hydra use `Defaults` in this process, and in no other application of the same environment."""
+    """Register `Defaults` in this process alone: other Hydra applications of the environment do not get it."""
     Plugins.instance().register(Defaults)
 
 
 def composed(overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
-    """The configuration of a command line, as Hydra composes it; also Hydra's own part `with_hydra`."""
+    """Compose the configuration of some overrides; `with_hydra` adds the section `hydra`."""
     search_defaults()
     search = [f"hydra.searchpath=[file://{source.added.resolve()}]"] if source.added is not None else []
     with initialize_config_dir(config_dir=str(source.conf.resolve()), version_base="1.3"):
@@ -74,7 +69,10 @@ def composed(overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: 
 
 
 def plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of a composed configuration; None where there is none to have, and by key the reason."""
+    """Return the resolved values of a configuration, and by key the reason why one is None instead.
+
+    The reason is empty for `${hydra:...}` outside of a job: it has a value, and is checked, when the job starts.
+    """
     reasons: dict[str, str] = {}
 
     def value_at(node: DictConfig | ListConfig, key: Any, path: str) -> Any:
@@ -86,7 +84,6 @@ def plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
         except (OmegaConfBaseException, RecursionError) as error:
             raw: Any = OmegaConf.to_container(node, resolve=False)
             text = str(raw[key])
-            # what Hydra knows of a job is there, and checked, when the job starts
             is_later = "${hydra:" in text and not HydraConfig.initialized()
             reasons[path] = "" if is_later else f"{path}={text} cannot be resolved: {one_line(error)}"
             return None
@@ -101,16 +98,3 @@ def plain(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
     tree = value_of(cfg, "")
     tree.pop("hydra", None)
     return tree, reasons
-
-
-def right_part(tree: dict[str, Any], errors: Mapping[str, str]) -> Config:
-    """The configuration without its faulty keys, so that the others are checked against each other all the same."""
-
-    def part(value: Any, path: tuple[str, ...]) -> Any:
-        if not isinstance(value, dict):
-            return value
-        kept = {k: part(v, (*path, k)) for k, v in value.items() if ".".join((*path, k)) not in errors}
-        section_type = section(tree, path)
-        return kept if section_type is None else section_type.model_construct(**kept)
-
-    return part(tree, ())

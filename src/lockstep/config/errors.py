@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: every error at once, each with its key and its hint."""
+"""Errors of a configuration, collected and printed together, each with its key and a hint."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ class ConfigError(ValueError):
 
 
 def exit_with(error: ConfigError) -> NoReturn:
-    """Print every error and leave with the exit code of a bad configuration."""
+    """Print every error and exit with the code of a bad configuration."""
     for message in error.errors:
         print(f"{PREFIX}{message}", file=sys.stderr)
     print(f"{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
@@ -32,7 +32,7 @@ def exit_with(error: ConfigError) -> NoReturn:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, without what Hydra and OmegaConf add of their inner life."""
+    """Return the message of an error in one line, without the internal details that Hydra and OmegaConf append."""
     lines = []
     for line in str(error).strip().splitlines():
         if line.strip().startswith(("full_key:", "object_type=", "Config search path:", "To append to your")):
@@ -42,7 +42,7 @@ def one_line(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is typed, in quotes where it is a text that looks like something else."""
+    """Return a value as it is typed, in quotes if it is a string that looks like another type."""
     if not isinstance(value, str):
         return json.dumps(value, default=str, separators=(",", ":"))
     try:
@@ -52,22 +52,22 @@ def shown(value: Any) -> str:
     return value if is_plain else f"'{value}'"
 
 
-def unfit(key: str, value: Any, wanted: str, *, is_text: bool) -> str:
-    """The error of a value that is not what is `wanted`, "" where it is too large; `is_text` if its text would do."""
+def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> str:
+    """Describe a value that is not `expected`, or too large if that is empty; `as_text` if it would do in quotes."""
     text = shown(value)
-    if not wanted:
+    if not expected:
         return f"{key}={text} is too large: {LARGEST:,} at most"
-    return f"{key}={text} must be {wanted}" + (f": write \"{key}='{text}'\"" if is_text else "")
+    return f"{key}={text} must be {expected}" + (f": write \"{key}='{text}'\"" if as_text else "")
 
 
 def several(names: Sequence[str], most: int = 3) -> str:
-    """The first names, and the number of the others."""
+    """Return the first names, and the number of the others."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def near(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The names that are most like one; upper case counts as lower where none is like it."""
+    """Return the most similar names; if there are none, those that are similar in lower case."""
     from difflib import get_close_matches  # 10 ms that a good configuration does not need
 
     names = list(names)
@@ -77,5 +77,5 @@ def near(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -
 
 
 def question(meant: Sequence[str], otherwise: str) -> str:
-    """The end of an error: the names that may have been meant, else what there is to do."""
+    """Return the end of an error: the names that may have been meant, else a hint."""
     return f": did you mean {' or '.join(meant)}?" if meant else f": {otherwise}"

@@ -1,19 +1,19 @@
-"""Which keys may change when a run or a sweep goes on, and which belong to a whole command: all by their scope."""
+"""Which keys may change on a resume, and which belong to a whole command: by the scope of each key."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from lockstep.config.schema import Config, fields, section
-from lockstep.config.sections import Scope, SetBy, scope_of
+from lockstep.config.sections import Scope, scope_of
 from lockstep.config.target_sections import Data, is_ours
 from lockstep.system.trees import at
 
 FREE_ON_RESUME = frozenset(Scope) - {Scope.NUMBERS}
-FREE_IN_A_SWEEP_THAT_GOES_ON = FREE_ON_RESUME - {Scope.LENGTH}
+FREE_IN_A_RESUMED_SWEEP = FREE_ON_RESUME - {Scope.LENGTH}
 SAME_FOR_ALL_JOBS = frozenset({Scope.OUTPUT, Scope.SWEEP, Scope.SUBMISSION})
-NOT_OF_A_TRAINING = frozenset({Scope.SWEEP, Scope.SUBMISSION})  # what a run computes does not depend on these
+NOT_OF_A_TRAINING = frozenset({Scope.SWEEP, Scope.SUBMISSION})  # these change nothing that a run computes
 
-# callbacks that may come, go and change on a resume: they only look on, or end a training
+# callbacks that a resume may add, remove and change: they only observe, or end a training
 FREE_CALLBACKS = (
     "lightning.pytorch.callbacks.DeviceStatsMonitor",
     "lightning.pytorch.callbacks.LearningRateMonitor",
@@ -21,21 +21,26 @@ FREE_CALLBACKS = (
     "lockstep.callbacks.Curves",
     "lockstep.callbacks.Pictures",
 )
-CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"  # free where it does not choose the best weights
-PLACES = ("root", "file", "cache", "download")  # parameters of Lockstep's own sources: where their files are
+CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"  # free unless it chooses the best weights
+PATHS = ("root", "file", "cache", "download")  # parameters of Lockstep's own sources: where their files are
 EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
+# set by each environment of a benchmark, in place of the command line
+OF_ENVIRONMENTS = (
+    *("scale_with_workers", "strategy", "strategy.name", "trainer.devices", "trainer.loads", "trainer.max_time_s"),
+    "trainer.num_nodes",
+)
 
 
 def scope(key: str, tree: Mapping[str, Any] | None = None) -> Scope:
-    """What `key` decides, in the configuration `tree`, which says whose the targets of its sections are.
+    """Return the scope of `key`; the targets of its sections are those of the configuration `tree`.
 
-    What the schema does not know decides the numbers: a parameter of somebody's own, whatever it is called.
+    Keys that the schema does not have are of NUMBERS, such as the parameters of a custom target.
     """
     path = key.split(".")
     for depth, name in enumerate(path):
         section_type = section(tree or {}, path[:depth])
         field = fields(section_type).get(name) if section_type is not None else None
-        if section_type is Data and name in PLACES and is_ours(at(tree, ["data", "_target_"])):
+        if section_type is Data and name in PATHS and is_ours(at(tree, ["data", "_target_"])):
             return Scope.PLACE
         if section_type is None or field is None:
             break
@@ -47,13 +52,5 @@ def scope(key: str, tree: Mapping[str, Any] | None = None) -> Scope:
 
 
 def names(*scopes: Scope) -> list[str]:
-    """The keys and sections at the top of a configuration that decide this."""
+    """Return the keys and sections at the top of a configuration that have one of these scopes."""
     return [name for name in Config.model_fields if scope(name) in scopes]
-
-
-def is_set_by_environments(key: str) -> bool:
-    """Whether each environment of a benchmark says this key, or the option of this group, itself."""
-    *parents, last = key.split(".")
-    section_type = section({}, parents)
-    field = fields(section_type).get(last) if section_type is not None else None
-    return key == "strategy" or (field is not None and SetBy.ENVIRONMENT in field.metadata)

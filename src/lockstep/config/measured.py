@@ -1,7 +1,6 @@
-"""What a run measures, by name, and in which direction it is better: known before anything starts."""
+"""Names of the metrics of a run, and the direction in which each is better, known before anything starts."""
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lockstep.config import signatures
@@ -11,9 +10,8 @@ from lockstep.system import processes
 from lockstep.system.trees import at
 
 AUTO = "auto"
-# what a training shows of its own samples beside the loss, by the task
-SCORED = {"lockstep.tasks.Classification": ("accuracy",)}
-# of the metrics in conf/: others are asked, which takes an import of torch
+SCORED = {"lockstep.tasks.Classification": ("accuracy",)}  # measured in training, by task
+# of the metrics in conf/: for others torch has to be imported
 HIGHER_IS_BETTER = {
     "lockstep.tasks.Accuracy": True,
     "torchmetrics.classification.MultilabelAveragePrecision": True,
@@ -24,55 +22,50 @@ HIGHER_IS_BETTER = {
 
 
 def resolved(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree of a configuration whose callbacks say what they watch, and in which direction, where they said auto."""
+    """Replace `auto` in callbacks: `monitor` by the first metric, `mode` by the direction in which it is better."""
     callbacks = tree.get("callbacks")
-    if not isinstance(callbacks, dict) or not any(AUTO in _watching(callback) for callback in callbacks.values()):
+    if not isinstance(callbacks, dict):
         return tree
-    tree = copy.deepcopy(tree)
-    metrics = _metrics(tree)
-    for callback in tree["callbacks"].values():
-        if AUTO not in _watching(callback):
-            continue
-        if callback.get("monitor") == AUTO:
-            callback["monitor"] = f"val/{first(list(metrics))}"
-        better = direction(callback.get("monitor"), metrics)
-        if callback.get("mode") == AUTO and better is not None:
-            callback["mode"] = better
-    return tree
+    return {**tree, "callbacks": {name: _resolved(callback, tree) for name, callback in callbacks.items()}}
 
 
-def _watching(callback: Any) -> tuple[Any, Any]:
-    return (callback.get("monitor"), callback.get("mode")) if isinstance(callback, dict) else (None, None)
-
-
-def _metrics(tree: Mapping[str, Any]) -> dict[str, str]:
-    """The target of every metric by its name; nobody knows what a module of the user's own measures."""
-    metrics = at(tree, ["task", "metrics"]) if at(tree, ["module", "_target_"]) in (None, CLASSIFIER) else None
-    sections = metrics if isinstance(metrics, dict) else {}
-    return {name: str(section.get("_target_")) for name, section in sections.items() if isinstance(section, dict)}
+def _resolved(callback: Any, tree: Mapping[str, Any]) -> Any:
+    if not isinstance(callback, dict):
+        return callback
+    has_own_module = at(tree, ["module", "_target_"]) not in (None, CLASSIFIER)
+    sections = None if has_own_module else at(tree, ["task", "metrics"])
+    metrics = {
+        name: str(section.get("_target_"))
+        for name, section in (sections.items() if isinstance(sections, dict) else ())
+        if isinstance(section, dict)
+    }
+    found = dict(callback)
+    if found.get("monitor") == AUTO:
+        found["monitor"] = _first(metrics)
+    if found.get("mode") == AUTO:
+        found["mode"] = direction(found.get("monitor"), metrics) or AUTO
+    return found
 
 
 def targets(config: Config) -> dict[str, str]:
-    """The target of every metric of a configuration by its name; nobody knows those of a module of the user's own."""
+    """Return the target of every metric by its name; none for a custom module, whose metrics are not known."""
     if config.has_own_module:
         return {}
     return {name: section.target for name, section in config.task.metrics.items() if section is not None}
 
 
-def first(metrics: Sequence[str]) -> str:
-    """What decides where nobody says it: the first metric of the task, the loss without one."""
-    return metrics[0] if metrics else "loss"
+def _first(metrics: Mapping[str, str]) -> str:
+    return f"val/{next(iter(metrics), 'loss')}"
 
 
 def default(config: Config) -> tuple[str, bool]:
-    """What a run comes to where no checkpoint says another: the name, and whether more of it is better."""
+    """Return the metric that decides if no checkpoint names one, and whether higher is better."""
     metrics = targets(config)
-    name = f"val/{first(list(metrics))}"
-    return name, direction(name, metrics) == "max"
+    return _first(metrics), direction(_first(metrics), metrics) == "max"
 
 
 def names(config: Config) -> tuple[str, ...]:
-    """All that is measured of training and validation; of a module of the user's own what it must measure."""
+    """Return the names of all metrics of training and validation; of a custom module the one it must log."""
     if config.has_own_module:
         return ("val/loss",)
     trained, validated = ("loss", *SCORED.get(config.task.target, ())), ("loss", *targets(config))
@@ -80,7 +73,7 @@ def names(config: Config) -> tuple[str, ...]:
 
 
 def direction(name: Any, metrics: Mapping[str, str]) -> str | None:
-    """Whether the metric called `name` is better when it is "max" or "min"; None where nobody knows."""
+    """Return "max" or "min" for the metric called `name`, None if it is not known."""
     kind = str(name).partition("/")[2]
     if kind == "loss":
         return "min"
@@ -96,7 +89,7 @@ def direction(name: Any, metrics: Mapping[str, str]) -> str | None:
 
 
 def _is_higher_better(target: str) -> bool | None:
-    """What a metric says of itself; anything of one that cannot be imported, which the second round refuses."""
+    """Return the attribute of a metric; True if it cannot be imported, which the second round reports."""
     try:
         return getattr(signatures.load(target), "higher_is_better", None)
     except Exception:  # whatever its module raises

@@ -1,6 +1,5 @@
-"""The options of the configuration groups, and one override as Hydra reads it."""
+"""Options of the configuration groups, and overrides as Hydra parses them."""
 
-import re
 from functools import cache
 from pathlib import Path
 
@@ -10,11 +9,11 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # by Hydra, of a choice or a file
+REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # raised by Hydra for a choice or a file
 
 
 def groups(*folders: Path) -> dict[str, list[str]]:
-    """Options of every configuration group below the folders; Hydra knows more of its own groups, hydra/..."""
+    """Return the options of every configuration group in some folders, without Hydra's own groups."""
     options_by_group: dict[str, set[str]] = {}
     for folder in folders:
         for file in folder.rglob("*.yaml"):
@@ -24,15 +23,9 @@ def groups(*folders: Path) -> dict[str, list[str]]:
     return {group: sorted(options) for group, options in sorted(options_by_group.items())}
 
 
-def targets_of(group: str, *folders: Path) -> set[str]:
-    """The `_target_` of each option of a group."""
-    files = (file for folder in folders for file in (folder / group).glob("*.yaml"))
-    return {target for file in files for target in re.findall(r"^_target_: *(\S+)$", file.read_text(), re.MULTILINE)}
-
-
 @cache
 def parsed(text: str) -> Override:
-    """One override as Hydra reads it. Raises HydraException for what Hydra cannot read."""
+    """Parse one override. Raises HydraException."""
     if text.startswith("="):
-        raise OverrideParseException(text, "no key")  # to Hydra the empty text is a key
+        raise OverrideParseException(text, "no key")  # Hydra takes the empty text for a key
     return OverridesParser.create().parse_override(text)

@@ -1,7 +1,4 @@
-"""Whether the data of a run is there, looked at before anything starts: no torch, no file is opened.
-
-What only reading can tell, a broken image say, is told by those who read.
-"""
+"""Checks that the data of a run exists before anything starts: without torch, and without opening a file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +11,9 @@ from lockstep.data.transfer import remote
 
 
 def check(section: Data) -> None:
-    """Raise ConfigError, with the setting and the hint, where the data of a section is not there.
+    """Raise ConfigError, with the setting and a hint, if the data of a section does not exist.
 
-    A source of the user's own is asked where it names a function for that, `_check_`, which gets the same arguments.
-    What is of a wrong type is left to the second round of the check.
+    A custom source may name a function that raises, `_check_`, which gets the same arguments.
     """
     try:
         if section.check is not None:
@@ -26,32 +22,30 @@ def check(section: Data) -> None:
             OF_SOURCES[section.target](section)
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(str(error).splitlines()) from error
+    except TypeError as error:
+        raise ConfigError([f"data._check_={section.check}: {error}"]) from error
     except OSError as error:
-        raise ConfigError([f"data.root={section.root} cannot be read ({error}): mend it"]) from error
+        raise ConfigError([f"data.root={section.root} cannot be read ({error}): check its permissions"]) from error
 
 
 def check_weights(section: Target) -> None:
-    """Raise ConfigError where the file that a new run is to have its weights from is not there."""
+    """Raise ConfigError if the file with the initial weights of a new run does not exist."""
     pretrained = section.arguments().get("pretrained")
     if is_ours(section.target) and isinstance(pretrained, str) and not Path(pretrained).is_file():
         raise ConfigError([f"model.pretrained={pretrained} is no file: correct the path, or use true or false"])
 
 
 def _imported(target: str) -> Callable[..., object]:
-    """The user's own check. Raises ConfigError where its module cannot be imported, whose text was read before."""
     try:
-        own_check = signatures.load(target)
+        return signatures.load(target)
     except Exception as error:  # whatever its module raises
-        raise ConfigError([f"data._check_={target} cannot be imported ({error}): mend its module"]) from error
-    if not callable(own_check):
-        raise ConfigError([f"data._check_={target} is no function: name one that raises where data is missing"])
-    return own_check
+        raise ConfigError([f"data._check_={target} cannot be imported ({error}): fix its module"]) from error
 
 
 def _check_list(section: Data) -> None:
     file = section.arguments().get("file")
     if not isinstance(file, str):
-        return
+        return  # the second round reports its type
     setting = f"data.file={file}"
     path = existing(file, setting)
     if not path.is_file() or path.suffix not in (".csv", ".parquet"):
@@ -70,16 +64,10 @@ def _check_folder(section: Data) -> None:
 
 
 def _check_downloaded(section: Data) -> None:
-    setting = f"data.root={section.root}"
-    if section.root is None:
-        return
-    if remote.is_url(section.root):
+    if section.root is not None and remote.is_url(section.root):
         remote.check(section.root)
-    elif section.arguments().get("download"):
-        root = Path(section.root).expanduser()
-        if root.exists() and not root.is_dir():
-            raise ValueError(f"{setting} is a file: name a folder for what is downloaded.")
-    else:
+    elif section.root is not None and not section.arguments().get("download"):
+        setting = f"data.root={section.root}"
         folder = existing(section.root, setting) / FOLDERS[section.target]
         if not folder.is_dir():
             raise FileNotFoundError(f"{setting} has no folder {folder}: set data.download=true, or correct the path.")

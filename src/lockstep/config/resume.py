@@ -1,4 +1,4 @@
-"""The saved configuration of a run with new overrides on top; key_scopes.py says which keys may change."""
+"""Applies overrides to the saved configuration of a run; key_scopes.py has the keys that may change."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -21,29 +21,29 @@ from lockstep.system.trees import at, leaves
 
 
 def on_top_of(saved: Config, cfg: DictConfig, choices: Sequence[Override]) -> DictConfig:
-    """The saved configuration with the sections of `cfg` that `choices` of options name, and what a command decides."""
+    """Return the saved configuration, with those sections of `cfg` that a command decides or that `choices` name."""
     chosen = {override.key_or_group for override in choices}
     if not chosen.isdisjoint(EVERYWHERE):
         return cfg
     typed: Any = OmegaConf.to_container(cfg, resolve=False)
     kept = {*names(Scope.SUBMISSION), "resume", *(group.partition("/")[0] for group in chosen)}
-    tree = {**literal(to_tree(saved)), **{key: typed[key] for key in kept if key in typed}}
+    tree = {**_literal(to_tree(saved)), **{key: typed[key] for key in kept if key in typed}}
     return OmegaConf.create(tree, flags={"struct": True})  # as Hydra composes it
 
 
-def literal(value: Any) -> Any:
-    """Plain values in which OmegaConf finds no interpolation: those of a saved configuration are resolved."""
+def _literal(value: Any) -> Any:
+    """Escape what OmegaConf takes for interpolations: the values of a saved configuration are resolved."""
     if isinstance(value, dict):
-        return {key: literal(item) for key, item in value.items()}
+        return {key: _literal(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [literal(item) for item in value]
+        return [_literal(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
-    """The configuration of a run that goes on by `cfg`, which has the overrides in it.
+    """Check the configuration of a resumed run, `cfg`, which contains the overrides.
 
-    Raises ConfigError for settings that would make it another run, and for all else that is wrong then.
+    Raises ConfigError for settings that would make it another run, and for all other errors.
     """
     tree, unresolved = plain(cfg)
     tree = measured.resolved({**tree, "resume": None})
@@ -51,6 +51,7 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
         config = check_tree(tree, options, unresolved)
     except ConfigError as error:
         raise ConfigError([*_changes(to_tree(saved), tree), *error.errors]) from error
+    # with the defaults of the schema, which the saved configuration contains
     errors = _changes(to_tree(saved), tree, defaults=to_tree(config))
     if errors:
         raise ConfigError(errors)
@@ -58,14 +59,14 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
 
 
 def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None) -> list[str]:
-    """An error for every frozen key that has another value than in the saved run, which has its `defaults` written."""
-    before, after = dict(_said(saved)), {**dict(_said(defaults or {})), **dict(_said(tree))}
+    """Describe every frozen key whose value differs from that of the saved run."""
+    before, after = dict(_values(saved)), {**dict(_values(defaults or {})), **dict(_values(tree))}
     changed = [
         key
         for key in {**before, **after}
         if before.get(key) != after.get(key) and not (is_free_on_resume(key, saved) and is_free_on_resume(key, tree))
     ]
-    # of a section with another target no other key is told
+    # one error for a section with another target
     replaced = tuple(key.removesuffix("_target_") for key in changed if key.endswith("._target_"))
     before, after = redacted(before), redacted(after)
     return [
@@ -76,15 +77,15 @@ def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, An
     ]
 
 
-def _said(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a configuration says: an empty section says nothing, nor does `_partial_: false`, which is so without it."""
+def _values(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of all leaves, without empty sections and the default `_partial_: false`."""
     for key, value in leaves(tree, ""):
         if value != {} and not (key.endswith("._partial_") and value is False):
             yield key, value
 
 
 def is_free_on_resume(key: str, tree: dict[str, Any]) -> bool:
-    """Whether a resume may change the value at `key` of a configuration."""
+    """Return whether a resume may change the value at `key` of a configuration."""
     path = key.split(".")
     if path[0] == "callbacks":
         callback = at(tree, path[:2])

@@ -1,4 +1,4 @@
-"""A run that is used again, by a resume or an evaluation: its saved configuration with the overrides of a command."""
+"""The saved configuration of a run, with the overrides of a command that resumes, evaluates or loads the run."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from lockstep.runs import naming
 from lockstep.runs.discovery import look_at
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import shown
+from lockstep.system import hardware
 
 
 class SavedRun(NamedTuple):
@@ -24,7 +25,7 @@ class SavedRun(NamedTuple):
 
 
 def named(texts: Sequence[str]) -> RunFolder | None:
-    """The run that `resume=` among the overrides names; None without it. Raises ConfigError where it is not there."""
+    """Return the run of the override `resume=`, None without it. Raises ConfigError if there is no such run."""
     name = None
     for text in texts:
         try:
@@ -42,7 +43,7 @@ def named(texts: Sequence[str]) -> RunFolder | None:
 
 
 def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> SavedRun:
-    """The run in `folder` as these overrides change it, to go on with. Raises ConfigError with all errors."""
+    """Check the run in `folder`, as these overrides change it, for a resume. Raises ConfigError with all errors."""
     saved = storage.load(folder.config)
     trust.check(folder, saved, source, texts, is_trusted=is_trusted, settings=trust.OF_A_TRAINING)
     try:
@@ -50,23 +51,8 @@ def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trust
         overrides.check_called([config])
     except ConfigError as error:
         before = storage.other_version(folder)
-        advice = [f"{shown(folder.path)} was trained by {before}: go on with that one"] if before else []
+        advice = [f"{shown(folder.path)} was trained by {before}: resume with that version"] if before else []
         raise ConfigError([*error.errors, *advice]) from error
-    _refuse_finished(folder, config)
-    return SavedRun(folder, config)
-
-
-def changed(folder: RunFolder, saved: Config, texts: Sequence[str], source: Source) -> Config:
-    """The saved configuration of a run with the overrides on top, its data found where they are now.
-
-    Raises ConfigError for overrides that would make it another run, and for all else that is wrong.
-    """
-    (config,) = overrides.plan(texts, source, saved=saved).configs
-    return project.found(folder, config)
-
-
-def _refuse_finished(folder: RunFolder, config: Config) -> None:
-    """Raise ConfigError where the configuration leaves nothing to train."""
     max_epochs = config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
@@ -75,10 +61,41 @@ def _refuse_finished(folder: RunFolder, config: Config) -> None:
     if max_epochs < epoch:
         where = f"{shown(folder.path)} is in epoch {epoch} already"
         raise ConfigError([f"trainer.max_epochs={max_epochs}: {where}: take that, or more"])
+    return SavedRun(folder, config)
+
+
+def changed(folder: RunFolder, saved: Config, texts: Sequence[str], source: Source) -> Config:
+    """Apply overrides to the saved configuration of a run, and find its data.
+
+    Raises ConfigError for overrides that would make it another run, and for all other errors.
+    """
+    (config,) = overrides.plan(texts, source, saved=saved).configs
+    return project.found(folder, config)
+
+
+def on_this_machine(saved: Config, *, devices: int | list[int] | None, strategy: str | None) -> Config:
+    """Adapt the settings of a run to this machine, and to `devices` and `strategy` if given. Does not check them.
+
+    On a CPU tf32 becomes float32: a CPU computes in full what TF32 rounds.
+    """
+    strategy = strategy or saved.strategy.name
+    trainer = {}
+    if devices is not None or saved.trainer.num_nodes > 1:
+        trainer |= {"devices": devices or saved.trainer.devices, "loads": None, "num_nodes": 1}
+    if saved.trainer.precision == "tf32" and (strategy == "cpu" or not hardware.num_visible_gpus()):
+        trainer["precision"] = "float32"
+    # the network interface is that of the machines that trained
+    update = {"name": strategy, "interface": None}
+    return saved.model_copy(
+        update={
+            "trainer": saved.trainer.model_copy(update=trainer),
+            "strategy": saved.strategy.model_copy(update=update),
+        }
+    )
 
 
 def progress(folder: RunFolder) -> tuple[int, int]:
-    """How many epochs a finished run has, else 0, and the epoch in which a run is. Raises ConfigError for damage."""
+    """Return the epochs of a finished run, else 0, and the current epoch. Raises ConfigError for damaged files."""
     facts = look_at(folder)
     if facts["state"] == "broken":
         raise ConfigError([f"{shown(folder.status_file)} cannot be read: remove it"])

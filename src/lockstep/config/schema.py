@@ -1,6 +1,6 @@
-"""Types, ranges and meaning of every configuration key. Values live in conf/ alone.
+"""Schema of a configuration: type, range and meaning of every key. Values are in conf/ alone.
 
-Light to import: no torch, so that an error in the configuration answers at once.
+It does not import torch, so that errors are reported immediately.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,6 @@ from lockstep.config.sections import (
     ParameterGroup,
     Scope,
     Section,
-    SetBy,
     Strategy,
     Sweep,
     Trainer,
@@ -31,11 +30,11 @@ from lockstep.config.sections import (
 from lockstep.config.target_sections import CLASSIFIER, Data, Open, Optimizer, Scheduler, Search, Target, TaskSection
 from lockstep.system.kinds import LARGEST, PathText, Positive, Seed
 
-# sections under names of the user's choice
+# sections with names chosen by the user
 NAMED: dict[str, type[Section]] = {"callbacks": Open, "logger": Open, "parameters": ParameterGroup}
 ENVIRONMENTS = ("benchmark", "environments")
-PLAIN_MODULES = ("builtins", "collections.abc", "datetime", "pathlib", "typing")  # of types that YAML has values of
-METRICS = ("task", "metrics")  # sections with a target inside another one, by names of the user's choice
+PLAIN_MODULES = ("builtins", "collections.abc", "datetime", "pathlib", "typing")  # of types with values in YAML
+METRICS = ("task", "metrics")  # sections with a target and a name chosen by the user, inside another section
 
 
 class Config(Section):
@@ -49,28 +48,28 @@ class Config(Section):
     eval_batch_size: Annotated[Positive, Scope.PLACE] = Field(
         description="images of one evaluation step, over all workers"
     )
-    scale_with_workers: Annotated[bool, Scope.NUMBERS, SetBy.ENVIRONMENT] = Field(
+    scale_with_workers: Annotated[bool, Scope.NUMBERS] = Field(
         description="multiply batch size and learning rate by the number of workers"
     )
     compile: Annotated[bool | Literal["reduce-overhead"], Scope.PLACE] = Field(
         description="compile the network, up to minutes at the start; reduce-overhead: also as CUDA graphs, on one GPU"
     )
     flip_test: Annotated[bool, Scope.WATCHING] = Field(
-        description="also test with logits averaged over image and mirror image, reported apart"
+        description="also test with logits averaged over image and mirror image, reported separately"
     )
     augment: Augment
-    silent: Annotated[bool, Scope.OUTPUT] = Field(description="say nothing on the terminal but what went wrong")
+    silent: Annotated[bool, Scope.OUTPUT] = Field(description="print errors alone")
     notify: Notify
-    resume: Annotated[PathText | None, Scope.PLACE] = Field(description="run folder to go on with")
+    resume: Annotated[PathText | None, Scope.PLACE] = Field(description="run folder to resume")
     init_from: Annotated[PathText | None, Scope.NUMBERS] = Field(
         description="run folder, or checkpoint file, whose weights a new run starts with; of a run its last checkpoint"
     )
     changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
         default="refuse",  # runs of earlier versions have no such key
-        description="images that are not those of the run that is resumed or evaluated: refuse, or use them and say so",
+        description="if images differ from those of the run that is resumed or evaluated: refuse, or warn and use them",
     )
     dry_run: Annotated[bool, Scope.SUBMISSION] = Field(
-        description="with a cluster: print the script that would be submitted, and leave nothing"
+        description="with a cluster: print the script, and submit nothing"
     )
     launcher: Launcher
     sweep: Sweep
@@ -82,7 +81,7 @@ class Config(Section):
     optimizer: Optimizer
     scheduler: Scheduler
     parameters: Annotated[dict[str, ParameterGroup | None], Scope.NUMBERS] = Field(
-        description="parts of the network with a learning rate, decay or freezing of their own, by names of your choice"
+        description="parts of the network with their own learning rate, decay or freezing, by names of your choice"
     )
     strategy: Strategy
     trainer: Trainer
@@ -92,19 +91,16 @@ class Config(Section):
 
     @property
     def has_own_module(self) -> bool:
-        """Whether a LightningModule of the user's own is trained in the place of Lockstep's."""
+        """Return whether a custom LightningModule is trained instead of Lockstep's."""
         return self.module.target != CLASSIFIER
 
     @property
     def run_name(self) -> str:
-        """What a run is called where it has no name of its own: data_model, or data_module of a module of one's own."""
-        network = self.model.arguments().get("name") or _last(self.model.target).lower()
-        network = _last(self.module.target).lower() if self.has_own_module else network
-        return self.name or f"{_last(self.data.target)}_{network}"
-
-
-def _last(target: str) -> str:
-    return target.rpartition(".")[2]
+        """Name of a run: data_model, or data_module for a custom module, if `name` is not set."""
+        target = (self.module if self.has_own_module else self.model).target
+        named = None if self.has_own_module else self.model.arguments().get("name")
+        network = named or target.rpartition(".")[2].lower()
+        return self.name or f"{self.data.target.rpartition('.')[2]}_{network}"
 
 
 class BenchmarkConfig(Config):
@@ -122,12 +118,11 @@ CALLED: dict[str, type[Target]] = {
 
 
 def root(tree: Any) -> type[Config]:
-    """The schema of a whole tree."""
     return BenchmarkConfig if isinstance(tree, dict) and "benchmark" in tree else Config
 
 
 def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
-    """The section whose keys stand below `path` in a tree; None where the schema knows none."""
+    """Return the section at `path` of a tree; None if the schema has none there."""
     whole = root(tree)
     if not path:
         return whole
@@ -147,28 +142,28 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
 
 
 def key_depth(path: Sequence[str]) -> int:
-    """How many of the parts of `path` are keys of the schema; what follows belongs to a value."""
+    """Return the number of parts of `path` that are keys of the schema; the others are inside of a value."""
     if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
         return 4
     return 3 if path[0] in NAMED else 2
 
 
 def fields(section_type: type[Section]) -> dict[str, FieldInfo]:
-    """The fields of a section by the names they have in YAML."""
+    """Return the fields of a section by their names in YAML."""
     return {field.alias or name: field for name, field in section_type.model_fields.items()}
 
 
 def kind_of(field: FieldInfo) -> str:
-    """Type and range in a few words, e.g. `int >= 1 or null`."""
+    """Describe type and range, e.g. `int >= 1 or null`."""
     return kind(field.annotation, field.metadata)
 
 
 def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """An annotation in a few words, with the range that `metadata` gives."""
+    """Describe an annotation, with the range in `metadata`."""
     metadata = metadata[::-1]  # the last bound counts
-    words = [item for item in metadata if isinstance(item, str)]
-    if words:
-        return words[0]
+    texts = [item for item in metadata if isinstance(item, str)]
+    if texts:
+        return texts[0]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         nested = [m for item in arguments[1:] for m in (item.metadata if isinstance(item, FieldInfo) else [item])]

@@ -1,4 +1,4 @@
-"""The sections of a configuration whose keys are Lockstep's own, with the type, range and meaning of each key."""
+"""Sections of a configuration whose keys are Lockstep's own, with the type, range and meaning of each key."""
 
 import re
 from enum import Enum
@@ -10,7 +10,7 @@ from typing_extensions import TypeIs
 
 from lockstep.system.kinds import LARGEST, Count, NonNegative, Positive, PositiveFloat, Probability
 
-# a plain string is what people read instead of the type and its pattern
+# a plain string replaces the type and its pattern in help and errors
 Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
 Command = Annotated[str, Field(pattern=r"\S"), "a command line"]
@@ -24,22 +24,16 @@ Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a na
 
 
 class Scope(Enum):
-    """What a key decides; who may change it, and when, follows from that (key_scopes.py)."""
+    """Effect of a key; it decides when the key may change (key_scopes.py)."""
 
     NUMBERS = "the numbers a run computes"
     LENGTH = "how long it is trained"
     PLACE = "where it is computed, and how fast"
-    WATCHING = "what is watched and kept of it"
-    OUTPUT = "what the command says"
-    SWEEP = "how the trials of one command go together, and who hears of their end"
+    WATCHING = "what is observed and kept of it"
+    OUTPUT = "what the command prints"
+    SWEEP = "the trials of one command together, and notifications"
     SUBMISSION = "where the command has its runs trained"
-    BENCHMARK = "what `lockstep benchmark` does"
-
-
-class SetBy(Enum):
-    """Who sets a key in place of the command line."""
-
-    ENVIRONMENT = "each environment of a benchmark"
+    BENCHMARK = "`lockstep benchmark`"
 
 
 class Section(BaseModel):
@@ -51,16 +45,9 @@ class Section(BaseModel):
         extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        for name, field in cls.model_fields.items():
-            if scope_of(cls, field) is None and not is_section(field.annotation):
-                raise TypeError(f"{cls.__name__}.{name} has no scope: its annotation is to say what the key decides")
-
 
 def scope_of(section_type: type[Section], field: FieldInfo) -> Scope | None:
-    """What a key of a section decides; None of a section whose keys decide several things."""
+    """Return the scope of a key; None for a section whose keys have different scopes."""
     of_key = (item for item in field.metadata if isinstance(item, Scope))
     of_section = (
         field.annotation.scope if section_type.scope is None and is_section(field.annotation) else section_type.scope
@@ -69,12 +56,12 @@ def scope_of(section_type: type[Section], field: FieldInfo) -> Scope | None:
 
 
 def is_section(annotation: Any) -> TypeIs[type[Section]]:
-    """Whether the annotation of a field is a section, not a value."""
+    """Return whether the annotation of a field is a section, not a value."""
     return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 class Augment(Section):
-    """Random changes of training images, each drawn per sample, in the order of docs/data.md."""
+    """Random changes of training images, drawn for each sample, in the order of docs/data.md."""
 
     scope = Scope.NUMBERS
 
@@ -92,9 +79,9 @@ class Augment(Section):
 
 
 class Strategy(Section):
-    """How the devices work together."""
+    """Devices, and the communication between them."""
 
-    name: Annotated[Literal["auto", "single_device", "cpu", "ddp"], Scope.PLACE, SetBy.ENVIRONMENT] = Field(
+    name: Annotated[Literal["auto", "single_device", "cpu", "ddp"], Scope.PLACE] = Field(
         description="set by strategy=..."
     )
     process_group_backend: Annotated[Literal["auto", "nccl", "gloo"], Scope.PLACE] = Field(
@@ -103,64 +90,58 @@ class Strategy(Section):
     timeout_s: Annotated[int, Scope.PLACE] = Field(
         ge=5, le=LARGEST, description="a collective that takes more seconds than this ends the run"
     )
-    bucket_size_mib: Annotated[Positive, Scope.PLACE] = Field(description="gradients travel in buckets of so many MiB")
+    bucket_size_mib: Annotated[Positive, Scope.PLACE] = Field(
+        description="gradients are reduced in buckets of so many MiB"
+    )
     gradient_dtype: Annotated[Literal["same", "bfloat16"], Scope.NUMBERS] = Field(
-        description="what gradients travel as; bfloat16 halves the traffic and rounds"
+        description="type of gradients while they are reduced; bfloat16 halves the traffic and rounds"
     )
     interface: Annotated[Interface | None, Scope.PLACE] = Field(
-        description="network that workers talk over, e.g. ib0; null = they choose"
+        description="network interface of the workers, e.g. ib0; null = they choose"
     )
     variables: Annotated[Variables, Scope.PLACE] = Field(
-        description="set before workers talk: +strategy.variables.NCCL_DEBUG=INFO"
+        description="environment of the workers: +strategy.variables.NCCL_DEBUG=INFO"
     )
 
 
 class Trainer(Section):
-    """How long, on what, and how exactly."""
+    """Length, devices and precision of the training."""
+
+    scope = Scope.NUMBERS
 
     max_epochs: Annotated[Positive, Scope.LENGTH] = Field(description="epochs to train")
-    devices: Annotated[Literal["auto"] | Positive | list[Count], Scope.PLACE, SetBy.ENVIRONMENT] = Field(
+    devices: Annotated[Literal["auto"] | Positive | list[Count], Scope.PLACE] = Field(
         description="workers on each node: auto, a number, or GPU numbers [0,2]"
     )
     process_limit: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
-        description="most processes on a machine without GPUs; auto: 16 for each core, 0.5 GiB for each worker"
+        description="most workers on a machine without GPUs; auto: 16 for each core, 0.5 GiB for each"
     )
-    num_nodes: Annotated[Positive, Scope.PLACE, SetBy.ENVIRONMENT] = Field(
-        description="machines, started by torchrun or srun"
+    num_nodes: Annotated[Positive, Scope.PLACE] = Field(description="machines, started by torchrun or srun")
+    loads: Annotated[list[Count] | None, Scope.PLACE] = Field(
+        description="relative shard size of each worker, e.g. [2,1,1,0]; null = even"
     )
-    loads: Annotated[list[Count] | None, Scope.PLACE, SetBy.ENVIRONMENT] = Field(
-        description="relative share of each worker, e.g. [2,1,1,0]; null = even"
-    )
-    precision: Annotated[Literal["auto", "bfloat16", "tf32", "float32", "float64"], Scope.NUMBERS] = Field(
-        description="bfloat16 = autocast; auto picks it where the hardware has it; tf32 = float32 multiplied in short"
+    precision: Literal["auto", "bfloat16", "tf32", "float32", "float64"] = Field(
+        description="bfloat16 = autocast; auto uses it if the hardware has it; tf32 = float32 multiplied in short"
     )
     memory_format: Annotated[Literal["auto", "channels_last", "contiguous"], Scope.PLACE] = Field(
-        description="auto: channels_last, or contiguous where the CPU cannot train the network in it"
+        description="auto: channels_last, or contiguous if the CPU cannot train the network in it"
     )
     deterministic: Annotated[bool, Scope.PLACE] = Field(
         description="only deterministic kernels: same bits on the same hardware"
     )
-    accumulate_grad_batches: Annotated[Positive, Scope.NUMBERS] = Field(
-        description="micro-batches a global batch is cut into"
-    )
-    gradient_clip_norm: Annotated[PositiveFloat | None, Scope.NUMBERS] = Field(
-        description="largest L2 norm of the gradient; null = no limit"
-    )
+    accumulate_grad_batches: Positive = Field(description="micro-batches a global batch is cut into")
+    gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")
     log_every_n_steps: Annotated[Positive, Scope.WATCHING] = Field(
         description="optimizer steps between two points of a curve"
     )
-    check_val_every_n_epoch: Annotated[Positive, Scope.NUMBERS] = Field(description="epochs between validations")
-    max_time_s: Annotated[PositiveFloat | None, Scope.PLACE, SetBy.ENVIRONMENT] = Field(
-        description="stop in good order after training so many seconds, anew on each resume"
+    check_val_every_n_epoch: Positive = Field(description="epochs between validations")
+    max_time_s: Annotated[PositiveFloat | None, Scope.PLACE] = Field(
+        description="stop with a checkpoint after so many seconds of training, counted from 0 on each resume"
     )
-    limit_train_batches: Annotated[Positive | None, Scope.NUMBERS] = Field(
-        description="only so many micro-batches an epoch"
-    )
-    limit_val_batches: Annotated[Positive | None, Scope.NUMBERS] = Field(description="only so many validation batches")
-    limit_test_batches: Annotated[Positive | None, Scope.NUMBERS] = Field(description="only so many test batches")
-    overfit_batches: Annotated[Count, Scope.NUMBERS] = Field(
-        description="train, validate and test on the first so many global batches; 0 = off"
-    )
+    limit_train_batches: Positive | None = Field(description="at most so many micro-batches an epoch")
+    limit_val_batches: Positive | None = Field(description="at most so many validation batches")
+    limit_test_batches: Positive | None = Field(description="at most so many test batches")
+    overfit_batches: Count = Field(description="train, validate and test on the first so many global batches; 0 = off")
     profiler: Annotated[Literal["simple", "advanced", "pytorch"] | None, Scope.WATCHING] = Field(
         description="Lightning's profiler"
     )
@@ -175,7 +156,7 @@ def _compiled(pattern: str) -> str:
 
 
 class ParameterGroup(Section):
-    """Parameters of the network, by name; the first entry whose pattern is found in a name counts for it."""
+    """Parameters of the network by name; the first entry whose pattern is found in a name applies."""
 
     scope = Scope.NUMBERS
 
@@ -184,7 +165,7 @@ class ParameterGroup(Section):
     )
     lr_factor: PositiveFloat = Field(default=1.0, description="multiplies the learning rate of the schedule")
     weight_decay: NonNegative | None = Field(
-        default=None, description="of their weights, not of norms and biases; null = that of the optimizer"
+        default=None, description="of their weights, not of norms and biases; null = as the optimizer"
     )
     frozen_epochs: Count | None = Field(
         default=0, description="epochs without training; 0 = trained from the start, null = never trained"
@@ -192,68 +173,68 @@ class ParameterGroup(Section):
 
 
 class Notify(Section):
-    """What hears of the end of a run, with JSON on its standard input or as a POST."""
+    """Receivers of a message at the end of a run, as JSON on standard input or as a POST."""
 
     scope = Scope.SWEEP
 
     command: Command | None = Field(description="run without a shell; LOCKSTEP_RUN, _STATE and _REASON are set")
-    url: Url | None = Field(description="gets a POST; whatever stands in it is kept in config.yaml")
+    url: Url | None = Field(description="receives a POST; secrets in it are kept in config.yaml")
     timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(description="seconds each of the two may take")
 
 
 class Cluster(Section):
-    """Where the run is trained: a job has trainer.num_nodes nodes."""
+    """Job that trains the run, on trainer.num_nodes nodes."""
 
     scope = Scope.SUBMISSION
 
     name: Literal["none", "local", "slurm"] = Field(description="set by cluster=...")
     partition: Word | None = Field(description="SLURM's partition; null = its default, as in the next two")
-    account: Word | None = Field(description="who pays")
+    account: Word | None = Field(description="account that is charged")
     qos: Word | None = Field(description="quality of service")
     time_min: Positive | None = Field(description="time limit in minutes, after which the job is requeued")
     memory_gib: PositiveFloat | None = Field(description="GiB of memory on each node; null = SLURM's default")
     cpus_per_worker: Positive | None = Field(description="cores for each worker; null = SLURM's default")
     gpus_per_node: Count | None = Field(
-        description="null = one for each worker, none with strategy=cpu; 0 = SLURM is not asked for GPUs"
+        description="null = one for each worker, none with strategy=cpu; 0 = request none"
     )
-    constraint: Line | None = Field(description="what a node must have")
+    constraint: Line | None = Field(description="required features of a node")
     sbatch: list[Line] = Field(description="other options of sbatch, e.g. [--exclusive,'--reservation=class']")
     setup: list[Line] = Field(description="shell lines before the training, e.g. [module load cuda]")
     container: Line | None = Field(
-        description="what stands before python, e.g. 'apptainer exec --nv image.sif'; python is then the container's"
+        description="prefix of python, e.g. 'apptainer exec --nv image.sif'; python is then the container's"
     )
     warn_s: Annotated[int, Field(ge=1, le=65535)] = Field(
         description="seconds before the time limit at which the run saves and is requeued"
     )
-    max_requeues: Count = Field(description="a job that was requeued more often stays stopped")
+    max_requeues: Count = Field(description="most requeues of a job")
     parallel: Positive | None = Field(description="jobs of a sweep that run at the same time; null = all")
 
 
 class Launcher(Section):
-    """How the trials of a sweep (-m) share this machine."""
+    """Use of this machine by the trials of a sweep (-m)."""
 
     scope = Scope.SWEEP
 
     mode: Literal["parallel", "sequential"] = Field(
-        description="parallel: trials side by side, each with devices of its own; sequential: one at a time, with all"
+        description="parallel: several trials, each on its own devices; sequential: one at a time, on all"
     )
     parallel: Literal["auto"] | Positive = Field(
-        description="trials at once, at most; auto: as many as there are GPUs or cores"
+        description="most trials at the same time; auto: the number of GPUs or cores"
     )
 
 
 class Sweep(Section):
-    """The trials of one command; the same command again goes on with them."""
+    """Trials of one command; repeating the command resumes them."""
 
     scope = Scope.SWEEP
 
-    name: Name | None = Field(description="end of the folder's name, and what finds it again; null = the same command")
-    max_failed: Count | None = Field(description="more failed trials than this stop the others; null = no limit")
-    test: Literal["best", "all", "none"] = Field(description="which trials are measured on the test set")
+    name: Name | None = Field(description="end of the folder's name, which resumes it; null = the same command")
+    max_failed: Count | None = Field(description="stop if more trials than this fail; null = no limit")
+    test: Literal["best", "all", "none"] = Field(description="trials that are evaluated on the test set")
 
 
 class ExecutionEnvironment(Section):
-    """Where one training of a benchmark runs."""
+    """Devices of one training of a benchmark."""
 
     scope = Scope.BENCHMARK
 
@@ -267,7 +248,7 @@ class ExecutionEnvironment(Section):
 
 
 class Benchmark(Section):
-    """Read by `lockstep benchmark` alone."""
+    """Settings of `lockstep benchmark` alone."""
 
     scope = Scope.BENCHMARK
 

@@ -1,7 +1,6 @@
-"""What a configuration calls, imported: parameters that are unknown, missing or of another type.
+"""Second round of the check: imports the targets of a configuration and checks their parameters.
 
-The second round of a check, in a process that has imported torch (`call` of system/processes.py). The first one
-(validation.py) imports nothing.
+It runs in a process that has imported torch (`call` of system/processes.py). The first round is validation.py.
 """
 
 import importlib
@@ -14,27 +13,26 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lockstep.config.errors import near, one_line, question, unfit
+from lockstep.config.errors import mismatch, near, one_line, question
 from lockstep.config.schema import METRICS, NAMED, fields, kind, section
-from lockstep.config.target_sections import CLASSIFIER, Data, Target
+from lockstep.config.target_sections import CLASSIFIER, Target
 from lockstep.config.targets import targets, unknown_key
 from lockstep.system.kinds import LARGEST
 from lockstep.system.trees import at
 
-# what the training gives to the target of a section: the first parameter by position, others by keyword
+# parameters that the training supplies: the first one by position, others by keyword
 BY_POSITION = ("optimizer", "scheduler")
 BY_KEYWORD = {"model": ("in_channels", "num_classes"), "logger": ("save_dir",)}
-TOTAL_STEPS = "total_steps"  # for schedules that ask for it
-# what a custom LightningModule gets where it asks for it
-OF_MODULES = ("net", "optimizer", "image_shape", "num_classes", TOTAL_STEPS)
-# what metrics get from the task, as torchmetrics calls it
-OF_METRICS = ("task", "num_classes", "num_labels")
+TOTAL_STEPS = "total_steps"  # to schedules with this parameter
+OF_MODULES = ("net", "optimizer", "image_shape", "num_classes", TOTAL_STEPS)  # to custom modules with these parameters
+OF_METRICS = ("task", "num_classes", "num_labels")  # by the task, as torchmetrics names them
 LIBRARIES = {"lockstep.models.torchvision": "torchvision.models", "lockstep.models.timm": "timm"}  # of networks
+Errors = Iterator[tuple[str, str]]  # (key, error)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Keywords of a callable, those it needs, whether it takes any other, and the types of those that have one."""
+    """Keywords of a callable, the required ones, whether it takes any other, and the types of the annotated ones."""
 
     names: tuple[str, ...]
     required: tuple[str, ...]
@@ -43,7 +41,7 @@ class Signature:
 
 
 class Missing(LookupError):
-    """The package, module or `name` does not exist; `known` are the names that do."""
+    """The package, module or `name` does not exist; `known` are the existing names."""
 
     def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
         super().__init__(what)
@@ -51,7 +49,7 @@ class Missing(LookupError):
 
 
 def is_there(package: str) -> bool:
-    """True if Python finds a package or module of this name, which has no dots."""
+    """Return whether Python finds a package or module of this name, which has no dots."""
     try:
         return importlib.util.find_spec(package) is not None
     except ValueError:  # a module without a spec, such as __main__
@@ -59,7 +57,7 @@ def is_there(package: str) -> bool:
 
 
 def load(target: str) -> Any:
-    """The object of a dotted name. Raises Missing, and whatever its module raises while it is imported."""
+    """Import the object of a dotted name. Raises Missing, and whatever its module raises while it is imported."""
     package, *names = target.split(".")
     if not is_there(package):
         raise Missing(f"there is no package {package!r} here", package)
@@ -75,13 +73,13 @@ def load(target: str) -> Any:
 
 
 def find(target: str) -> Signature | None:
-    """The signature of a dotted name; None where Python cannot tell it. Raises what `load` raises."""
+    """Return the signature of a dotted name; None for compiled code without one. Raises what `load` raises."""
     called = load(target)
     if not callable(called):
         raise Missing(f"{target!r} is a {type(called).__name__}, not something to call", target)
     try:
         parameters = inspect.signature(called).parameters.values()
-    except ValueError:  # compiled
+    except ValueError:
         return None
     try:
         types = get_type_hints(called.__init__ if inspect.isclass(called) else called, include_extras=True)
@@ -97,13 +95,13 @@ def find(target: str) -> Signature | None:
 
 
 def takes(target: str, name: str) -> bool:
-    """True if what a dotted name calls has a parameter of this name."""
+    """Return whether the callable of a dotted name has a parameter of this name."""
     signature = find(target)
     return signature is not None and name in signature.names
 
 
 def _typed(annotation: Any, default: Any) -> Any:
-    """The annotation of a parameter, which also takes its default: `size: int = None` takes None."""
+    """Add the default to the annotation of a parameter: `size: int = None` accepts None."""
     try:
         return annotation | None if default is None else annotation
     except TypeError:  # an annotation that is no type
@@ -111,7 +109,7 @@ def _typed(annotation: Any, default: Any) -> Any:
 
 
 def fits(annotation: Any, value: Any) -> bool:
-    """True if a value of YAML may be meant for a parameter with this annotation; the result of a target always may."""
+    """Return whether a value of YAML suits a parameter with this annotation. The result of a target always does."""
     if any(targets(value)):
         return True
     try:
@@ -119,24 +117,23 @@ def fits(annotation: Any, value: Any) -> bool:
         adapter.validate_json(json.dumps(value))
     except ValidationError:
         return False
-    except Exception:  # an annotation that pydantic has no schema for: the call itself answers
+    except Exception:  # pydantic has no schema for the annotation: the call itself checks the value
         return True
     return True
 
 
 def errors(trees: Sequence[dict[str, Any]], later: Collection[str] = ()) -> list[str]:
-    """The errors of all that configurations call, of each one for each key; none of a key that is set `later`."""
+    """Return the errors of all targets of some configurations, one for each key that is not set `later`."""
     found: list[str] = []
     for tree in trees:
         of_tree: dict[str, str] = {}
-        for key, error in (*_target_errors(tree), *_check_errors(tree), *_network_errors(tree)):
+        for key, error in (*_target_errors(tree), *_network_errors(tree)):
             of_tree.setdefault(key, error)
         found += (error for key, error in of_tree.items() if key not in later)
     return list(dict.fromkeys(found))
 
 
-def _target_errors(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, error) of every target that cannot be called with its section."""
+def _target_errors(tree: dict[str, Any]) -> Errors:
     for path, value in targets(tree):
         signature = yield from _found(f"{'.'.join(path)}._target_", value["_target_"])
         if signature is None:
@@ -147,8 +144,8 @@ def _target_errors(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _parameter_errors(
     tree: dict[str, Any], path: tuple[str, ...], value: dict[str, Any], signature: Signature
-) -> Iterator[tuple[str, str]]:
-    """(key, error) of every parameter that is unknown to its target, of another type, missing, or not to be set."""
+) -> Errors:
+    """Yield an error for every parameter that is unknown, of another type, missing, or set by the training."""
     key, target, section_type = ".".join(path), value["_target_"], section(tree, path)
     name, supplied = target.rpartition(".")[2], _supplied(path, target, signature)
     ours: list[str] = []
@@ -162,10 +159,10 @@ def _parameter_errors(
             yield f"{key}.{k}", unknown_key(tree, [*path, k], {}, names=names)
         elif k in signature.types and not fits(annotation := signature.types[k], value[k]):
             is_number = isinstance(value[k], int | float)
-            is_text = is_number and fits(annotation, "0") and not fits(annotation, True)
+            as_text = is_number and fits(annotation, "0") and not fits(annotation, True)
             is_too_large = is_number and value[k] > LARGEST and fits(annotation, LARGEST)
-            wanted = "" if is_too_large else f"{kind(annotation)}, as {name} has it"
-            yield f"{key}.{k}", unfit(f"{key}.{k}", value[k], wanted, is_text=is_text)
+            expected = "" if is_too_large else f"{kind(annotation)}, as {name} has it"
+            yield f"{key}.{k}", mismatch(f"{key}.{k}", value[k], expected, as_text=as_text)
     is_completed = path[0] in BY_POSITION and len(path) == 1  # by the training
     given = (*value, *supplied, *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()))
     if (is_completed or not value.get("_partial_")) and "_args_" not in value:
@@ -175,12 +172,12 @@ def _parameter_errors(
     if refused:
         yield f"{key}._target_", f"{key}._target_={target} does not take {' and '.join(refused)} from the training"
     if TOTAL_STEPS in supplied and value.get("_interval_") == "epoch":
-        error = f"{key}._interval_=epoch is for schedules by epoch, and {name} counts the optimizer steps"
-        yield f"{key}._interval_", f"{error} that it is given as {TOTAL_STEPS}: leave it out"
+        error = f"{key}._interval_=epoch is for schedules by epoch, and {name} counts optimizer steps, {TOTAL_STEPS}"
+        yield f"{key}._interval_", f"{error}: leave it out"
 
 
-def _found(key: str, target: str) -> Iterator[tuple[str, str]]:
-    """Yields the error of a target that cannot be imported or called. Returns its signature, where Python can tell."""
+def _found(key: str, target: str) -> Errors:
+    """Return the signature of a target, None if there is none. Yields the error if it cannot be imported or called."""
     try:
         return find(target)
     except Missing as error:
@@ -195,45 +192,30 @@ def _found(key: str, target: str) -> Iterator[tuple[str, str]]:
 
 
 def _supplied(path: Sequence[str], target: str, signature: Signature) -> tuple[str, ...]:
-    """The parameters that the training alone gives to the target at `path`."""
+    """Return the parameters of the target at `path` that only the training may set."""
     if len(path) != (2 if path[0] in NAMED else 1):
         return ()
     if path[0] == "module":
-        return (
-            signature.names if target == CLASSIFIER else tuple(name for name in OF_MODULES if name in signature.names)
-        )
+        return tuple(name for name in signature.names if target == CLASSIFIER or name in OF_MODULES)
     if path[0] == "scheduler":
         mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()  # as the best weights are chosen
         return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)
     return (*(signature.names[:1] if path[0] in BY_POSITION else ()), *BY_KEYWORD.get(path[0], ()))
 
 
-def _optimizer_errors(section: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """An error of an optimizer that cannot be made, or computes the loss of a step again, by a function it is given."""
+def _optimizer_errors(section: dict[str, Any]) -> Errors:
     import torch
 
     target = section["_target_"]
-    called = load(target)
-    if target.startswith("torch.optim."):  # which checks its values when it is made
-        values = {name: value for name, value in section.items() if not name.startswith("_")}
-        try:
-            called([torch.zeros(1, 1, requires_grad=True)], **values)
-        except (TypeError, ValueError) as error:
-            yield "optimizer._target_", f"optimizer._target_={target}: {one_line(error)}"
+    values = {name: value for name, value in section.items() if not name.startswith("_")}
     try:
-        step = inspect.signature(called.step).parameters.values()
-    except (AttributeError, ValueError):  # of a function that returns an optimizer
-        return
-    if any(p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in step):
-        yield (
-            "optimizer._target_",
-            f"optimizer._target_={target} computes the loss several times a step, which the training does not: choose "
-            "one whose step() needs no closure, such as torch.optim.AdamW",
-        )
+        if target.startswith("torch.optim."):
+            load(target)([torch.zeros(1, 1, requires_grad=True)], **values)
+    except (TypeError, ValueError) as error:
+        yield "optimizer._target_", f"optimizer._target_={target}: {one_line(error)}"
 
 
-def _network_errors(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, error) of a network that its library does not have."""
+def _network_errors(tree: dict[str, Any]) -> Errors:
     library, name = LIBRARIES.get(at(tree, ["model", "_target_"])), at(tree, ["model", "name"])
     if library is not None:
         names: Sequence[str] = importlib.import_module(library).list_models()
@@ -241,21 +223,3 @@ def _network_errors(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
             hint = f"its documents list the {len(names)} there are"
             package = library.partition(".")[0]
             yield "model.name", f"model.name={name} is no network of {package}" + question(near(name, names, 3), hint)
-
-
-def _check_errors(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, error) of a `_check_` that does not exist, or cannot be given the parameters of its source."""
-    check = at(tree, ["data", "_check_"])
-    if check is None:
-        return
-    signature = yield from _found("data._check_", check)
-    if signature is None:
-        return
-    given = [k for k in tree["data"] if not k.startswith("_") and k not in fields(Data)]
-    for k in given:
-        if k not in signature.names and not signature.takes_any:
-            reason = "data._check_ gets the parameters of data._target_, add it there"
-            yield f"data._check_.{k}", f"data.{k} is no parameter of {check}: {reason}"
-    for k in (k for k in signature.required if k not in given):
-        fix = f"add +data.{k}=..., or give it a default"
-        yield f"data._check_.{k}", f"data._check_={check} needs {k}, which is not set: {fix}"

@@ -1,4 +1,4 @@
-"""What a run asks a scheduler for, and everything that is wrong with it; looked at where it is submitted."""
+"""Resources that a job requests, and rules about the settings of a cluster."""
 
 import os
 import re
@@ -12,30 +12,20 @@ from lockstep.system import launcher
 OPTION = re.compile(r"--[a-z][a-z0-9-]*(=\S.*)?")
 # options of sbatch by the key that sets them; "" is Lockstep itself
 KEYS = {
-    "partition": "cluster.partition",
-    "account": "cluster.account",
-    "qos": "cluster.qos",
-    "time": "cluster.time_min",
-    "mem": "cluster.memory_gib",
-    "cpus-per-task": "cluster.cpus_per_worker",
-    "gpus-per-node": "cluster.gpus_per_node",
-    "constraint": "cluster.constraint",
-    "nodes": "trainer.num_nodes",
-    "ntasks": "trainer.devices",
-    "ntasks-per-node": "trainer.devices",
-    "signal": "cluster.warn_s",
-    "job-name": "name",
+    "partition": "cluster.partition", "account": "cluster.account", "qos": "cluster.qos",
+    "constraint": "cluster.constraint", "time": "cluster.time_min", "signal": "cluster.warn_s",
+    "mem": "cluster.memory_gib", "cpus-per-task": "cluster.cpus_per_worker", "gpus-per-node": "cluster.gpus_per_node",
+    "nodes": "trainer.num_nodes", "ntasks": "trainer.devices", "ntasks-per-node": "trainer.devices", "job-name": "name",
     **dict.fromkeys(("requeue", "no-requeue", "output", "error", "open-mode", "array", "chdir", "export"), ""),
-    # another answer than "Submitted batch job 17"
+    # they change the reply "Submitted batch job 17"
     **dict.fromkeys(("parsable", "quiet", "wait", "test-only", "wrap", "help", "usage", "version"), ""),
-}
-# other ways to say what a key says, an error only where the key says it
+}  # fmt: skip
+# other options that set the same as a key, wrong only if the key is set
 ALSO = {
     "cluster.memory_gib": ("mem-per-cpu", "mem-per-gpu"),
     "cluster.gpus_per_node": ("gres", "gpus", "gpus-per-task", "gpus-per-socket"),
 }
-
-# settings of `cluster` that have no value unless somebody gave one: those that SLURM alone reads, and those of any job
+# settings of `cluster` without a default value: those that SLURM alone reads, and those of any job
 OF_SLURM = (
     *("partition", "account", "qos", "time_min", "memory_gib", "cpus_per_worker", "gpus_per_node", "constraint"),
     *("sbatch", "parallel"),
@@ -44,7 +34,7 @@ OF_JOBS = ("setup", "container")
 
 
 def num_gpus(config: Config) -> int:
-    """GPUs that SLURM is asked for on each node. 0 where `num_workers` has errors."""
+    """Return the GPUs that a job requests on each node, 0 if `num_workers` has errors."""
     if config.cluster.gpus_per_node is not None:
         return config.cluster.gpus_per_node
     devices = config.trainer.devices
@@ -52,7 +42,7 @@ def num_gpus(config: Config) -> int:
 
 
 def num_workers(config: Config) -> tuple[int, list[str]]:
-    """Workers on each node of a job, which no machine but its own can tell, and what is wrong with what was asked."""
+    """Return the workers on each node of a job, and errors; the machine it is submitted from does not matter."""
     devices, gpus, name = config.trainer.devices, config.cluster.gpus_per_node, config.strategy.name
     if isinstance(devices, list):
         typed = f"trainer.devices={devices}".replace(" ", "")
@@ -72,18 +62,16 @@ def num_workers(config: Config) -> tuple[int, list[str]]:
 
 
 def errors(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of a cluster, and with submitting from here."""
-    for rule in RULES:
-        yield from rule(config)
+    """Yield the errors of the settings of a cluster, and of submitting from this machine."""
+    if config.cluster.name != "none":
+        yield from _submit_errors(config)
+    elif config.dry_run:
+        yield "dry_run=true shows what would be submitted, and cluster=none submits nothing: choose cluster=slurm"
+    yield from _slurm_errors(config) if config.cluster.name == "slurm" else _unread_errors(config.cluster)
 
 
-def _place_errors(config: Config) -> Iterator[str]:
-    name = config.cluster.name
-    if name == "none":
-        if config.dry_run:
-            yield "dry_run=true shows what would be submitted, and cluster=none submits nothing: choose cluster=slurm"
-        return
-    world = launcher.outer_world(os.environ)
+def _submit_errors(config: Config) -> Iterator[str]:
+    name, world = config.cluster.name, launcher.outer_world(os.environ)
     if world is not None and world.world_size > 1:
         yield f"cluster={name} is submitted by one process, but {world.launcher} started {world.world_size}: start one"
     tools = ("bash",) if name == "local" else ("sbatch", "srun", "scontrol")
@@ -93,15 +81,7 @@ def _place_errors(config: Config) -> Iterator[str]:
         yield f"cluster={name}, but this machine has no {missing[0]}: {hint}"
 
 
-def _unread_errors(config: Config) -> Iterator[str]:
-    cluster = config.cluster
-    if cluster.name == "slurm":
-        if config.sweep.max_failed is not None:
-            yield (
-                f"sweep.max_failed={config.sweep.max_failed} is for trials on this machine, and jobs do not hear of "
-                "each other: leave it out"
-            )
-        return
+def _unread_errors(cluster: Cluster) -> Iterator[str]:
     for key in OF_SLURM:
         if (value := getattr(cluster, key)) not in (None, []):
             hint = "add cluster=slurm, or leave it out"
@@ -111,10 +91,10 @@ def _unread_errors(config: Config) -> Iterator[str]:
             yield f"cluster.{key}={value} is for a job: add cluster=slurm or cluster=local, or leave it out"
 
 
-def _time_errors(config: Config) -> Iterator[str]:
-    cluster = config.cluster
-    if cluster.name != "slurm":
-        return
+def _slurm_errors(config: Config) -> Iterator[str]:
+    cluster, failed = config.cluster, config.sweep.max_failed
+    if failed is not None:
+        yield f"sweep.max_failed={failed} is for trials on this machine, not for jobs: leave it out"
     if cluster.time_min is None:
         yield "cluster.time_min has no value, and cluster=slurm needs one: add cluster.time_min=MINUTES"
     elif cluster.warn_s >= 60 * cluster.time_min:
@@ -122,31 +102,17 @@ def _time_errors(config: Config) -> Iterator[str]:
             f"cluster.warn_s={cluster.warn_s} is not below the time limit, cluster.time_min={cluster.time_min}: "
             "the run would be stopped as soon as it starts"
         )
-
-
-def _option_errors(config: Config) -> Iterator[str]:
-    cluster = config.cluster
-    if cluster.name != "slurm":
-        return
-    says = {"cluster.memory_gib": cluster.memory_gib is not None, "cluster.gpus_per_node": num_gpus(config) > 0}
-    also = {name: key for key, names in ALSO.items() if says[key] for name in names}
-    seen: set[str] = set()
+    is_set = {"cluster.memory_gib": cluster.memory_gib is not None, "cluster.gpus_per_node": num_gpus(config) > 0}
+    keys = KEYS | {name: key for key, names in ALSO.items() if is_set[key] for name in names}
     for line in cluster.sbatch:
         name = line.partition("=")[0].removeprefix("--")
         if not OPTION.fullmatch(line):
             yield f"cluster.sbatch has {line!r}: write --option or --option=value, as `sbatch --help` lists them"
-        elif name in KEYS or name in also:
-            key = {**KEYS, **also}[name]
-            yield f"cluster.sbatch has {line}: " + (f"{key} says it" if key else "Lockstep says it itself, remove it")
-        elif name in seen:
-            yield f"cluster.sbatch has --{name} twice: leave one out"
-        seen.add(name)
+        elif name in keys:
+            yield f"cluster.sbatch has {line}: set by {keys[name] or 'Lockstep'}, remove it"
 
 
 def without_job(cluster: Cluster) -> Cluster:
-    """The settings of what trains where it is started: nothing is asked of a scheduler any more."""
+    """Return the settings for a training in this process, without those of a job."""
     unset = {key: [] if isinstance(getattr(cluster, key), list) else None for key in (*OF_SLURM, *OF_JOBS)}
     return cluster.model_copy(update={"name": "none", **unset})
-
-
-RULES = (_place_errors, _unread_errors, _time_errors, _option_errors)

@@ -1,4 +1,4 @@
-"""The configuration in the folder of a run: written, read, and compared."""
+"""Writes, reads and compares the configuration in a run folder."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ from lockstep.system.trees import from_yaml
 
 
 def to_tree(config: Config) -> dict[str, Any]:
-    """Plain values, with `_target_` and `_partial_` as they stand in YAML."""
+    """Return plain values, with the keys of YAML, such as `_target_`."""
     return config.model_dump(by_alias=True)
 
 
 def fingerprint(config: Config) -> str:
-    """A code that is equal for equal trainings: ranks compare it before the first step.
+    """Return a hash that is equal for equal trainings: ranks compare it before the first step.
 
-    Who hears of the end is not part of it, nor how a machine reaches the others: their networks may differ in name.
+    Notifications are not part of it, nor network interfaces, whose names may differ between machines.
     """
     tree = {key: value for key, value in to_tree(config).items() if scope(key) not in NOT_OF_A_TRAINING}
     tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
@@ -34,12 +34,11 @@ def fingerprint(config: Config) -> str:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the resolved configuration as YAML."""
     write_atomically(path, yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True))
 
 
 def other_version(folder: RunFolder) -> str | None:
-    """The version of Lockstep that trained a run, in words; None where that is this one, or not known."""
+    """Describe the version of Lockstep that trained a run; None if it is this one or unknown."""
     before = folder.read_version()
     if before in (None, lockstep.__version__):
         return None
@@ -47,23 +46,23 @@ def other_version(folder: RunFolder) -> str | None:
 
 
 def load(path: Path) -> Config:
-    """Read a saved configuration. Raises ConfigError when it does not fit this version of Lockstep."""
+    """Read a saved configuration. Raises ConfigError if it does not fit this version of Lockstep."""
     tree = load_tree(path)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
         errors = dict(schema_errors(tree, error, {}))
         before = other_version(RunFolder(path.parent))
-        hint = [f"{path.parent} was trained by {before}: use that one"] if before else []
+        hint = [f"{path.parent} was trained by {before}: use that version"] if before else []
         raise ConfigError([*(f"{path}: {message}" for message in errors.values()), *hint]) from error
 
 
 def load_tree(path: Path) -> dict[str, Any]:
-    """The plain values of a saved configuration, of whatever version. Raises ConfigError where it cannot be read."""
+    """Read the plain values of a saved configuration of any version. Raises ConfigError if it cannot be read."""
     try:
         tree = from_yaml(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError([f"{path} cannot be read: {one_line(error)}"]) from error
     if not isinstance(tree, dict):
-        raise ConfigError([f"{path} holds no configuration"])
+        raise ConfigError([f"{path} contains no configuration"])
     return tree

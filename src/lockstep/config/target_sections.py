@@ -1,4 +1,4 @@
-"""Sections that name a callable by `_target_`: its signature says which other keys there are (signatures.py)."""
+"""Sections with a `_target_`, whose signature defines the other keys (signatures.py)."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +11,7 @@ CLASSIFIER = "lockstep.models.Classifier"
 
 
 def is_ours(target: object) -> bool:
-    """True for the `_target_` of a callable of Lockstep."""
+    """Return whether a `_target_` is of Lockstep."""
     return str(target).startswith("lockstep.")
 
 
@@ -23,22 +23,22 @@ class Target(Section):
 
     passed: ClassVar[tuple[str, ...]] = ()  # keys of this section that are arguments of the callable, too
 
-    target: Dotted = Field(alias="_target_", description="what is called")
+    target: Dotted = Field(alias="_target_", description="callable")
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of the callable; the other keys are read by the training alone."""
+        """Return the keyword arguments of the callable; the training reads the other keys."""
         given = {name: value for name in self.passed if (value := getattr(self, name)) is not None}
         return {**given, **(self.model_extra or {})}
 
 
 class Open(Target):
-    """A callable that is called, or bound to its arguments where more of them come later."""
+    """A callable that is called, or bound to its arguments if the caller adds more."""
 
     partial: bool = Field(default=False, alias="_partial_", description="the caller adds more arguments")
 
 
 class Partial(Target):
-    """A callable that gets its last arguments from the training."""
+    """A callable to which the training adds arguments."""
 
     partial: Literal[True] = Field(default=True, alias="_partial_", description="always true")
 
@@ -48,7 +48,7 @@ def _is_none(value: Any) -> bool:
 
 
 class Optimizer(Partial):
-    """What updates the weights; + adds other parameters of its class."""
+    """Optimizer; + adds other parameters of its class."""
 
     passed = ("lr", "weight_decay")
 
@@ -59,18 +59,18 @@ class Optimizer(Partial):
 
 
 class Scheduler(Partial):
-    """How the learning rate changes in the course of the training."""
+    """Schedule of the learning rate."""
 
     interval: Literal["step", "epoch"] = Field(
-        default="step", alias="_interval_", description="stepped after every optimizer step, or after every epoch"
+        default="step", alias="_interval_", description="step after every optimizer step, or after every epoch"
     )
 
 
 class TaskSection(Target):
-    """What the network is trained for."""
+    """Task of the network."""
 
     metrics: dict[str, Open | None] = Field(
-        default={}, description="what is measured in each pass, by name; the first one decides"
+        default={}, description="measured in each pass, by name; the first one decides"
     )
 
 
@@ -79,25 +79,25 @@ class Data(Target):
 
     memory: Annotated[Literal["auto", "device", "host", "stream"], Scope.PLACE] = Field(
         default="auto",
-        description="where pixels live; auto: on the GPU if they fit, else in memory, else stream: made when needed",
+        description="place of pixels; auto: on the GPU if they fit, else in memory, else stream: made when needed",
     )
     num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
         default="auto", description="processes of each worker that make streamed images; auto: one per core"
     )
     copy_to: Annotated[PathText | None, Scope.PLACE] = Field(
         default=None,
-        description="folder on a disk of the node that gets a copy of data.root, read instead; null = read them there",
+        description="folder on a disk of the node for a copy of data.root, which is read instead; null = no copy",
     )
     copy_remove: Annotated[bool, Scope.PLACE] = Field(
         default=False, description="remove that copy when the run ends, unless another one uses it"
     )
     check: Dotted | None = Field(
-        default=None, alias="_check_", description="called before torch is imported, raises where data is missing"
+        default=None, alias="_check_", description="called before torch is imported; raises if data is missing"
     )
 
     @property
     def root(self) -> str | None:
-        """Folder or URL of the files; None of a source that has none."""
+        """Folder or URL of the files, None for a source without files."""
         root = self.arguments().get("root")
         return root if isinstance(root, str) else None
 
@@ -109,7 +109,7 @@ class Search(Section):
 
     num_trials: Positive = Field(description="trials of the study that finish or are pruned")
     objectives: dict[str, Literal["min", "max"]] | None = Field(
-        description="what is optimized: metrics of the best epoch or numbers of summary.json; null = what best.ckpt has"
+        description="what is optimized: metrics of the best epoch or numbers of summary.json; null = that of best.ckpt"
     )
     sampler: Open = Field(description="a sampler of optuna.samplers")
-    pruner: Open | None = Field(description="a pruner of optuna.pruners, asked after every epoch; null = no pruning")
+    pruner: Open | None = Field(description="a pruner of optuna.pruners, called after every epoch; null = no pruning")

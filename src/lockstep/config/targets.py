@@ -1,6 +1,5 @@
-"""The keys that a tree may have, and what an unknown one may have been meant for. Imports nothing that it names."""
+"""Legal keys of a configuration, near names for unknown ones, and its targets. Imports no target."""
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,18 +9,18 @@ from lockstep.config.schema import CALLED, NAMED, fields, root, section
 from lockstep.config.target_sections import is_ours
 from lockstep.system.trees import at, leaves
 
-Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for the hints
+Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for hints
 
 
 def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None) -> str:
-    """Describe an unknown key: what to write for the name of another framework, else near names, else all names.
+    """Describe an unknown key, with the setting for a name of another framework, else near names, else all names.
 
-    `names` are those that may stand in its place, where the schema does not say so.
+    `names` are the legal ones, if the schema does not have them.
     """
     key = ".".join(path)
     parent = at(tree, path[:-1])
     target = parent.get("_target_") if isinstance(parent, dict) else None
-    is_entry = path[0] in NAMED and isinstance(target, str)  # a custom one, with its own names
+    is_entry = path[0] in NAMED and isinstance(target, str)  # whose parameters may have any name
     sections = [name for depth, name in enumerate(path[:-1], 1) if at(tree, path[:depth]) is None]
     if not is_entry and (line := hint(path[-1], *sections)):
         return f"unknown key {key}: {line}"
@@ -33,15 +32,13 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names
 
 
 def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:
-    """The names of keys that may stand below `path`; None where only what is called there can tell."""
+    """Return the legal keys below `path`; None if they are the parameters of a target."""
     if not path:
         root_fields = fields(root(tree))
         return [*root_fields, *(group for group in groups if group not in root_fields and "/" not in group)]
     value = at(tree, path)
     if len(path) == 1 and path[0] in NAMED:
-        entries = value if isinstance(value, dict) else {}
-        needed = next(name for name, field in fields(NAMED[path[0]]).items() if field.is_required())
-        return [name for name, child in entries.items() if child is None or at(child, [needed]) is not None]
+        return list(value) if isinstance(value, dict) else []
     section_type = section(tree, path)
     if section_type is None:
         return None if isinstance(value, dict) else []
@@ -54,30 +51,22 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
 def meant_key(
     tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None
 ) -> list[str]:
-    """The keys that are likely meant by an unknown one: a like name in its section, else the same name elsewhere.
-
-    `names` are those that may stand in its place; of what is called, those that are set are like it, too.
-    """
-    for depth, name in enumerate(path):
-        is_last = depth == len(path) - 1
-        legal = names if is_last and names is not None else legal_names(tree, path[:depth], groups)
-        known = legal if legal is not None else list(at(tree, path[:depth]) or ())
-        if is_last or name not in known:
-            meant = [other for other in near(name, known, 2) if other != name]
-            if meant:
-                return [".".join([*path[:depth], other, *path[depth + 1 :]]) for other in meant]
-            if legal is None:
-                return []
-            break
-    keys = {
-        key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and key.partition(".")[0] not in NAMED
-    }
-    same = near(path[-1], set(keys.values()), cutoff=0.75)
-    return [key for key, name in keys.items() if name in same and key != ".".join(path)][:2]
+    """Return the keys that an unknown one may mean: near names in its section, else near keys, else near last parts."""
+    *parents, last = path
+    if names is None:
+        legal = legal_names(tree, parents, groups)
+        names = legal if legal is not None else list(at(tree, parents) or ())
+    if meant := near(last, [name for name in names if name != last], 2):
+        return [".".join([*parents, name]) for name in meant]
+    if at(tree, parents[:1]) is not None and path[0] in NAMED:
+        return []
+    keys = {key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key}
+    same = near(last, {name for key, name in keys.items() if key.partition(".")[0] not in NAMED}, cutoff=0.75)
+    return near(".".join(path), keys, cutoff=0.85) or [key for key, name in keys.items() if name in same][:2]
 
 
 def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Every section with a `_target_`, nested ones too."""
+    """Yield the path and value of every section with a `_target_`, nested ones too."""
     if isinstance(value, dict):
         if isinstance(value.get("_target_"), str):
             yield path, value
@@ -89,16 +78,8 @@ def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def called(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, dotted name) of all that a configuration calls: every `_target_`, and the `_check_` of the data."""
+    """Yield (key, dotted name) of every `_target_`, and of the `_check_` of the data."""
     for path, value in targets(tree):
         for name in ("_target_", "_check_"):
             if isinstance(value.get(name), str):
                 yield ".".join([*path, name]), value[name]
-
-
-def public_names(module: str) -> Sequence[str]:
-    """The names that a package of Lockstep offers, none where there is no such package."""
-    try:
-        return getattr(importlib.import_module(module), "__all__", ())
-    except ImportError:
-        return ()

@@ -1,4 +1,4 @@
-"""What the saved configuration of a run may have called and set: a run folder is data, perhaps somebody else's."""
+"""Refuses targets and commands in the saved configuration of a run that may be of somebody else."""
 
 import ast
 import importlib
@@ -14,15 +14,14 @@ from lockstep.config.compose import Source, composed, plain
 from lockstep.config.errors import ConfigError, shown
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
-from lockstep.config.targets import public_names
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 
-VARIABLES = ("strategy.variables.",)  # of worker processes, which load libraries that some of them name
+VARIABLES = ("strategy.variables.",)  # some of them name libraries that worker processes load
 OF_A_TRAINING = (*VARIABLES, "notify.command", "notify.url")
 OWN = ("lockstep.callbacks", "lockstep.data", "lockstep.models", "lockstep.tasks")
-# names, and modules whose public names run no command, unpickle nothing but LSUN, and call nothing that a text names;
-# no other loggers: some send a key of the environment to the address they are given
+# modules whose public names run no command, unpickle nothing (but LSUN), and call nothing by name; and single names.
+# No other loggers: some send a key of the environment to the address they are given
 LIBRARIES = {
     *("torch.nn", "torch.nn.functional", "torch.utils.data", "torchmetrics", "torchmetrics.classification"),
     *("torch.optim", "torch.optim.lr_scheduler", "torch.optim.swa_utils", "timm.optim", "torchmetrics.regression"),
@@ -42,10 +41,10 @@ def check(
     is_trusted: bool = False,
     settings: tuple[str, ...] = VARIABLES,
 ) -> None:
-    """Raise ConfigError for what the saved configuration of a run may not have called or set.
+    """Raise ConfigError for targets of a saved configuration that are not known, and `settings` that run commands.
 
-    Fine is what `own`, or the project of `own` without overrides, has too, and what `typed` overrides replace; all of a
-    run that is trusted, whose modules are found from now on, behind all others.
+    Values that `own` has too are accepted, and those that `typed` overrides replace. Of a trusted run all are accepted,
+    and its modules are found from now on, after all others.
     """
     if is_trusted:
         project.use(run, saved, is_last=True)
@@ -79,23 +78,31 @@ def _values(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_known(target: Any, run: RunFolder) -> bool:
-    """Whether a dotted name is one of a known library, or of what a module of the project of this command defines.
+    """Return whether a dotted name is of a known library, or defined by a module of the current project.
 
-    What that module imports is what it is where it comes from. A package that holds the `run` is none of the project.
+    A name that the module imports is looked up where it comes from. A package that contains the `run` is not of the
+    project.
     """
     if not isinstance(target, str) or not all(map(str.isidentifier, target.split("."))):
         return False
     module, _, name = target.rpartition(".")
     if module in OWN:
-        return name in public_names(module) or not hasattr(importlib.import_module(module), name)  # said later
+        ours = importlib.import_module(module)
+        return name in ours.__all__ or not hasattr(ours, name)  # the second round reports what is missing
     if module in LIBRARIES or target in LIBRARIES:
         return not name.startswith(("_", "LSUN"))
     file, package = _source(module), module.partition(".")[0]
     if file is None or package in NO_PACKAGES:
         return False
-    folders = (project.root(), project.root() / "src", Path.cwd())  # not PYTHONPATH: a cluster has its libraries there
-    places = [path for path in (folder.resolve() / package for folder in folders) if not run.path.is_relative_to(path)]
-    is_inside = any(file.is_relative_to(place) or file == place.with_suffix(".py") for place in places)
+    folders = (
+        project.root(),
+        project.root() / "src",
+        Path.cwd(),
+    )  # not PYTHONPATH: often of libraries
+    packages = [
+        path for path in (folder.resolve() / package for folder in folders) if not run.path.is_relative_to(path)
+    ]
+    is_inside = any(file.is_relative_to(path) or file == path.with_suffix(".py") for path in packages)
     if not is_inside or file.is_relative_to(Path(lockstep.__file__).resolve().parent):
         return False
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -112,7 +119,7 @@ def _is_known(target: Any, run: RunFolder) -> bool:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module, where Python finds its package and it has one; nothing is imported."""
+    """Return the file of a module, without importing it; None if Python does not find its package or the file."""
     package, *names = module.split(".")
     spec = importlib.util.find_spec(package) if signatures.is_there(package) else None
     if spec is None or spec.origin in ("built-in", "frozen"):

@@ -1,6 +1,6 @@
-"""Reports everything that is wrong with a composed configuration, in one message, before any work starts.
+"""First round of the check: reports all errors of a composed configuration at once, before any work starts.
 
-The first of two rounds, which imports nothing that a configuration names; `signatures.faults` is the second.
+It imports no target; the second round is `signatures.errors`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 from pydantic import ValidationError
 
 from lockstep.config import measured
-from lockstep.config.compose import plain, right_part
-from lockstep.config.errors import ConfigError, question, unfit
+from lockstep.config.compose import plain
+from lockstep.config.errors import ConfigError, mismatch, question
 from lockstep.config.foreign_names import hint
 from lockstep.config.rules import conflicts
 from lockstep.config.schema import NAMED, Config, fields, key_depth, kind_of, root, section
@@ -23,7 +23,7 @@ from lockstep.system.trees import at
 
 
 def checked(cfg: DictConfig, groups: Groups | None = None) -> Config:
-    """The typed configuration. Raises ConfigError with every error that the schema and the machine show."""
+    """Return the typed configuration. Raises ConfigError with every error of the schema and of this machine."""
     tree, unresolved = plain(cfg)
     return check_tree(tree, groups, unresolved)
 
@@ -31,9 +31,11 @@ def checked(cfg: DictConfig, groups: Groups | None = None) -> Config:
 def check_tree(
     tree: dict[str, Any], groups: Groups | None = None, unresolved: Mapping[str, str] | None = None
 ) -> Config:
-    """The typed configuration of a plain tree. Raises ConfigError with all that is wrong, one error for each key.
+    """Return the typed configuration of plain values. Raises ConfigError, with one error for each key of the schema.
 
-    `unresolved` says of keys why they have no value.
+    Rules between keys are checked if every key is valid alone.
+
+    `unresolved` has the reason by key why a value is missing; an empty one reports nothing.
     """
     errors = dict(unresolved or {})
     tree = measured.resolved(tree)
@@ -42,18 +44,18 @@ def check_tree(
     except ValidationError as error:
         for key, message in schema_errors(tree, error, groups or {}):
             errors.setdefault(key, message)
-        config = None
-    messages = [message for message in errors.values() if message]
-    if tree.get("resume") is None:  # else these settings meet those of the saved run first
-        messages += conflicts(config or right_part(tree, errors), is_whole=config is not None)
-    if messages or config is None:
+        raise ConfigError(list(filter(None, errors.values()))) from error
+    messages = list(filter(None, errors.values()))
+    if tree.get("resume") is None:  # else changes of the saved run are reported first
+        messages += conflicts(config)
+    if messages:
         raise ConfigError(messages)
     return config
 
 
 def schema_errors(tree: dict[str, Any], error: ValidationError, groups: Groups) -> Iterator[tuple[str, str]]:
-    """(key, error) of everything pydantic found; what it says of each member of a union comes more than once."""
-    # what is too large for one member of a union is of the wrong kind for another
+    """Yield (key, error) of everything pydantic found; a key may be repeated, for each member of a union."""
+    # "too large" for one member of a union comes before "of another type" for the others
     for item in sorted(error.errors(include_url=False), key=lambda item: not _is_too_large(item)):
         path = [str(part) for part in item["loc"]]
         # without the members of a union of types
@@ -65,16 +67,16 @@ def schema_errors(tree: dict[str, Any], error: ValidationError, groups: Groups) 
             yield key, _missing_key(tree, path, groups)
         else:
             value = at(tree, path)
-            is_number_for_text = item["type"] == "string_type" and isinstance(value, int | float)
-            wanted = "" if _is_too_large(item) else _wanted(tree, path)
-            yield key, unfit(key, redacted(value, key), wanted, is_text=is_number_for_text)
+            as_text = item["type"] == "string_type" and isinstance(value, int | float)
+            expected = "" if _is_too_large(item) else _expected(tree, path)
+            yield key, mismatch(key, redacted(value, key), expected, as_text=as_text)
 
 
 def _is_too_large(item: Mapping[str, Any]) -> bool:
     return item.get("ctx", {}).get("le") == LARGEST
 
 
-def _wanted(tree: dict[str, Any], path: Sequence[str]) -> str:
+def _expected(tree: dict[str, Any], path: Sequence[str]) -> str:
     section_type = section(tree, path)
     if section_type is not None or path[-1] in NAMED:
         with_target = " with _target_" if section_type is not None and issubclass(section_type, Target) else ""
@@ -92,4 +94,4 @@ def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> s
         line = hint(path[1])
         meant = [] if line else meant_key(tree, path[:2], groups)
         return f"{path[0]}.{path[1]} has no _target_" + question(meant, line or "add one")
-    return f"{key} is missing: add +{key}=... ({_wanted(tree, path)})"
+    return f"{key} is missing: add +{key}=... ({_expected(tree, path)})"

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.config import storage, trained, validation
+from lockstep.config import saved_run, storage, validation
 from lockstep.models.classifier import Classifier
 from lockstep.python import configuration
 from lockstep.python.images import ImageLike, inputs_of
@@ -58,7 +58,8 @@ def load(
     with _unchanged(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         saved = configuration.saved(folder, is_trusted=trust)
         predict.refuse_own_module(saved, "lockstep.load")
-        config = validation.check_tree(storage.to_tree(trained.here(saved, devices=devices, strategy=strategy)))
+        adapted = saved_run.on_this_machine(saved, devices=devices, strategy=strategy)
+        config = validation.check_tree(storage.to_tree(adapted))
         with session.opened(RunFolder(Path(scratch)), config, None) as here:
             return Predictor(here, predict.loaded(here, path), path)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.cluster import submission
 from lockstep.config import build, project, storage, trust
 from lockstep.config.errors import ConfigError
-from lockstep.config.key_scopes import FREE_IN_A_SWEEP_THAT_GOES_ON, scope
+from lockstep.config.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.config.schema import Config
 from lockstep.launch import runner
 from lockstep.runs.folder import EXIT_FAILED, LIVE_STATES, RunFolder
@@ -59,7 +59,7 @@ def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> 
     tree = storage.to_tree(config)
     before, after = (dict(leaves(config_tree, "")) for config_tree in (storage.to_tree(saved), tree))
     for key in {**before, **after}:
-        if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_SWEEP_THAT_GOES_ON:
+        if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_RESUMED_SWEEP:
             what = f"trial {trial.number} of {shown(ledger.path)} was made with another {key}"
             raise ConfigError([f"{what}: sweep.name=... starts another sweep"])
 

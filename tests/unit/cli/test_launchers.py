@@ -1,4 +1,4 @@
-"""A command that starts its own workers is started once; what a launcher left behind in a shell does not concern it."""
+"""A command that starts its own workers is started once; variables of a launcher left in a shell do not matter."""
 
 import os
 import sys
@@ -48,8 +48,10 @@ def code_of(monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str
     return main._command()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize(("launcher", "variables"), [("torchrun", TORCHRUN), ("srun", STEP)])
+@pytest.mark.parametrize(
+    ("name", "launcher", "variables"),
+    [*((name, "torchrun", TORCHRUN) for name in COMMANDS), ("_verify", "srun", STEP)],
+)
 def test_several_processes_are_refused_in_a_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -64,8 +66,10 @@ def test_several_processes_are_refused_in_a_line(
     assert capsys.readouterr().err.startswith(line)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("variables", [BATCH_SCRIPT, SALLOC, ONE_OF_TORCHRUN, {}])
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [*(("_verify", variables) for variables in (BATCH_SCRIPT, SALLOC, ONE_OF_TORCHRUN)), ("_predict", {})],
+)
 def test_a_single_process_starts_its_own_workers(
     monkeypatch: pytest.MonkeyPatch, started: list[str], name: str, variables: dict[str, str]
 ) -> None:

@@ -1,10 +1,10 @@
-"""What a key decides, and who may change it for that."""
+"""Scopes of keys, and when keys may change."""
 
 import pytest
 
 from lockstep.config import key_scopes
 from lockstep.config.schema import Config, fields
-from lockstep.config.sections import Scope, Section
+from lockstep.config.sections import Scope
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from lockstep.config.sections import Scope, Section
         ("no.such.key", Scope.NUMBERS),
     ],
 )
-def test_a_key_decides_what_its_annotation_or_its_section_says(key: str, scope: Scope) -> None:
+def test_a_key_has_the_scope_of_its_annotation_or_its_section(key: str, scope: Scope) -> None:
     assert key_scopes.scope(key) is scope
 
 
@@ -37,8 +37,8 @@ def test_keys_of_a_target_count_for_that_target() -> None:
     assert key_scopes.scope("data.cache", mine) is Scope.NUMBERS, "of the same name, and somebody's own"
 
 
-def test_a_sweep_that_goes_on_may_be_computed_elsewhere_but_not_otherwise_nor_longer() -> None:
-    free = key_scopes.FREE_IN_A_SWEEP_THAT_GOES_ON
+def test_a_resumed_sweep_may_be_computed_elsewhere_but_not_otherwise_nor_longer() -> None:
+    free = key_scopes.FREE_IN_A_RESUMED_SWEEP
     assert {key_scopes.scope(key) for key in ("trainer.devices", "strategy.name", "compile", "silent")} <= free
     assert not {key_scopes.scope(key) for key in ("strategy.gradient_dtype", "trainer.max_epochs", "seed")} & free
 
@@ -47,16 +47,3 @@ def test_the_whole_command_has_its_keys_once() -> None:
     whole = key_scopes.names(*key_scopes.SAME_FOR_ALL_JOBS)
     assert whole == ["silent", "notify", "changed_data", "dry_run", "launcher", "sweep", "search", "cluster"]
     assert set(whole) <= set(fields(Config))
-
-
-def test_environments_of_a_benchmark_say_where_they_run_and_how_long() -> None:
-    keys = ("strategy", "strategy.name", "trainer.devices", "trainer.loads", "trainer.max_time_s", "scale_with_workers")
-    assert all(map(key_scopes.is_set_by_environments, keys))
-    assert not any(map(key_scopes.is_set_by_environments, ("trainer.max_epochs", "seed", "no.such.key")))
-
-
-def test_a_key_cannot_be_added_without_saying_what_it_decides() -> None:
-    with pytest.raises(TypeError, match=r"^Wrong\.key has no scope: "):
-
-        class Wrong(Section):
-            key: int

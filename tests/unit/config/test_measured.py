@@ -1,4 +1,4 @@
-"""What a run measures and which direction is better, known from its configuration alone."""
+"""Metrics of a run and the direction in which each is better, known from its configuration alone."""
 
 import pytest
 from hydra.utils import get_object
@@ -48,7 +48,7 @@ def test_a_known_direction_is_that_of_the_metric_itself(target: str) -> None:
         ((f"{MONITOR}=val/loss", "callbacks.checkpoint.mode=min"), ("val/loss", "min")),
     ],
 )
-def test_best_is_what_the_metric_says(texts: tuple[str, ...], expected: tuple[str, str]) -> None:
+def test_best_is_the_direction_of_the_metric(texts: tuple[str, ...], expected: tuple[str, str]) -> None:
     config = config_of(*texts)
     assert watched(config) == expected
     if not texts or texts[0].startswith("task="):
@@ -59,16 +59,16 @@ def test_a_metric_of_the_configuration_is_measured_of_validation() -> None:
     assert measured.names(config_of(F1)) == ("train/loss", "train/accuracy", "val/loss", "val/accuracy", "val/f1")
 
 
-def test_a_metric_that_nothing_measures_is_told_with_those_that_are() -> None:
+def test_an_unknown_metric_is_reported_with_the_known_ones() -> None:
     (error,) = errors(f"{MONITOR}=val/f1")
     assert error.startswith(f"{MONITOR}=val/f1 is never measured: choose from train/loss, train/accuracy, val/loss, ")
 
 
-def test_what_a_callback_of_ones_own_may_log_needs_its_direction() -> None:
+def test_a_metric_of_a_custom_callback_needs_its_direction() -> None:
     own = "+callbacks.mine._target_=tests.support.callbacks.Impatient"
     (error,) = errors(own, f"{MONITOR}=val/mine")
     assert error == (
-        "callbacks.checkpoint.mode=auto: nobody says whether more of val/mine is better: set "
+        "callbacks.checkpoint.mode=auto: the direction of val/mine is not known: set "
         "callbacks.checkpoint.mode=min or max"
     )
     assert watched(config_of(own, f"{MONITOR}=val/mine", "callbacks.checkpoint.mode=min")) == ("val/mine", "min")
@@ -87,27 +87,21 @@ def test_the_worst_is_not_the_best() -> None:
         (["task.metrics.accuracy._target_=torchmetrics.F1Scor"], "F1Score"),
         (["+task.metrics.f1.average=macro"], "task.metrics.f1._target_ is missing"),
         (["+task.metrics.loss._target_=torchmetrics.MeanMetric"], "task.metrics.loss cannot have this name"),
-        (["task=regression", "flip_test=true"], "flip_test=true averages what an image and its mirror image are"),
-        *(
-            ([f"task.class_weights={zeros}"], f"task.class_weights={zeros} counts no sample: give a class more than 0")
-            for zeros in ("[0.0,0.0]", "[0.0]", "[]")
-        ),
-        *(
-            ([f"task.class_weights=[1,{wrong}]"], "] must be [float >= 0, ...] or null, as Classification has it")
-            for wrong in ("nan", "inf", "-1", "a")
-        ),
+        (["task=regression", "flip_test=true"], "flip_test=true averages an image and its mirror image"),
+        (["task.class_weights=[0.0,0.0]"], "task.class_weights=[0.0,0.0] counts no sample: give a class more than 0"),
+        (["task.class_weights=[1,nan]"], "] must be [float >= 0, ...] or null, as Classification has it"),
         (["task.class_weights=[1,-1]"], "task.class_weights=[1,-1] must be [float >= 0, ...] or null"),
         (["task=regression", "task.loss=null"], "task.loss=null must be a section of keys with _target_"),
         (["task.loss=mse"], "task.loss=mse must be a section of keys with _target_"),
     ],
 )
-def test_a_fault_of_a_task_names_its_key_and_its_cure(texts: list[str], error: str) -> None:
+def test_an_error_of_a_task_names_its_key_and_a_fix(texts: list[str], error: str) -> None:
     assert any(error in found for found in errors(*texts)), errors(*texts)
 
 
 def test_a_loss_of_ones_own_and_what_belongs_to_cross_entropy_exclude_each_other() -> None:
     loss = "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}"
-    hint = "is of cross-entropy, and task.loss=torch.nn.MultiMarginLoss takes its place"
+    hint = "is of cross-entropy, which task.loss=torch.nn.MultiMarginLoss replaces"
     assert errors(loss, "task.class_weights=[1.0,2.0]") == [
         f"task.label_smoothing=0.1 {hint}: set task.label_smoothing=0",
         f"task.class_weights=[1.0,2.0] {hint}: set task.class_weights=null",
@@ -115,6 +109,6 @@ def test_a_loss_of_ones_own_and_what_belongs_to_cross_entropy_exclude_each_other
     config_of(loss, "task.label_smoothing=0")
 
 
-def test_metrics_are_told_the_number_of_classes_and_need_not_be() -> None:
+def test_metrics_receive_the_number_of_classes_unless_it_is_set() -> None:
     config_of("+task.metrics.f1._target_=torchmetrics.F1Score")
     config_of(F1, "+task.metrics.f1.num_classes=3")

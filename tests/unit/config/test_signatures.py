@@ -1,8 +1,8 @@
-"""What a configuration calls: what is missing, what its parameters are, and which values they take."""
+"""Signatures of targets: missing targets, their parameters, and the values that these accept."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional
 
 import pytest
 from annotated_types import Ge
@@ -13,23 +13,15 @@ from lockstep.config.signatures import Missing, fits
 from lockstep.system import processes
 
 FITTING: list[tuple[Any, Any]] = [
-    (int, 3),
     (float, 3),
-    (bool, True),
     (int | None, None),
     (Optional[int], 2),  # noqa: UP045
-    (Union[int, str], "abc"),  # noqa: UP007
     (float | Tensor, 0.1),
     (tuple[float | Tensor, float | Tensor], [0.9, 0.99]),
-    (tuple[int, ...], [1, 2, 3]),
-    (list[int], []),
     (list, [1, "abc"]),
     (Sequence[str], ["abc"]),
-    (Iterable[str], ["abc"]),
-    (Mapping[str, Any], {"a": [1]}),
     (Literal["a", "b"], "b"),
     (Annotated[float, Ge(0)], 3),
-    (Path, "abc"),
     (str | Path, "abc"),
     (Any, "abc"),
     ("NotDefined", "abc"),
@@ -38,19 +30,13 @@ FITTING: list[tuple[Any, Any]] = [
 ]
 UNFIT: list[tuple[Any, Any]] = [
     (int, "abc"),
-    (int, 2.5),
     (int, True),
     (int, None),
-    (float, "abc"),
-    (float, False),
     (str, 3),
     (bool, 1),
-    (int | None, "abc"),
     (float | Tensor, "abc"),
-    (list[int], ["abc"]),
     (Sequence[int], "abc"),
     (tuple[float, float], [0.9]),
-    (tuple[int, ...], ["abc"]),
     (dict[str, int], {"a": "abc"}),
     (Annotated[float, Ge(0)], -1),
     (nn.Module, "abc"),

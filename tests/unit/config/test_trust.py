@@ -1,4 +1,4 @@
-"""Which names a run folder may have called: those of known libraries, and of the project in the current folder."""
+"""Targets that a run folder may name: those of known libraries and of the project in the current folder."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The check of a configuration: what passes, what every error is told as, and what a saved one keeps."""
+"""The check of a configuration: valid ones, the message of every error, and saved ones."""
 
 import shutil
 import subprocess
@@ -10,15 +10,14 @@ import lightning.pytorch.callbacks
 import pytest
 import yaml
 
-from lockstep.config import build, compose, overrides, resume, signatures, storage
+from lockstep.config import build, compose, overrides, rules, signatures, storage
 from lockstep.config.compose import Source, composed
 from lockstep.config.errors import ConfigError
 from lockstep.config.options import groups
 from lockstep.config.schema import CALLED, Config, fields
-from lockstep.config.sections import Strategy, Trainer
 from lockstep.config.sweep_space import MAX_CHECKED
-from lockstep.config.validation import check_tree, checked
-from lockstep.system import hardware, processes, trees
+from lockstep.config.validation import checked
+from lockstep.system import hardware, processes
 from tests.support.composed import composed_once
 from tests.support.harness import ROOT, command, environ
 
@@ -53,32 +52,13 @@ def errors(*texts: str, is_multirun: bool = False, **places: Any) -> list[str]:
     ("key", "more"),
     [
         ("trainer.devices", ("strategy=cpu",)),
-        ("trainer.num_nodes", ()),
-        ("trainer.max_epochs", ()),
-        ("trainer.accumulate_grad_batches", ()),
-        ("global_batch_size", ()),
-        ("eval_batch_size", ()),
         ("data.train_size", ("data=synthetic",)),
-        ("data.image_size", ("data=synthetic",)),
-        ("data.num_classes", ("data=synthetic",)),
-        ("data.num_workers", ("data=image_folder", "data.root=x")),
-        ("model.width", ()),
-        ("augment.crop_padding", ()),
-        ("strategy.timeout_s", ()),
-        ("strategy.bucket_size_mib", ()),
-        ("launcher.parallel", ()),
         ("search.num_trials", ("search=random",)),
     ],
 )
-def test_a_number_no_machine_can_count_to_is_a_fault(key: str, more: tuple[str, ...]) -> None:
+def test_a_number_above_the_largest_one_is_an_error(key: str, more: tuple[str, ...]) -> None:
     (error,) = (error for error in errors(*more, f"{key}=99999999999999999999") if error.startswith(key))
     assert error == f"{key}=99999999999999999999 is too large: 2,147,483,647 at most"
-
-
-def test_a_list_of_numbers_has_the_bound_of_each() -> None:
-    assert "trainer.loads=[99999999999999999999,1] is too large: 2,147,483,647 at most" in errors(
-        "trainer.loads=[99999999999999999999,1]"
-    )
 
 
 def test_a_seed_may_be_any_whole_number() -> None:
@@ -90,12 +70,6 @@ def config_of(*texts: str) -> Config:
 
 
 # -- what passes -------------------------------------------------------------------------------------------------------
-
-
-def test_a_data_source_of_ones_own_needs_its_own_parameters_alone() -> None:
-    tree = storage.to_tree(config_of())
-    mine = {"_target_": "lockstep.data.sources.builtin.digits", "val_fraction": 0.2, "test_fraction": 0.2}
-    assert check_tree({**tree, "data": {**mine, "split_seed": 0}}).data.memory == "auto"
 
 
 @pytest.mark.parametrize("choice", [f"{group}={option}" for group, options in GROUPS.items() for option in options])
@@ -118,11 +92,6 @@ def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.Mon
 def test_every_experiment_goes_with_every_debug_preset() -> None:
     pairs = [f"experiment={','.join(GROUPS['experiment'])}", f"debug={','.join(GROUPS['debug'])}"]
     assert errors(*pairs, is_multirun=True) == []
-
-
-def test_the_seed_0_is_a_seed() -> None:
-    assert errors("seed=0") == []
-    assert config_of("seed=0").seed == 0
 
 
 def test_a_network_of_the_user_passes_with_the_parameters_it_has(
@@ -183,11 +152,6 @@ def test_a_custom_target_starts_from_an_empty_section(greedy: Path, text: str) -
     assert section_of("model", text, "model=resnet18_d2l", "~model.width", added=greedy) == {}
 
 
-def test_it_does_so_in_an_experiment_that_hydra_alone_finds(greedy: Path) -> None:
-    (config,) = overrides.check([f"hydra.searchpath=[file://{greedy}]", "experiment=changed"]).configs
-    assert config.model.arguments() == {}
-
-
 def test_an_experiment_writes_keys_of_its_own_target(greedy: Path) -> None:
     assert section_of("model", "experiment=wider", added=greedy) == {"width": 32}
     assert section_of("model", "experiment=wider", "model.width=16", added=greedy) == {"width": 16}
@@ -234,29 +198,21 @@ def test_the_file_of_an_option_has_exactly_the_parameters_of_its_target(group: s
 
 # -- every error, with its key and its hint ----------------------------------------------------------------------------
 
-FAULTS = {
+ERRORS = {
     # unknown keys
     "optimizer.lrr=1": ["unknown key optimizer.lrr", "did you mean optimizer.lr?"],
     "optimzer.lr=1": ["unknown key optimzer.lr", "did you mean optimizer.lr?"],
     "lr=1": ["unknown key lr", "did you mean optimizer.lr?"],
     "batch_size=8": ["unknown key batch_size", "write global_batch_size=..."],
     "batch_siz=8": ["unknown key batch_siz", "eval_batch_size or global_batch_size?"],
-    "experment=cifar10": ["unknown key experment", "did you mean experiment?"],
     "model.foo=1": ["unknown key model.foo", "ResNet18 has width, stem, shortcut_norm"],
-    "foo/bar=1": ["unknown key foo/bar", "remove it"],
-    "seed.foo=1": ["unknown key seed.foo", "remove it"],
     "+extra=1": ["unknown key extra", "remove it"],
-    "++extra=1": ["unknown key extra", "remove it"],
-    "+trainer.max_epoch=1": ["unknown key trainer.max_epoch", "did you mean trainer.max_epochs?"],
-    "~nope": ["unknown key nope", "remove it"],
     "callbacks.timer.foo=1": ["callbacks.timer.foo is not set", "add it with +callbacks.timer.foo"],
     "+callbacks.timer.foo=1": ["unknown key callbacks.timer.foo", "Timer has duration, interval, verbose"],
-    "callbacks.timr=null": ["unknown key callbacks.timr", "did you mean callbacks.timer?"],
     "+callbacks.timr.duration=5": ["callbacks.timr has no _target_", "did you mean callbacks.timer?"],
     "hydra.rundir=x": ["hydra.rundir=x: Could not override 'hydra.rundir'."],
     # + and ~
     "optimizer.dampening=0.1": ["optimizer.dampening is not set", "add it with +optimizer.dampening"],
-    "callbacks.timer.duration=1": ["callbacks.timer.duration is not set", "add it with +callbacks.timer.duration"],
     "+seed=1": ["Could not append to config. An item is already at 'seed'", "'seed=1'"],
     "+experiment=cifar10": ["+experiment=cifar10: Multiple values for experiment."],
     "~name": ["Could not delete from config. 'name' does not exist."],
@@ -266,33 +222,19 @@ FAULTS = {
     "~data": ["data is missing", "choose data=... from cifar10, dataset, digits"],
     # types and ranges
     "seed=-1": ["seed=-1 must be int >= 0"],
-    "seed='0'": ["seed='0' must be int >= 0"],
-    "seed=null": ["seed=null must be int >= 0"],
-    "optimizer.lr=": ["optimizer.lr='' must be float > 0"],
     "optimizer.lr=fast": ["optimizer.lr=fast must be float > 0"],
     "optimizer.lr=nan": ["optimizer.lr=NaN must be float > 0"],
-    "optimizer.lr=inf": ["optimizer.lr=Infinity must be float > 0"],
-    "optimizer.momentum=-1": ["optimizer._target_=torch.optim.SGD: Invalid momentum value: -1"],
     "compile=fast": ["compile=fast must be true|false or reduce-overhead"],
-    "augment.flip=1": ["augment.flip=1 must be true|false or alternating"],
     "augment.flip=alternate": ["augment.flip=alternate must be true|false or alternating"],
     "augment.erasing=1.5": ["augment.erasing=1.5 must be 0 <= float <= 1"],
-    "augment.mixup=-0.2": ["augment.mixup=-0.2 must be float >= 0"],
-    "trainer.max_epochs=1.5": ["trainer.max_epochs=1.5 must be int >= 1"],
     "trainer.devices=two": ["trainer.devices=two must be auto or int >= 1 or [int >= 0, ...]"],
-    "trainer.loads=[1,-1]": ["trainer.loads=[1,-1] must be [int >= 0, ...] or null"],
-    "trainer.precision=fp16": ["trainer.precision=fp16 must be auto|bfloat16|tf32|float32|float64"],
-    "trainer.profiler=none": ["trainer.profiler=none must be simple|advanced|pytorch or null"],
     "optimizer._partial_=false": ["optimizer._partial_=false must be true"],
     "name=2024": ["name=2024 must be text", "write \"name='2024'\""],
     "name=a/b": ["name=a/b must be text of letters, digits and _.=+- or null"],
     "+callbacks.x=5": ["callbacks.x=5 must be a section of keys with _target_ or null"],
     # options
     "data=Digits": ["data=Digits is no option, did you mean digits?"],
-    "optimizer.LR=1": ["unknown key optimizer.LR", "did you mean optimizer.lr?"],
-    "experiment=nope": ["experiment=nope is no option", "choose from cifar10, d2l_fashion_mnist, fashion_mnist"],
-    "data=digit": ["data=digit is no option, did you mean digits?"],
-    "data=null": ["data=null is no option", "choose from cifar10, dataset, digits"],
+    "data=null": ["data=null is no option: choose from cifar10, dataset, digits"],
     "data=[digits,nope]": ["data=[digits,nope] is no option", "choose from cifar10, dataset, digits"],
     "data@elsewhere=digits": ["Could not override 'data@elsewhere'. Did you mean to override data?"],
     "hydra/launcher=nope": ["Could not find 'hydra/launcher/nope' Available options in", "basic workstation"],
@@ -308,25 +250,18 @@ FAULTS = {
     # parts of the network
     "+parameters.head.pattern='('": ["parameters.head.pattern=( must be a regular expression"],
     "+parameters.head={lr_factor: 2}": ["parameters.head.pattern is missing", "a regular expression"],
-    "+parameters.head={pattern: fc, lr_factor: 0}": ["parameters.head.lr_factor=0 must be float > 0"],
-    "+parameters.head={pattern: fc, frozen_epochs: -1}": ["parameters.head.frozen_epochs=-1 must be int >= 0 or null"],
     "+parameters.head={pattern: fc, rate: 2}": ["unknown key parameters.head.rate", "head has pattern, lr_factor"],
-    "+parameters.head=fc": ["parameters.head=fc must be a section of keys or null"],
     "+scheduler._interval_=epoch": [
         "scheduler._interval_=epoch is for schedules by epoch, and one_cycle_linear counts"
     ],
     "+scheduler._interval_=batch": ["scheduler._interval_=batch must be step|epoch"],
     "scheduler.warmup_fraction=1": ["scheduler.warmup_fraction=1 must be 0 <= float < 1, as one_cycle_linear has it"],
     "model.stem=tiny": ["model.stem=tiny must be small|imagenet, as ResNet18 has it"],
-    "+model.foo=3": ["unknown key model.foo", "ResNet18 has width, stem, shortcut_norm"],
     "callbacks.timer._target_=lightning.pytorch.callback.Timer": ["did you mean lightning.pytorch.callbacks.Timer?"],
     "+optimizer.params=1": ["optimizer.params is set by the training itself", "remove it"],
     "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping": ["callbacks.stop.monitor is missing"],
     "+callbacks.timer.duration={_target_: datetime.nope}": ["callbacks.timer.duration._target_=datetime.nope"],
     "callbacks.pictures.num_images=abc": ["callbacks.pictures.num_images=abc must be int", "Pictures"],
-    "callbacks.pictures.every_n_epochs=0.5": ["callbacks.pictures.every_n_epochs=0.5 must be int >= 1 or null"],
-    "callbacks.pictures.num_images=0": ["callbacks.pictures.num_images=0 must be int >= 1"],
-    "callbacks.last.filename=3": ["callbacks.last.filename=3 must be"],
     "+optimizer.maximize=2": ["optimizer.maximize=2 must be true|false", "SGD"],
     # one setting against another
     "trainer.accumulate_grad_batches=7": ["does not divide global_batch_size="],
@@ -339,17 +274,16 @@ FAULTS = {
     "+callbacks.last.train_time_interval={_target_: datetime.timedelta, hours: 1}": ["last.every_n_train_steps"],
     # not an override at all
     "optimizer.lr": ["'optimizer.lr' cannot be read", "write key=value"],
-    "=0.1": ["'=0.1' cannot be read", "write key=value"],
     "optimizer.lr=0.1,0.2": ["optimizer.lr=0.1,0.2 lists several values", "add -m"],
 }
 
 
-@pytest.mark.parametrize("text", FAULTS)
-def test_a_fault_names_its_key_and_its_cure(text: str) -> None:
+@pytest.mark.parametrize("text", ERRORS)
+def test_an_error_names_its_key_and_a_fix(text: str) -> None:
     found = errors(text)
     assert len(found) == 1
     assert "\n" not in found[0]
-    for part in FAULTS[text]:
+    for part in ERRORS[text]:
         assert part in found[0]
 
 
@@ -374,7 +308,7 @@ def test_a_schedule_of_torchs_gets_what_it_asks_for_and_no_more() -> None:
     assert error == "scheduler._interval_=batch must be step|epoch"
 
 
-def test_a_network_that_its_library_does_not_have_is_told_with_names_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_network_of_a_library_is_reported_with_near_names(monkeypatch: pytest.MonkeyPatch) -> None:
     (error,) = errors("model=torchvision", "model.name=resnet19")
     assert error.startswith("model.name=resnet19 is no network of torchvision: did you mean resnet18 or ")
     (error,) = errors("model=timm", "model.name=resnet19.a1_in1k")
@@ -386,7 +320,7 @@ def test_a_network_that_its_library_does_not_have_is_told_with_names_like_it(mon
     assert error.endswith("needs the package timm, which is not here: install it by: pip install 'lockstep[timm]'")
 
 
-def test_a_logger_whose_package_is_not_installed_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors("logger=wandb") == errors("logger=[csv,tensorboard]") == []
     assert errors("logger=wandb", "logger.wandb.projct=x") == [
         "unknown key logger.wandb.projct: did you mean logger.wandb.project?"
@@ -399,50 +333,26 @@ def test_a_logger_whose_package_is_not_installed_is_told_before_the_run(monkeypa
     assert errors("logger=csv") == []
 
 
-@pytest.mark.parametrize("name", ["LBFGS", "Adagrad", "RMSprop"])
-def test_an_optimizer_that_computes_the_loss_again_is_refused(name: str) -> None:
-    removed = [f"~optimizer.{key}" for key in ("momentum", "nesterov", "weight_decay", "fused")]
-    found = errors(f"optimizer._target_=torch.optim.{name}", *removed)
-    expected = f"optimizer._target_=torch.optim.{name} computes the loss several times a step, which the training does "
-    assert [error.startswith(expected) for error in found] == ([True] if name == "LBFGS" else [])
-
-
 def callback(kind: str, more: str = "") -> str:
     return f"+callbacks.x={{_target_: lightning.pytorch.callbacks.{kind}{more}}}"
 
 
-# of Lightning's callbacks those that work here, with what they need, and those that do not, with what to use instead
+# callbacks of Lightning that work here, with the settings that they need
 WORKING = {
     **dict.fromkeys(("Callback", "Checkpoint", "LambdaCallback", "LearningRateMonitor", "ModelSummary"), ""),
     **dict.fromkeys(("EMAWeightAveraging", "RichModelSummary", "WeightAveraging"), ""),
-    "DeviceStatsMonitor": ", cpu_stats: false",
+    "DeviceStatsMonitor": "",
     "EarlyStopping": ", monitor: val/loss",
     "ModelCheckpoint": ", every_n_epochs: 5",
     "OnExceptionCheckpoint": ", dirpath: x",
     "ThroughputMonitor": ", batch_size_fn: {_target_: hydra.utils.get_method, path: builtins.len}",
 }
-INSTEAD = {
-    "BackboneFinetuning": ("", "parameters.NAME.frozen_epochs"),
-    "BaseFinetuning": ("", "parameters.NAME.frozen_epochs"),
-    "BasePredictionWriter": ("", "lockstep predict"),
-    "BatchSizeFinder": ("", "global_batch_size"),
-    "GradientAccumulationScheduler": (", scheduling: {0: 2}", "trainer.accumulate_grad_batches"),
-    "LearningRateFinder": ("", "-m optimizer.lr="),
-    "ModelPruning": (", pruning_fn: l1_unstructured", "of a finished run"),
-    "ProgressBar": ("", "leave it out"),
-    "RichProgressBar": ("", "leave it out"),
-    "SpikeDetection": ("", "leave it out"),
-    "StochasticWeightAveraging": (", swa_lrs: 0.01", "callbacks=ema"),
-    "TQDMProgressBar": ("", "leave it out"),
-    "Timer": (
-        "",
-        "callbacks.x is a second Timer that Lightning cannot tell from callbacks.timer: change callbacks.timer",
-    ),
-}
 
 
 def test_of_lightnings_callbacks_it_is_known_which_work() -> None:
-    assert sorted({*WORKING, *INSTEAD}) == sorted(lightning.pytorch.callbacks.__all__)
+    (error,) = errors(callback("TQDMProgressBar"))
+    assert error.endswith("TQDMProgressBar does not work in Lockstep's training: " + rules.INSTEAD["TQDMProgressBar"])
+    assert sorted({*WORKING, *rules.INSTEAD, "Timer"}) == sorted(lightning.pytorch.callbacks.__all__)
 
 
 @pytest.mark.parametrize("kind", WORKING)
@@ -450,21 +360,10 @@ def test_a_callback_of_lightnings_that_works_passes(kind: str) -> None:
     assert errors(callback(kind, WORKING[kind])) == []
 
 
-@pytest.mark.parametrize("kind", INSTEAD)
-def test_a_callback_that_assumes_another_training_is_told_with_what_to_use_instead(kind: str) -> None:
-    more, instead = INSTEAD[kind]
-    (error,) = errors(callback(kind, more))
-    assert error.startswith("callbacks.x")
-    assert kind in error
-    assert instead in error
-
-
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
         (callback("ModelCheckpoint", ", save_top_k: -1"), "callbacks.last"),
-        (callback("ModelCheckpoint", ", monitor: val/accuracy, mode: max"), "callbacks.checkpoint"),
-        (callback("EarlyStopping", ", monitor: val/loss, patience: 9"), "callbacks.early_stopping"),
         ("+callbacks.x={_target_: lockstep.callbacks.AveragedWeights, multi_avg_fn: null}", "callbacks.ema"),
     ],
 )
@@ -472,17 +371,7 @@ def test_two_callbacks_whose_states_lightning_cannot_tell_apart_are_refused(text
     group = kept.removeprefix("callbacks.")
     (error,) = errors(text, f"callbacks={group if group in ('early_stopping', 'ema') else 'default'}")
     assert error.startswith("callbacks.x is a second ")
-    assert error.endswith(f"that Lightning cannot tell from {kept}: change {kept} instead")
-
-
-def test_statistics_of_cpus_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signatures, "is_there", lambda package: package != "psutil")
-    (error,) = errors(callback("DeviceStatsMonitor"))
-    assert error == "callbacks.x needs the package psutil, which is not here: install it by: pip install psutil"
-    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
-    assert errors(callback("DeviceStatsMonitor")) == []
-    (error,) = errors(callback("DeviceStatsMonitor", ", cpu_stats: true"))
-    assert "psutil" in error
+    assert error.endswith(f"that Lightning cannot distinguish from {kept}: change {kept} instead")
 
 
 @pytest.mark.parametrize("kind", ["LearningRateMonitor", "DeviceStatsMonitor"])
@@ -508,7 +397,7 @@ def test_scaling_needs_a_learning_rate_to_scale() -> None:
     ]
 
 
-def test_all_faults_come_at_once_and_none_twice() -> None:
+def test_all_errors_come_in_one_message_and_none_twice() -> None:
     found = errors(
         "trainer.max_epoch=3",  # unknown
         "seed=-1",  # out of range
@@ -516,14 +405,13 @@ def test_all_faults_come_at_once_and_none_twice() -> None:
         "optimizer.dampening=0.1",  # to be added
         "data=nope",  # no option
         "optimizer.lr",  # no override
-        "trainer.accumulate_grad_batches=7",  # conflict
-        "trainer.devices=[0]",  # not on this machine
     )
     keys = ["trainer.max_epoch", "seed", "name", "optimizer.dampening", "data=nope", "'optimizer.lr'"]
-    keys += ["trainer.accumulate_grad_batches", "trainer.devices=[0]"]
     assert len(found) == len(keys)
     for key in keys:
         assert sum(key in error for error in found) == 1, key
+    conflicts = errors("trainer.accumulate_grad_batches=7", "trainer.devices=[0]")  # with each other, and this machine
+    assert [error.partition("=")[0] for error in conflicts] == ["trainer.accumulate_grad_batches", "trainer.devices"]
 
 
 def test_all_errors_of_what_is_called_come_in_one_message_where_there_are_no_others() -> None:
@@ -563,13 +451,6 @@ def test_a_broken_yaml_file_is_named_with_its_line(conf: Path) -> None:
     assert "config.yaml" in found
 
 
-def test_a_folder_or_file_of_configurations_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert errors(added=tmp_path / "nope") == [
-        f"there is no folder {tmp_path}/nope: correct the path of the configuration"
-    ]
-    assert errors(name="nope") == [f"there is no nope.yaml in {compose.CONF}: correct --config-name"]
-
-
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
@@ -588,13 +469,8 @@ def test_every_value_of_a_sweep_is_tried() -> None:
     needed = ("train", "root", "file")  # of dataset, image_folder and list
     assert swept("data=glob(*)") == [f"data.{key} has no value: add data.{key}=..." for key in needed]
     assert swept("data=digits,nope")[0].startswith("data=nope is no option: choose from")
-    assert swept("data=glob(x*)")[0].startswith("data=glob(x*) stands for no value: choose from cifar10")
+    assert swept("data=glob(x*)")[0].startswith("data=glob(x*) matches no option: choose from cifar10")
     assert "list them, optimizer.lr=0.1,...,1.0" in swept("optimizer.lr=interval(0.1,1)")[0]
-
-
-def test_values_of_a_sweep_that_conflict_only_together_are_found() -> None:
-    (found,) = errors("optimizer.nesterov=false,true", "optimizer.momentum=0.9,0", is_multirun=True)
-    assert found.startswith("optimizer._target_=torch.optim.SGD: Nesterov momentum requires a momentum")
 
 
 def test_of_a_large_sweep_the_first_jobs_are_checked() -> None:
@@ -607,7 +483,7 @@ def test_of_a_large_sweep_the_first_jobs_are_checked() -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_tells_both_faults_in_one_output_and_leaves_with_code_2() -> None:
+def test_the_command_prints_both_errors_and_exits_with_code_2() -> None:
     run = subprocess.run(
         command("optimizer.lrr=1", "seed=-1"), env=environ(), capture_output=True, text=True, cwd=ROOT, check=False
     )
@@ -656,7 +532,7 @@ def test_a_resume_takes_what_does_not_change_the_mathematics() -> None:
         assert getattr(config, name) == getattr(saved, name)
 
 
-def test_a_resume_refuses_another_run_with_every_fault() -> None:
+def test_a_resume_refuses_another_run_with_every_error() -> None:
     saved = config_of("optimizer.lr=0.1")
     texts = ["seed=1", "optimizer.lr=0.2", "data=synthetic", "trainer.limit_train_batches=3", "trainer.loads=[1,1]"]
     with pytest.raises(ConfigError) as caught:
@@ -669,52 +545,6 @@ def test_a_resume_refuses_another_run_with_every_fault() -> None:
         assert error.startswith(start)
 
 
-FREE_SECTIONS = ("cluster", "launcher", "logger", "notify", "sweep")
-FREE_KEYS = {
-    *("changed_data", "compile", "dry_run", "eval_batch_size", "flip_test", "name", "resume", "search", "silent"),
-    *(
-        f"data.{key}"
-        for key in ("cache", "copy_remove", "copy_to", "download", "file", "memory", "num_workers", "root")
-    ),
-    *(f"strategy.{key}" for key in ("bucket_size_mib", "interface", "name", "process_group_backend", "timeout_s")),
-    "strategy.variables",
-    *(f"trainer.{key}" for key in ("deterministic", "devices", "loads", "log_every_n_steps")),
-    *(
-        f"trainer.{key}"
-        for key in ("max_epochs", "max_time_s", "memory_format", "num_nodes", "process_limit", "profiler")
-    ),
-}
-
-
-def keys_of(config: Config) -> dict[str, Any]:
-    return dict(trees.leaves(storage.to_tree(config), ""))
-
-
-def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
-    """A new key is frozen until it is listed; the configurations together have every key there is."""
-    free, seen = set(), set()
-    needed = {
-        "image_folder": ["data.root=x"],
-        "list": ["data.file=x"],
-        "dataset": ["data.train={_target_:torch.utils.data.TensorDataset}"],
-    }
-    data = ("digits", "fashion_mnist", "image_folder", "synthetic", "list", "dataset")
-    schedulers = ("one_cycle_linear", "cosine", "constant", "cosine", "cosine", "cosine")
-    for option, scheduler in zip(data, schedulers, strict=True):
-        optimizer = "adamw" if option == "digits" else "sgd"
-        texts = [f"data={option}", f"scheduler={scheduler}", f"optimizer={optimizer}"]
-        texts += ["model=torchvision", "model.name=resnet18"] if option == "synthetic" else []
-        config = config_of(*texts, *needed.get(option, []))
-        tree = storage.to_tree(config)
-        found = {key for key in keys_of(config) if not key.startswith("callbacks.")}
-        free |= {key for key in found if resume.is_free_on_resume(key, tree)}
-        seen |= found
-    known = {name for part in (*CALLED.values(), Trainer, Strategy) for name in fields(part)}
-    assert known <= {part for key in seen for part in key.split(".")[1:]} | {key for key in seen if "." not in key}
-    assert {key for key in free if key.partition(".")[0] not in FREE_SECTIONS} == FREE_KEYS
-    assert {key for key in seen if key.partition(".")[0] in FREE_SECTIONS} <= free
-
-
 @pytest.mark.parametrize(
     ("texts", "error"),
     [
@@ -723,7 +553,6 @@ def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
             "trainer.gradient_clip_norm=1 cannot change on resume, this run has null:",
         ),
         (["trainer.precision=float32"], "trainer.precision=float32 cannot change on resume, this run has auto:"),
-        (["trainer.limit_val_batches=2"], "trainer.limit_val_batches=2 cannot"),
         (["trainer.check_val_every_n_epoch=2"], "trainer.check_val_every_n_epoch=2 cannot"),
         (
             ["strategy.gradient_dtype=bfloat16"],
@@ -731,16 +560,8 @@ def test_every_key_of_the_schema_is_frozen_on_resume_but_these() -> None:
         ),
         (["callbacks=ema"], "callbacks.ema._target_=lockstep.callbacks.AveragedWeights cannot"),
         (
-            ["callbacks=early_stopping"],
-            "callbacks.early_stopping._target_=lightning.pytorch.callbacks.EarlyStopping cannot",
-        ),
-        (
             ["callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"],
             "callbacks.checkpoint.monitor=val/loss",
-        ),
-        (
-            ["callbacks.checkpoint=null"],
-            "callbacks.checkpoint._target_=null cannot change on resume, this run has light",
         ),
         (["+callbacks.last.monitor=val/loss", "+callbacks.last.mode=min"], "callbacks.last.monitor=val/loss cannot"),
     ],
@@ -750,15 +571,6 @@ def test_a_resume_refuses_what_changes_weights_or_the_choice_of_the_best(texts: 
         resumed(config_of(), "resume=x", *texts)
     assert caught.value.errors[0].startswith(error)
     assert caught.value.errors[0].endswith("leave it out, or start a new run")
-
-
-def test_a_key_of_ones_own_data_is_frozen_though_ours_of_that_name_is_free() -> None:
-    tree = {"data": {"_target_": "mine.images", "memory": "auto", "num_workers": 2, "cache": "x"}}
-    assert [resume.is_free_on_resume(f"data.{key}", tree) for key in ("memory", "num_workers", "cache")] == [
-        True,
-        True,
-        False,
-    ]
 
 
 def test_overrides_of_a_resume_apply_to_the_options_of_the_run() -> None:
@@ -822,7 +634,7 @@ def test_a_saved_configuration_comes_back_equal(saved: Path) -> None:
     assert checked(composed([])) != config
 
 
-def test_a_saved_configuration_that_does_not_fit_is_told_with_its_path(saved: Path) -> None:
+def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved: Path) -> None:
     tree = yaml.safe_load(saved.read_text())
     tree["trainer"]["old_key"] = tree["trainer"].pop("deterministic")
     saved.write_text(yaml.safe_dump(tree))
@@ -831,13 +643,7 @@ def test_a_saved_configuration_that_does_not_fit_is_told_with_its_path(saved: Pa
     assert all(error.startswith(f"{saved}: ") for error in caught.value.errors)
     assert "trainer.deterministic is missing" in str(caught.value)
     assert "unknown key trainer.old_key" in str(caught.value)
-    for text, reason in (("- 1\n", "holds no configuration"), ("a: [\n", "cannot be read")):
+    for text, reason in (("- 1\n", "contains no configuration"), ("a: [\n", "cannot be read")):
         saved.write_text(text)
         with pytest.raises(ConfigError, match=reason):
             storage.load(saved)
-
-
-def test_a_partial_section_is_bound_and_another_is_called() -> None:
-    config = config_of("optimizer.lr=0.25")
-    assert build.build(config.optimizer).keywords["lr"] == 0.25
-    assert build.build(config.model, in_channels=1, num_classes=3).fc.out_features == 3

@@ -1,8 +1,8 @@
-"""The workers a configuration asks for, on machines and under launchers that are not here."""
+"""Workers of a configuration, on simulated machines and under simulated launchers."""
 
 import pytest
 
-from lockstep.config import storage, trained
+from lockstep.config import saved_run
 from lockstep.config.compose import composed, plain
 from lockstep.config.schema import Config
 from lockstep.config.storage import to_tree
@@ -25,7 +25,8 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_of_several_machines_is_used_on_one(asked: int | None) -> None:
     tree = to_tree(check_tree(plain(composed(["data=synthetic", "strategy=cpu"]))[0]))
     tree["trainer"] |= {"num_nodes": 2, "devices": 3, "loads": [1, 2, 0, 1, 1, 1]}
-    config = check_tree(storage.to_tree(trained.here(Config.model_validate(tree), devices=asked, strategy=None)))
+    here = saved_run.on_this_machine(Config.model_validate(tree), devices=asked, strategy=None)
+    config = check_tree(to_tree(here))
     assert resolve_workers(config).world_size == (asked or 3)
 
 
@@ -93,7 +94,7 @@ def test_auto_takes_every_gpu_and_single_device_one(machine: Machine) -> None:
     assert machine.workers(strategy="cpu", devices=8) == Workers(8, 1, ())
 
 
-def test_more_gpus_than_there_are_is_a_fault_with_the_cure(machine: Machine) -> None:
+def test_more_gpus_than_exist_is_an_error_with_a_fix(machine: Machine) -> None:
     machine.has_gpus(2)
     assert machine.error(devices=4) == (
         "trainer.devices=4, but this machine has 2 GPUs: use trainer.devices=2, or strategy=cpu for 4 CPU processes"
@@ -114,18 +115,18 @@ def test_a_list_of_gpus_names_each_once(machine: Machine) -> None:
     assert "names GPUs, but strategy=cpu uses none" in machine.error(strategy="cpu", devices=[0])
 
 
-def test_more_processes_than_cores_and_memory_carry_are_a_fault_with_the_reason_and_the_cure(
+def test_more_processes_than_cores_and_memory_carry_are_an_error_with_reason_and_fix(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "num_cores", lambda: 2)
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 64 * 2**30)
     assert machine.workers(strategy="cpu", devices=32).num_local == 32
-    told = (
+    error = (
         "trainer.devices={} is above 32 worker processes, 16 for each of 2 cores: "
         "use fewer, or raise trainer.process_limit"
     )
     for devices in (33, 2**31 - 1):
-        assert machine.error(strategy="cpu", devices=devices) == machine.error(devices=devices) == told.format(devices)
+        assert machine.error(strategy="cpu", devices=devices) == machine.error(devices=devices) == error.format(devices)
     assert machine.workers(devices=64, process_limit=64).num_local == 64
     assert machine.error(devices=5, process_limit=4) == (
         "trainer.devices=5 is above trainer.process_limit=4: use fewer, or raise trainer.process_limit"
@@ -135,32 +136,6 @@ def test_more_processes_than_cores_and_memory_carry_are_a_fault_with_the_reason_
         "trainer.devices=9 is above 8 worker processes, 0.5 GiB for each in 4.0 GiB of memory: "
         "use fewer, or raise trainer.process_limit"
     )
-
-
-def test_processes_that_somebody_else_started_are_not_counted_again(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hardware, "memory_bytes", lambda: 2**30)
-    machine.is_in_torchrun(8)
-    assert machine.workers(strategy="cpu").num_local == 8
-
-
-def test_gpus_are_as_many_as_there_are_whatever_number_is_asked_for(machine: Machine) -> None:
-    machine.has_gpus(2)
-    assert machine.error(devices=2**31 - 1).startswith("trainer.devices=2147483647, but this machine has 2 GPUs")
-    assert machine.workers(devices=2, process_limit=1).num_local == 2  # GPUs are their own bound
-
-
-def test_processes_that_decode_images_have_a_bound_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "num_cores", lambda: 2)
-    folder = plain(composed(["data=image_folder", "data.root=x", "data.memory=stream", "data.num_workers=17"]))[0]
-    streamed = machine.config(devices=2).model_copy(update={"data": check_tree(folder).data})
-    assert errors(streamed) == [
-        "data.num_workers=17 of each of 2 workers are 34 processes, above 32, 16 for each of 2 cores: "
-        "use fewer, or raise trainer.process_limit"
-    ]
-    raised = streamed.trainer.model_copy(update={"process_limit": 34})
-    assert errors(streamed.model_copy(update={"trainer": raised})) == []
 
 
 def test_a_single_device_is_one_worker(machine: Machine) -> None:
@@ -203,7 +178,7 @@ def test_cuda_graphs_are_for_one_worker_without_accumulation(machine: Machine, m
     ]
     (error,) = errors(graphs())
     assert error == (
-        "compile=reduce-overhead is for one GPU, not for 2 workers: CUDA graphs of several can hang when one leaves, "
+        "compile=reduce-overhead is for one GPU, not for 2 workers: CUDA graphs of several can hang when one exits, "
         "use compile=true, or trainer.devices=1"
     )
 
@@ -222,7 +197,7 @@ def test_nodes_need_a_launcher(machine: Machine) -> None:
     assert machine.workers(num_nodes=2) == Workers(4, 2, (0, 1, 2, 3))
 
 
-def test_an_outer_launcher_must_have_started_what_is_asked_for(machine: Machine) -> None:
+def test_an_outer_launcher_must_have_started_the_configured_workers(machine: Machine) -> None:
     machine.is_in_srun(1)
     assert machine.error(devices=2) == (
         "trainer.devices=2 asks for 2 workers, but srun started 1 process: "
@@ -236,7 +211,7 @@ def test_an_outer_launcher_must_have_started_what_is_asked_for(machine: Machine)
     )
 
 
-def test_more_workers_than_gpus_is_a_fault_also_when_the_launcher_started_them(machine: Machine) -> None:
+def test_more_workers_than_gpus_is_an_error_also_under_a_launcher(machine: Machine) -> None:
     machine.has_gpus(2)
     machine.is_in_torchrun(4)
     assert machine.error().startswith("torchrun started 4 workers for a machine with 2 GPUs: start 2, set trainer.num_")
@@ -274,7 +249,7 @@ def test_tasks_that_see_the_same_gpus_take_one_each(machine: Machine) -> None:
     assert machine.workers(devices=[3, 1]) == Workers(2, 1, (3, 1))
 
 
-def test_tasks_that_share_too_few_gpus_are_a_fault_with_the_cure(machine: Machine) -> None:
+def test_tasks_that_share_too_few_gpus_are_an_error_with_a_fix(machine: Machine) -> None:
     machine.has_gpus(1)
     machine.is_in_srun(2, gpus_on_node=1)
     assert machine.error() == (
@@ -293,10 +268,3 @@ def test_gpus_that_each_task_sees_alone_have_no_numbers_to_name(machine: Machine
         "trainer.devices=[0,1] names GPUs, but srun gives each task its own, which is number 0 to it: "
         "use trainer.devices=2"
     )
-
-
-def test_only_srun_says_how_many_gpus_its_tasks_have_together(machine: Machine) -> None:
-    machine.has_gpus(1)
-    machine.is_in_srun(1, gpus_on_node=4)
-    machine.is_in_torchrun(4)  # within that one task
-    assert machine.error().startswith("torchrun started 4 workers for a machine with 1 GPU: start 1, set trainer.num_")
