@@ -44,7 +44,7 @@ USUAL = "torchvision ImageFolder, PIL transforms, DataLoader, 0 workers"
 
 
 def measure(root: Path, *, num_rounds: int, num_builds: int) -> list[dict[str, Any]]:
-    """A row for each way: what, unit, n, median, lowest, highest, and the ratio to the usual way or None."""
+    """Return a row for each way: what, unit, n, median, lowest, highest, and the ratio to the usual way or None."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         builds = [_seconds(partial(_read, root, f"{scratch}/{number}", "host")) for number in range(num_builds)]
@@ -192,7 +192,7 @@ def generate(folder: Path, num_images: int) -> None:
 
 
 def table(rows: list[dict[str, Any]], title: str) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     lines = [
         title,
         "",

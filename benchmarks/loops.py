@@ -95,7 +95,7 @@ def raw(task: Task) -> float:
 
 
 def lockstep_tree(task: Task) -> dict[str, Any]:
-    """The configuration of a run of Lockstep that does `task`."""
+    """Return the configuration of a run of Lockstep that does `task`."""
     overrides = [
         "data=synthetic",
         f"data.image_size={task.image_size}",

@@ -25,7 +25,7 @@ WAITING = ("scipy.signal", "matplotlib.pyplot", "torch._dynamo", "torchvision", 
 
 
 def parts(num_rounds: int = 5) -> "list[Row]":
-    """The parts of a start to the first step, then what would be imported if nothing waited."""
+    """Return the parts of a start to the first step, then what would be imported if nothing waited."""
     from benchmarks.table import row  # it imports torch, which is one of the parts
 
     _last_line("-m", __name__)  # compiles what it imports, where nobody has yet

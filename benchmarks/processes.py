@@ -140,7 +140,7 @@ def small_workers(num_rounds: int = 7) -> list[Row]:
 
 
 def small_apart(num_rounds: int = 7) -> list[Row]:
-    """What small workers could do at best: as many trainings at once, each with a worker's shard, that do not talk."""
+    """Time as many independent trainings at the same time, each with the shard of a worker: an upper bound."""
 
     def together(count: int) -> float:
         return _images_per_s(1, [*SMALL, f"global_batch_size={64 // count}", "trainer.max_epochs=16"], count)

@@ -65,7 +65,7 @@ def overhead(num_rounds: int = 7) -> list[Row]:
 
 
 def resnet18(num_rounds: int = 5) -> list[Row]:
-    """The full ResNet-18 on 28x28 grey images, batch 64, on all cores; in bfloat16 where the CPU computes in it."""
+    """Time the full ResNet-18 on 28x28 grey images, batch 64, on all cores; in bfloat16 where the CPU has it."""
     rows = _beside("float32", FULL, {"raw loop": raw, "template": template}, num_rounds)
     if bfloat16_unit(torch.device("cpu")):
         rows += _beside("bfloat16", FULL._replace(precision="bfloat16"), {"raw loop": raw}, num_rounds)
@@ -88,7 +88,7 @@ def _beside(kind: str, task: Task, others: dict[str, Callable[[Task], float]], n
 
 
 def watching(num_rounds: int = 31) -> list[Row]:
-    """What all that is watched costs: curves, pictures, the live status and the terminal, against a silent run."""
+    """Time curves, pictures, live status and terminal, compared with a silent run."""
     task = TINY._replace(num_steps=1000, log_every_n_steps=20)  # many short rounds: what is looked for is small
     callbacks = lockstep_tree(task)["callbacks"]
     off = {"logger": {}, "silent": True, "callbacks": {**callbacks, "curves": None, "pictures": None}}
@@ -102,7 +102,7 @@ def watching(num_rounds: int = 31) -> list[Row]:
 
 
 def averaging(num_rounds: int = 5) -> list[Row]:
-    """What an exponential moving average of the weights costs a step of the full ResNet-18."""
+    """Time an exponential moving average of the weights in a step of the full ResNet-18."""
     net: Any = build.build(
         validation.check_tree(storage.to_tree(validation.checked(compose.composed(["model=resnet18"])))).model,
         in_channels=1,

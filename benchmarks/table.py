@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
 
 def row(what: str, values: Sequence[float], form: str, *, aim: str = "") -> Row:
-    """The row of `values`, each written by `form`, e.g. "{:.2f} s"."""
+    """Return the row of `values`, each written by `form`, e.g. "{:.2f} s"."""
     spread = f"{form.format(min(values))} to {form.format(max(values))}"
     return Row(what, form.format(statistics.median(values)), spread, len(values), aim)
 
@@ -43,14 +43,14 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 
 def markdown(title: str, rows: Sequence[Row]) -> str:
-    """A section with a table."""
+    """Return a section with a table."""
     lines = [f"## {title}", "", "| what | median | spread | n | aim |", "| --- | --- | --- | --- | --- |"]
     lines += ["| " + " | ".join(map(str, cells)) + " |" for cells in rows]
     return "\n".join(lines) + "\n"
 
 
 def conditions() -> str:
-    """The machine, the versions and the day, in one line."""
+    """Return the machine, the versions and the day, in one line."""
     facts = describe(ROOT)
     device = facts["gpus"][0] if facts["gpus"] else f"{facts['cpu']}, {facts['cpu_cores']} cores"
     return f"{device}; torch {torch.__version__}, Python {platform.python_version()}; {date.today().isoformat()}"

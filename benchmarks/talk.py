@@ -53,7 +53,7 @@ def _talk(rank: int, num_ranks: int, folder: str, num_rounds: int) -> None:
 
 
 def messages(num_rounds: int = 7, num_ranks: int = 2) -> list[Row]:
-    """A sum of 129 float32 over two ranks of one thread: medians and 90th percentiles of every round."""
+    """Time a sum of 129 float32 over two ranks of one thread: medians and 90th percentiles of every round."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(_talk, (num_ranks, folder, num_rounds), nprocs=num_ranks)
         microseconds = json.loads(Path(folder, "microseconds.json").read_text())
@@ -94,7 +94,7 @@ def _two() -> int:
 
 
 def norms(num_rounds: int = 7) -> list[Row]:
-    """The arithmetic of a synchronized batch norm beside torch's own, on one thread: nothing travels."""
+    """Time the arithmetic of a synchronized batch norm next to torch's own, on one thread, without messages."""
     rows = []
     with (
         threads(1),

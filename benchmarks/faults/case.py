@@ -118,7 +118,7 @@ def _training(case: Case, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _await_moment(case: Case, folder: Path, process: subprocess.Popen[bytes]) -> int:
-    """The process that gets the signal, when its moment has come."""
+    """Return the process that gets the signal, when its moment has come."""
     rank = case.num_processes - 1 if case.target == "last rank" else 0
     if case.moment != "first second":
         _wait((folder / "reached").exists, PATIENCE_S, process)
@@ -139,7 +139,7 @@ def _is_heard(pid: int) -> bool:
 
 
 def _of_rank(command: int, rank: int) -> list[int]:
-    """The process of a rank: the fork server of the command forks them in order, and their first act is a thread.
+    """Return the process of a rank: the fork server forks them in order, and each first starts a thread.
 
     While it imports, the server starts other programs, too.
     """
@@ -171,7 +171,7 @@ def _command_line(pid: int) -> str:
 
 
 def _alive(folder: Path) -> list[int]:
-    """Processes of the case in `folder` of which a thread still runs, or is frozen."""
+    """Return processes of the case in `folder` of which a thread still runs, or is frozen."""
     pids = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # no process, or one that has ended since

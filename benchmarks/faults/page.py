@@ -37,7 +37,7 @@ A frozen rank is noticed when a collective has waited for `strategy.timeout_s`, 
 
 
 def markdown(outcomes: Mapping[Case, Outcome], before: str) -> str:
-    """The page of what has been tried so far. Its section "Around a run" is written by hand: from the page `before`."""
+    """Return the page of all cases so far. Its section "Around a run" comes from the page `before`."""
     around = before[before.index("## Around a run") : before.index("## 1 process")]
     parts = [HEAD.format(conditions=conditions()), around.rstrip() + "\n"]
     for num_processes in sorted({case.num_processes for case in outcomes}):
@@ -76,6 +76,6 @@ def _verdict(outcomes: Mapping[Case, Outcome]) -> str:
 
 
 def describe(case: Case) -> str:
-    """A case in words."""
+    """Describe a case."""
     plural = "es" if case.num_processes > 1 else ""
     return f"{case.signal} to {case.target}, {case.moment}, {case.num_processes} process{plural}"

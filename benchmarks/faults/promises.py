@@ -27,7 +27,7 @@ class End(NamedTuple):
 
 
 def promised(case: Case, *, has_run: bool) -> End:
-    """The end of a case; without a run where the signal came before there was one."""
+    """Return the end of a case; without a run where the signal came before there was one."""
     number = signal.Signals[f"SIG{case.signal}"]
     kept = NEWEST_STEP[case.moment]
     if not has_run and case.signal == "KILL" and case.target == "parent":

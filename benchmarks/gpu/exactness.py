@@ -45,7 +45,7 @@ def ddp(bench: Bench) -> None:
 
 
 def _one_rank(bench: Bench) -> None:
-    """Joined as torchrun starts it, and started by Lockstep itself, both against no process group at all."""
+    """Compare workers of torchrun, and those of Lockstep, with no process group at all."""
     alone, _ = bench.train("alone", *FLOAT64, "trainer.devices=1")
     started, _ = bench.train("started", *FLOAT64, "trainer.devices=1", "strategy=ddp")
     joined = RunFolder(bench.scratch / "joined")
@@ -69,7 +69,7 @@ def _norms(bench: Bench, backend: str) -> None:
 
 
 def two_processes(bench: Bench, what: str, backend: str) -> dict[str, Any]:
-    """What two processes of benchmarks.gpu.norms found."""
+    """Report the findings of two processes of benchmarks.gpu.norms."""
     path = bench.scratch / f"{what}-{backend}.json"
     words = ("--nproc-per-node=2", "-m", "benchmarks.gpu.norms", what, backend, str(path))
     command(f"{what} {backend}", *TORCHRUN, *words).expect(0)

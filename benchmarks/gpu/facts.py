@@ -83,7 +83,7 @@ def _data(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def missing_packages() -> dict[str, str]:
-    """Packages that pyproject.toml asks for and that are absent or too old, in words, with the pin to bring."""
+    """Describe packages of pyproject.toml that are absent or too old, with the pin to install."""
     missing = {}
     pins = dict(line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().split())
     requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]

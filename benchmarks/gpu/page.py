@@ -19,7 +19,7 @@ def write(folder: Path, title: str, results: Sequence[dict[str, Any]]) -> None:
 
 
 def markdown(title: str, day: str, results: Sequence[dict[str, Any]]) -> str:
-    """The page: the stages with their ends, then what each of them found."""
+    """Return the page: the stages with their ends, then what each of them found."""
     device = next(
         (row["result"] for stage in results for row in stage["rows"] if row["what"] == "GPU 0"), "device unknown"
     )
@@ -36,13 +36,13 @@ def markdown(title: str, day: str, results: Sequence[dict[str, Any]]) -> str:
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose first line is its head."""
+    """Return a Markdown table whose first line is its head."""
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
     return "\n".join("| " + " | ".join(line) + " |" for line in [cells[0], ["---"] * len(cells[0]), *cells[1:]]) + "\n"
 
 
 def summary(result: dict[str, Any]) -> str:
-    """A stage in a few lines, for the terminal."""
+    """Describe a stage in a few lines, for the terminal."""
     seconds = f" after {result['seconds']:.0f} s" if "seconds" in result else ""
     head = f"{result['name']}: {result['state']}{seconds}" + (f" ({result['reason']})" if result["reason"] else "")
     return "\n".join([head, *("  " + ", ".join(filter(None, cells)) for cells in _cells(result))])

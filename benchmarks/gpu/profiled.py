@@ -91,5 +91,5 @@ class Profiled(L.Callback):
 
 
 def in_words(name: str) -> str:
-    """What a kernel does; the beginning of its name where that tells nothing."""
+    """Name the work of a kernel; the beginning of its name where it is unknown."""
     return next((words for pattern, words in KINDS if re.search(pattern, name, re.IGNORECASE)), name[:60])

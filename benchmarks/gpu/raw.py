@@ -48,7 +48,7 @@ class Loop:
         self._optimizer.zero_grad(set_to_none=False)
 
     def graph(self) -> torch.cuda.CUDAGraph:
-        """The same step as the GPU alone can repeat it."""
+        """Capture the same step as a CUDA graph."""
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):

@@ -51,7 +51,7 @@ def _fashion_mnist(bench: Bench, name: str, overrides: Sequence[str], aims: Mapp
 
 
 def _unzipped(bench: Bench) -> Path:
-    """The folder for data.root; where the idx files are zipped, one with copies that are not."""
+    """Return the folder for data.root; where the idx files are zipped, one with copies that are not."""
     zipped = sorted((bench.data / "FashionMNIST" / "raw").glob("*-ubyte.gz"))
     if not zipped:
         return bench.data

@@ -135,7 +135,7 @@ def _verdict(code: int, rows: Sequence[dict[str, Any]], log_file: Path, begin: i
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows a stage wrote; the last one may be cut."""
+    """Return the rows a stage wrote; the last one may be cut."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -168,7 +168,7 @@ def _kill(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _children() -> list[int]:
-    """Processes whose parent is this one: the stage, and orphans it left."""
+    """Return processes whose parent is this one: the stage, and orphans it left."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # gone since

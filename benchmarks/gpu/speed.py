@@ -24,7 +24,7 @@ def speed(bench: Bench) -> None:
 
 
 def _step(bench: Bench) -> None:
-    """A training as any other, with a callback that looks at the clock and at the kernels."""
+    """Train with a callback that records times and kernels."""
     path, batch = bench.scratch / "profile.json", 16 if bench.is_rehearsal else 512
     settings = ["data=synthetic", "data.image_size=28", f"data.train_size={NUM_STEPS * batch}"]
     settings += [f"global_batch_size={batch}", "trainer.max_epochs=1", "trainer.devices=1", "logger=none"]
@@ -49,7 +49,7 @@ def _step(bench: Bench) -> None:
 
 
 def _raw(bench: Bench, search: str) -> None:
-    """What is left of the step where nothing but torch has a part in it."""
+    """Time the step of torch alone."""
     path, (batch, width) = bench.scratch / f"raw-{search}.json", (16, 4) if bench.is_rehearsal else (512, 64)
     words = ("-m", "benchmarks.gpu.raw", search, str(batch), str(width), str(path))
     done, name = command(f"raw {search}", *words), f"raw loop, cuDNN's search {search}"

@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
 
 
 def take(page: Any, address: str, folder: Path, width: int) -> None:
-    """The tab with a run that has done some epochs, and all trials of the sweep over one another."""
+    """Draw the tab with a run after some epochs, and all trials of the sweep on top of each other."""
     page.goto(address)
     page.reload()
     tab = page.frame_locator("iframe")
@@ -99,7 +99,7 @@ def take(page: Any, address: str, folder: Path, width: int) -> None:
 
 
 def terminal(folder: Path, columns: int) -> str:
-    """A training on a terminal of so many columns, as an SVG."""
+    """Train on a terminal of so many columns, and return it as an SVG."""
     tmux = ["tmux", "-L", f"lockstep{columns}"]
     command = shlex.join([sys.executable, TRAIN, *SHORT])
     size = ["-x", str(columns), "-y", "34"]
@@ -118,7 +118,7 @@ def terminal(folder: Path, columns: int) -> str:
 
 
 def chromium() -> str:
-    """The path of a browser. Raises FileNotFoundError where there is none."""
+    """Return the path of a browser. Raises FileNotFoundError where there is none."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
         raise FileNotFoundError("There is no chromium here: tests/support/chromium.sh installs one.")
