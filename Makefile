@@ -1,16 +1,20 @@
 # make train: install, train the default.  make test: install, run the tests.  make test-fast: units alone.
 # make check: lint, types and tests.
+# make docs: build the site into docs/_build/html.
 # make board: watch the runs in outputs/ in a browser.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train board test test-fast check lint clean
+.PHONY: train board docs test test-fast check lint clean
 
 train: .venv/installed
 	$(BIN)/python train.py
 
 board: .venv/installed
 	$(BIN)/lockstep board
+
+docs: .venv/installed
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 
 test: .venv/installed
 	$(BIN)/python -m pytest

@@ -1,16 +1,20 @@
-"""Measure everything that needs no GPU and write docs/benchmarks.md; 40 to 80 minutes on two quiet cores.
+"""Measure everything that needs no GPU: 40 to 80 minutes on two quiet cores. Results go to benchmarks/results/.
 
-`python -m benchmarks start sweeps` measures these sections alone, and writes no file.
+`python -m benchmarks start sweeps` measures these sections alone. Each section replaces its file, and
+docs/results.md is written again from all files.
 """
 
 import argparse
+import json
+import platform
 from collections.abc import Sequence
-from pathlib import Path
+from datetime import date
 
-from benchmarks import checkpoint, input, parts, processes, step, sweep, talk
-from benchmarks.table import conditions, markdown
+import torch
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+from benchmarks import checkpoint, input, page, parts, processes, step, sweep, talk
+from benchmarks.table import Row, device, markdown
+
 SECTIONS = (
     ("A step", step.overhead),
     ("The full ResNet-18", step.resnet18),
@@ -21,7 +25,7 @@ SECTIONS = (
     ("Batch norm", talk.norms),
     ("Workers", processes.workers),
     ("Small workers", processes.small_workers),
-    ("Small workers that do not talk", processes.small_apart),
+    ("Small workers without messages", processes.small_apart),
     ("Start", processes.start_up),
     ("Parts of a start", parts.parts),
     ("Sweeps", sweep.sweeps),
@@ -31,30 +35,28 @@ SECTIONS = (
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print every section as soon as it is measured, then write the page, unless sections were chosen."""
+    """Print and store every section as soon as it is measured."""
     names = {title.lower().replace(" ", "-"): (title, measure) for title, measure in SECTIONS}
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("sections", nargs="*", metavar="SECTION", choices=[[], *names], help=", ".join(names))
-    chosen = parser.parse_args(words).sections
-    if chosen:
-        print(conditions(), flush=True)
-        for title, measure in map(names.__getitem__, chosen):
-            print("\n" + markdown(title, measure()), flush=True)
-        return
-    intro = (
-        "Ratios are quotients within one round; rounds alternate the order. A figure counts for the machine it comes "
-        "from, and only where nothing else ran there."
-    )
-    parts = [f"# Benchmarks\n\n`python -m benchmarks`: {conditions()}.\n{intro}\n"]
-    for title, measure in SECTIONS:
-        parts.append(markdown(title, measure()))
-        print(parts[-1], flush=True)
-    lines = [f"| {name} | {seconds:.2f} s |" for name, seconds in processes.import_breakdown()]
-    parts.append(
-        "\n".join(["## What a training imports", "", "| package | its own time |", "| --- | --- |", *lines, ""])
-    )
-    print(parts[-1], flush=True)
-    PAGE.write_text("\n".join(parts))
+    for name in parser.parse_args(words).sections or names:
+        title, measure = names[name]
+        rows = measure()
+        print(markdown(title, rows), flush=True)
+        store(name, rows)
+    page.PAGE.write_text(page.page())
+
+
+def store(name: str, rows: Sequence[Row]) -> None:
+    """Replace the result file of a section."""
+    content = {
+        "command": f"python -m benchmarks {name}",
+        "device": device(),
+        "software": f"torch {torch.__version__}, Python {platform.python_version()}",
+        "date": date.today().isoformat(),
+        "rows": [row._asdict() for row in rows],
+    }
+    (page.RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -148,8 +148,8 @@ def small_apart(num_rounds: int = 7) -> list[Row]:
     rates = alternate(num_rounds, one=lambda: together(1), two=lambda: together(2), four=lambda: together(4))
     return [
         row("1 training", rates["one"], "{:.0f} images/s"),
-        row("2 trainings at once, of half the batch", rates["two"], "{:.0f} images/s"),
-        row("4 trainings at once, of a quarter", rates["four"], "{:.0f} images/s"),
+        row("2 parallel trainings, of half the batch", rates["two"], "{:.0f} images/s"),
+        row("4 parallel trainings, of a quarter", rates["four"], "{:.0f} images/s"),
         row("2 trainings : 1", ratios(rates["two"], rates["one"]), "{:.3f}"),
         row("4 trainings : 1", ratios(rates["four"], rates["one"]), "{:.3f}"),
     ]

@@ -110,7 +110,7 @@ def averaging(num_rounds: int = 5) -> list[Row]:
     )
     kinds = {
         "by parameter": AveragedModel(net, avg_fn=get_ema_avg_fn(0.99), use_buffers=True),
-        "at once": AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.99), use_buffers=True),
+        "in one call": AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.99), use_buffers=True),
     }
 
     def seconds(kind: AveragedModel) -> float:

@@ -69,9 +69,9 @@ def sweeps(num_rounds: int = 3) -> list[Row]:
             [s for measurement in side for s in measurement.later_steps_s],
             "{:.1f} s",
         ),
-        row(f"{NUM_TRIALS} short trials, two at once", times["side"], "{:.1f} s"),
+        row(f"{NUM_TRIALS} short trials, two in parallel", times["side"], "{:.1f} s"),
         row(f"{NUM_TRIALS} short trials, one at a time", times["one"], "{:.1f} s"),
-        row("two at once : one at a time", ratios(times["side"], times["one"]), "{:.2f}"),
+        row("two in parallel : one at a time", ratios(times["side"], times["one"]), "{:.2f}"),
     ]
 
 

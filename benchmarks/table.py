@@ -49,8 +49,12 @@ def markdown(title: str, rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def device() -> str:
+    """Return the GPU, or the CPU with its number of cores."""
+    facts = describe(ROOT)
+    return facts["gpus"][0] if facts["gpus"] else f"{facts['cpu']}, {facts['cpu_cores']} cores"
+
+
 def conditions() -> str:
     """Return the machine, the versions and the day, in one line."""
-    facts = describe(ROOT)
-    device = facts["gpus"][0] if facts["gpus"] else f"{facts['cpu']}, {facts['cpu_cores']} cores"
-    return f"{device}; torch {torch.__version__}, Python {platform.python_version()}; {date.today().isoformat()}"
+    return f"{device()}; torch {torch.__version__}, Python {platform.python_version()}; {date.today().isoformat()}"

@@ -12,27 +12,26 @@ HEAD = f"""\
 
 `python -m benchmarks.faults`: {{conditions}}.
 
-Every case is a real training of its own on CPU processes: one of its processes gets a signal at a moment, and all
-processes are watched until the last one is gone. n=1 for each case; the seconds run from the signal to the end of the
-last process, on this machine with other cases beside.
+Every case is a real training on CPU processes. One process gets a signal at a chosen moment, and all processes are
+observed until the last one has exited. n=1 for each case. Seconds count from the signal to the end of the last process,
+on a machine that runs another case as well.
 
-- **Who:** the parent is the command that was typed; it starts and watches the ranks.
-- **When:** the first second (parent: half a second after its start, once Python itself has started and before there
-  is a run folder; ranks: as soon as they exist), after a step, in the validation, in a checkpoint whose file is open
-  and empty, and in the test.
-- **What is kept:** the optimizer step of the newest checkpoint, from which `resume=` goes on exactly; 6 steps make an
-  epoch, the step, validation and checkpoint are those of the second one, three are trained.
+- **To:** the parent is the command itself; it starts and supervises the ranks.
+- **Moment:** the first second (parent: half a second after its start, before there is a run folder; ranks: as soon as
+  they exist), after a step, in the validation, in a checkpoint whose file is open and empty, and in the test.
+- **Step:** the optimizer step of the newest checkpoint, from which `resume=` continues exactly. Three epochs of 6 steps
+  are trained; the step, validation and checkpoint are those of the second epoch.
 
 | cell begins with | meaning |
 | --- | --- |
 | 0 | finished; all epochs are trained and tested |
-| 75 | stopped in good order: all ranks after the same step, with a checkpoint |
-| 1 | failed; `failure.txt`, the status and the last lines on the screen say which rank, by what |
-| 128 + n | terminated by signal n: before there was a run, with one line; or the only rank was killed, a failure |
-| -n | the command was killed by signal n, and its ranks with it; nobody is left to say so, `lockstep status` can |
-| cont. | frozen with nobody to notice; goes on when it is told to (SIGCONT), exit code and seconds from there |
+| 75 | stopped: all ranks after the same step, with a checkpoint |
+| 1 | failed; `failure.txt`, the status and the last printed lines name the rank and the cause |
+| 128 + n | terminated by signal n: with one line before there was a run; or as a failure, if the only rank was killed |
+| -n | the command was killed by signal n, and its ranks with it; `lockstep status` reports it |
+| cont. | frozen, and no process notices; continues after SIGCONT, exit code and seconds from there |
 
-A frozen rank is noticed when a collective has waited for `strategy.timeout_s`, here {TIMEOUT_S:g} s.
+A frozen rank is detected when a collective has waited for `strategy.timeout_s`, here {TIMEOUT_S:g} s.
 """
 
 

@@ -1,0 +1,67 @@
+"""Write docs/results.md from benchmarks/results/*.json: `python -m benchmarks.page`."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.parts import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+HEAD = """\
+# Results
+
+Written by `python -m benchmarks.page` from the files in `benchmarks/results/`. A command below measures again;
+`python -m benchmarks` and its sections replace their files. Each figure is valid for its device and date only.
+*n* is the number of runs or rounds; *result* is their median, or the mean where marked. An *aim* is what we want to
+reach, met or not. Ratios are taken within one round, and rounds alternate the order.
+
+No run used several GPUs or several machines. [How GPUs are measured](gpu.md#what-the-figures-mean) explains the terms.
+[Reliability](reliability.md) has the end of a run after each signal.
+"""
+ACCURACY = ("digits", "fashion-mnist-quarter", "fashion-mnist-quarter-float32", "d2l-fashion-mnist", "cifar10-eighth")
+QUESTIONS: dict[str, Sequence[str]] = {
+    "How accurate are the recipes?": (*(f"accuracy-{name}" for name in ACCURACY), "gpu-accuracy"),
+    "How exact are several workers?": ("exactness", "gpu-exactness"),
+    "How fast is one GPU?": ("gpu-speed",),
+    "How fast is a step next to a raw loop and a usual template?": ("the-full-resnet-18", "a-step"),
+    "Do several processes pay on one CPU?": ("workers", "small-workers", "small-workers-without-messages"),
+    "What do messages between workers cost?": ("messages", "batch-norm"),
+    "How fast are images read?": ("input", "input-cifar10"),
+    "How soon does a training start?": ("start", "parts-of-a-start", "submit"),
+    "How fast does a sweep start its trials?": ("sweeps", "sweeps-of-two-workers"),
+    "What do watching, averaging and saving cost?": ("watching", "averaged-weights", "checkpoints"),
+}
+COLUMNS = ("what", "result", "lowest to highest", "n", "aim")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    cells = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join(map(str, row)) + " |" for row in cells]
+
+
+def question(title: str, files: Sequence[dict[str, Any]]) -> str:
+    """Return the section of a question: one table, and the command, device, versions and day of each row."""
+    rows = [
+        (*(row[key] for key in ("what", "median", "spread", "n", "aim")), f"({number})")
+        for number, file in enumerate(files, 1)
+        for row in file["rows"]
+    ]
+    sources = [
+        f"{number}. `{file['command']}`: {file['device']}; {file['software']}; {file['date']}"
+        for number, file in enumerate(files, 1)
+    ]
+    return "\n".join(["", f"## {title}", "", *table((*COLUMNS, "source"), rows), "", *sources, ""])
+
+
+def page() -> str:
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    shown = [name for names in QUESTIONS.values() for name in names]
+    if set(shown) != set(found):
+        raise ValueError(f"{RESULTS} and QUESTIONS differ in {sorted(set(shown) ^ set(found))}")
+    sections = (question(title, [found[name] for name in names]) for title, names in QUESTIONS.items())
+    return HEAD + "".join(sections)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
