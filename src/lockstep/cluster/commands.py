@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from lockstep.cluster import following, jobs, record, scheduler
@@ -18,8 +20,9 @@ from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.runs.naming import TRUSTING, quoted, resuming, shown
+from lockstep.system import terminal
 from lockstep.system.redaction import redacted
-from lockstep.system.terminal import duration, new_table, print_table, printable, show_table, terminal
+from lockstep.system.terminal import duration, new_table, print_table, printable, show_table
 from lockstep.system.wording import plural
 
 NAMES = "id of a job or an array, run folder, or latest"
@@ -31,11 +34,15 @@ def run(texts: Sequence[str]) -> int:
     arguments = _parser().parse_args(texts)
     if not all([arguments.folder, *arguments.names]):
         raise ValueError("a name is empty, perhaps an unset variable: give an id, a run folder, or latest.")
+    return arguments.function(_chosen(arguments), arguments)
+
+
+def _chosen(arguments: argparse.Namespace) -> list[Job]:
     found = jobs.recorded([Path(arguments.folder), *(Path(name) for name in arguments.names if Path(name).is_dir())])
     if arguments.names or arguments.function != _list:
         found = jobs.chosen(found, arguments.names or ["latest"])
     only_reads = arguments.function in (_list, _show, following.result)
-    return arguments.function(jobs.look(found, is_slurm_needed=not only_reads), arguments)
+    return jobs.look(found, is_slurm_needed=not only_reads)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         return subparser
 
     listed = command("list", _list, "all jobs, the newest last")
+    listed.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
     for subparser in (listed, command("show", _show, "all facts of a job, and why it waits")):
         subparser.add_argument("--json", action="store_true", help="as JSON")
     command("follow", following.follow, "print the log of a job until it ends; Ctrl-C does not end the job")
@@ -70,12 +78,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    if arguments.json:
+    if arguments.watch:
+        terminal.watch(lambda out: _table(_chosen(arguments)[2 - out.height :], out))  # as many as the screen has lines
+    elif arguments.json:
         print(to_json([jobs.as_json(job) for job in chosen_jobs]))
-        return 0
-    if not chosen_jobs:
+    elif not chosen_jobs:
         print("No jobs: submit a run with cluster=slurm or cluster=local, or name another --folder.", file=sys.stderr)
-        return 0
+    else:
+        out = terminal.terminal()
+        print_table(_table(chosen_jobs, out), out)
+    return 0
+
+
+def _table(chosen_jobs: Sequence[Job], out: Console) -> Table:
     rows = [
         (
             job.id,
@@ -89,10 +104,8 @@ def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         )
         for job in chosen_jobs
     ]
-    out = terminal()
     heads = ("job", "state", "run", "epoch", "best", "reason", "time", "nodes")
-    print_table(new_table(heads, rows, out, right=("epoch", "best", "time"), wraps=("reason",)), out)
-    return 0
+    return new_table(heads, rows, out, right=("epoch", "best", "time"), wraps=("reason",))
 
 
 def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:

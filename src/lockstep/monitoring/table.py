@@ -1,13 +1,11 @@
 """`lockstep runs`: all runs below a folder, a line each."""
 
-import contextlib
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -17,11 +15,10 @@ from lockstep.runs import naming
 from lockstep.runs.discovery import Watched, differing_overrides
 from lockstep.runs.files import to_json
 from lockstep.runs.folder import LIVE_STATES
-from lockstep.system import output
-from lockstep.system.terminal import duration, new_table, print_table, printable, say, terminal
+from lockstep.system import terminal
+from lockstep.system.terminal import duration, new_table, print_table, printable, say
 from lockstep.system.wording import plural
 
-EVERY_S = 2.0
 SEARCH_S = 10.0  # between two searches for new runs
 COLUMNS = ("state", "run", "best", "overrides", "epoch", "s/epoch", "started")
 
@@ -35,7 +32,7 @@ def show(selection: Selection, *, sort: str, is_reversed: bool, is_json: bool) -
     elif not runs:
         print(_nothing(selection, num_found=len(watched.runs())), file=sys.stderr)
     else:
-        out = terminal()
+        out = terminal.terminal()
         if out.is_terminal:
             say(out, _head(selection, runs), "bold")
         print_table(table(runs, out), out)
@@ -44,19 +41,13 @@ def show(selection: Selection, *, sort: str, is_reversed: bool, is_json: bool) -
 
 def watch(selection: Selection, *, sort: str, is_reversed: bool) -> int:
     """Show the runs on the terminal, refreshed every two seconds, until Ctrl-C. Returns the exit code."""
-    out = terminal()
-    if not sys.stdout.isatty() or out.is_dumb_terminal:
-        raise ValueError("--watch needs a terminal: leave it out to print the runs once.")
     watched = Watched(selection.root, scan_every_s=SEARCH_S)
-    runs: list[Listed] = []
-    with contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
-        while output.is_read():
-            runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
-            note = f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends"
-            live.update(_screen(selection, runs, out, note), refresh=True)
-            time.sleep(EVERY_S)
-    if runs:
-        out.print(_screen(selection, runs, out))
+
+    def drawn(out: Console) -> Group:
+        runs = in_order(selection.listed(watched), sort, is_reversed=is_reversed)
+        return _screen(selection, runs, out, f"  {time.strftime('%H:%M:%S')}, Ctrl-C ends")
+
+    terminal.watch(drawn)
     return 0
 
 
@@ -98,7 +89,7 @@ def table(runs: Sequence[Listed], out: Console, num_shown: int | None = None) ->
     return new_table(COLUMNS, rows, out, right=("best", "epoch", "s/epoch"), wraps=("overrides",))
 
 
-def _screen(selection: Selection, runs: Sequence[Listed], out: Console, note: str = "") -> Group:
+def _screen(selection: Selection, runs: Sequence[Listed], out: Console, note: str) -> Group:
     """Show as many runs as fit if each takes one line."""
     num_shown = max(1, out.height - 4)
     head = Text.assemble((_head(selection, runs), "bold"), (note, "dim"), no_wrap=True, overflow="crop")

@@ -1,11 +1,14 @@
 """Texts and tables on a terminal and in a log. No torch: commands that only read start immediately."""
 
+import contextlib
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.live import Live
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
@@ -16,6 +19,7 @@ from lockstep.system import output
 
 PROGRAMS = ("lockstep ", "python ", "cat ")  # a value that begins so is a command
 LOG_WIDTH = 10_000  # columns of a log, where nothing is cut
+WATCH_EVERY_S = 2.0
 WIDEST, LEAST = 40, 20  # columns of a cell of a table on a terminal, and of one that becomes narrower than its text
 
 
@@ -45,6 +49,18 @@ def terminal(*, is_error: bool = False) -> Terminal:
     return Terminal(
         highlight=False, soft_wrap=True, width=LOG_WIDTH, stderr=is_error, force_terminal=False, force_jupyter=False
     )
+
+
+def watch(drawn: Callable[[Console], RenderableType]) -> None:
+    """Draw on the whole screen every two seconds until Ctrl-C. Raises ValueError without a terminal."""
+    out = terminal()
+    if not sys.stdout.isatty() or out.is_dumb_terminal:
+        raise ValueError("--watch needs a terminal: leave it out to print once.")
+    with contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
+        while output.is_read():
+            live.update(drawn(out), refresh=True)
+            time.sleep(WATCH_EVERY_S)
+    out.print(drawn(out))
 
 
 def is_cell() -> bool:
