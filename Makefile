@@ -1,11 +1,11 @@
-# make train: install, train the default.  make test: install, run the tests.  make test-fast: units alone.
-# make check: lint, types and tests.
+# make train: install, train the default.  make board: watch the runs in outputs/ in a browser.
+# make test: every promise once, some minutes.  make test-fast: units, under a minute.  make test-all: all other tests.
 # make docs: build the site into docs/_build/html.
-# make board: watch the runs in outputs/ in a browser.
+# make check: lint, types and `make test`.  make mutants: break each mechanism of docs/testing.md, and run its tests.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train board docs test test-fast check lint clean
+.PHONY: train board docs test test-fast test-all mutants check lint clean
 
 train: .venv/installed
 	$(BIN)/python train.py
@@ -17,10 +17,16 @@ docs: .venv/installed
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not full"
 
 test-fast: .venv/installed
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -m "not full and not processes" tests/unit
+
+test-all: .venv/installed
+	$(BIN)/python -m pytest -m full
+
+mutants: .venv/installed
+	$(BIN)/python -m tests.support.mutants $(MUTANTS)
 
 check: lint test
 

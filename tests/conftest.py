@@ -1,4 +1,4 @@
-"""One thread to each process, and the figures that tests record, e.g. how exact "exact" was, at the end of the run."""
+"""Processes of tests have one thread each, and the differences that tests measure are shown at the end."""
 
 import os
 from collections.abc import Iterator
@@ -11,20 +11,21 @@ if TYPE_CHECKING:
     from tests.support.gpus import PretendedGpus
     from tests.support.slurm import Slurm
 
-# Before torch is imported: what runs in the process of pytest is compared, bit by bit, with processes of one thread,
-# and files of tests share the cores.
+# before torch is imported: results are compared bit by bit with those of processes that have one thread
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _server() -> None:
-    """The product's server for all processes of the tests, with what commands import beside."""
+def _server(request: pytest.FixtureRequest) -> None:
+    """The fork server of the product for all processes of the tests, which also imports what commands do."""
     from lockstep.system import processes
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "SERVER", "tests.support.server")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-        processes.start_server()
+        given = os.environ.get("PYTHONPATH", "")
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), given))))
+        if any(item.get_closest_marker("processes") for item in request.session.items):
+            processes.start_server()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -43,13 +44,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture
 def figure(record_property: Any) -> Any:
-    """Record a line for the end of the run."""
+    """Record a line for the end of the output and for `--junitxml`."""
     return lambda text: record_property("figure", text)
 
 
 @pytest.fixture(scope="session")
 def slurm() -> "Iterator[Slurm]":
-    """A SLURM of two nodes. Tests that use it stand in modules test_slurm*.py, each of which one process runs."""
+    """A SLURM of two nodes."""
     from tests.support.slurm import started  # imports torch
 
     with started() as running:
@@ -58,7 +59,7 @@ def slurm() -> "Iterator[Slurm]":
 
 @pytest.fixture(scope="session")
 def gpus(request: pytest.FixtureRequest) -> "PretendedGpus":
-    """Pretended GPUs, for processes that a test starts. They are built at the first time: 10 s of one core."""
+    """Pretended GPUs for processes that a test starts; the first use builds them, 10 s of one core."""
     from tests.support.gpus import PretendedGpus, build, reason_without  # imports torch
 
     reason = reason_without()

@@ -19,6 +19,8 @@ from tests.support.exact import train
 from tests.support.harness import write_run
 from tests.support.image_files import write_image
 
+pytestmark = pytest.mark.full
+
 RECIPE = ("model.width=2", "trainer.max_epochs=1", "strategy=cpu", "trainer.devices=1", "logger=none", "silent=true")
 FOLDER = ("data=image_folder", "data.image_size=16", "data.cache=null", "data.num_workers=1")
 

@@ -14,6 +14,8 @@ from tests.support.harness import difference, own_network, train_all, write_run
 from tests.support.modules import classifier
 from tests.support.networks import Plain
 
+pytestmark = pytest.mark.full
+
 OWN = [
     *own_network("Plain"),
     "data.train_size=66",  # a last batch of two samples: an empty shard, and a ragged one

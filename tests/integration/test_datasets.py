@@ -10,6 +10,8 @@ from tests.support.exact import cut_after, train
 from tests.support.harness import difference, write_run
 from tests.support.recipes import TURNED, turned
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_decoding", [1, 2])

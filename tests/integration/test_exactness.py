@@ -166,7 +166,16 @@ ROWS = {
 }
 ROUNDED = Split(2, more=("strategy.gradient_dtype=bfloat16",))
 AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PATIENCE_S
-CASES = [pytest.param(name, split, id=f"{name}-{split}") for name, row in ROWS.items() for split in row.splits]
+# one of each kind, for `make test`
+QUICK = (
+    *("remainder", "micro-batches, every augmentation", "67 samples in parts", "AdamW", "parameter groups"),
+    *("own network", "several labels", "own module", "Dataset", "folder"),
+)
+CASES = [
+    pytest.param(name, split, id=f"{name}-{split}", marks=() if name in QUICK else pytest.mark.full)
+    for name, row in ROWS.items()
+    for split in row.splits
+]
 Runs = dict[tuple[str, Split], RunFolder]
 
 

@@ -12,6 +12,8 @@ from tests.support.harness import difference, write_run
 from tests.support.image_files import write_folder, write_listed
 from tests.support.recipes import FOLDER, IN_MEMORY, LISTED, STREAMED
 
+pytestmark = pytest.mark.full
+
 PLACES = {"memory": IN_MEMORY, "cache": ("data.memory=auto",), "stream": STREAMED}
 
 

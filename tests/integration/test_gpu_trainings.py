@@ -1,8 +1,4 @@
-"""Whole trainings on pretended GPUs: CUDA tensors in host memory, on which gloo stands in for NCCL.
-
-They show devices, dtypes, missing kernels, buffers that are read too early, and that N GPUs compute what one would.
-What they cannot show stands in docs/testing.md.
-"""
+"""Whole trainings on pretended GPUs: N of them compute what one would. docs/testing.md says what else they show."""
 
 import re
 from collections.abc import Iterator
@@ -18,10 +14,10 @@ from tests.support.gpus import PretendedGpus
 from tests.support.harness import ACCUMULATE_AUGMENT, SMALL, WATCHED, difference, train_all, write_run
 from tests.support.image_files import write_folder
 
-pytestmark = [pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 ON_GPU = tuple(override for override in SMALL if override != "strategy=cpu")
-WAITS_NEVER = (
+NEVER_WAITS = (
     "trainer.precision=bfloat16",
     "trainer.log_every_n_steps=20",
     "+callbacks.waits={_target_:tests.support.callbacks.NeverWaits}",
@@ -38,9 +34,9 @@ RECIPES = {
         "data.memory=host",
         *WATCHED,
     ),
-    # more samples than CUDA copies numbers of without waiting: indices, crops and boxes of 8 to 96 kB each
-    "waits never": (
-        *WAITS_NEVER,
+    # enough samples that copies of indices, crops and boxes, 8 to 96 kB each, would wait
+    "never waits": (
+        *NEVER_WAITS,
         "callbacks=ema",
         "flip_test=true",
         "global_batch_size=9000",
@@ -50,92 +46,80 @@ RECIPES = {
         "augment.cutmix=1.0",
         "trainer.max_epochs=1",
     ),
-    "waits never, pinned": (*WAITS_NEVER, "data.train_size=160", "data.memory=host"),
+    "never waits, pinned": (*NEVER_WAITS, "data.train_size=160", "data.memory=host"),
 }
-# loads, numbers of GPUs, recipes
-TRAININGS = {
-    1: [(None, None, ("remainder", "everything", "waits never", "waits never, pinned"))],
-    2: [(None, [1, 3], ("remainder", "waits never, pinned")), ([3, 1], None, ("everything",))],
-    3: [([2, 0, 1], None, ("remainder", "everything"))],
+# numbers of GPUs: settings of their workers, GPUs of the machine, recipes
+MATRIX = {
+    1: ("trainer.devices=1", 1, ("everything", "never waits", "never waits, pinned")),
+    2: ("trainer.loads=[3,1]", 4, ("everything",)),
+    3: ("trainer.loads=[2,0,1]", 3, ("everything",)),
 }
+Runs = dict[tuple[int, str], RunFolder]
 
 
-def _typed(numbers: list[int]) -> str:
-    return f"[{','.join(map(str, numbers))}]"
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True, scope="module")
 def four_gpus_in_this_process() -> Iterator[None]:
-    """Configurations are checked here, where there are none."""
+    """Configurations are checked here, where there is none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "num_visible_gpus", lambda: 4)
         yield
 
 
 @pytest.fixture(scope="module")
-def trained(
-    gpus: PretendedGpus, four_gpus_in_this_process: None, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[tuple[int, str], RunFolder], dict[int, str]]:
-    """Every run by number of GPUs and recipe, and what its processes said. Rank 0 of one GPU and of two asks CUDA."""
+def matrix(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Runs, str]:
+    """Runs by number of GPUs and recipe, and the output of all processes. Rank 0 also asks CUDA's own kernels."""
     root: Path = tmp_path_factory.mktemp("gpus")
-    images = write_folder(root / "images")
-    runs, said = {}, {}
-    for count, trainings in TRAININGS.items():
-        for loads, numbers, recipes in trainings:
-            extra = [f"trainer.devices={count if numbers is None else _typed(numbers)}"]
-            extra += [] if loads is None else [f"trainer.loads={_typed(loads)}"]
-            for recipe in recipes:
-                runs[count, recipe] = write_run(root / f"{count} {recipe}", [*ON_GPU, *RECIPES[recipe], *extra])
+    runs, output = {}, ""
+    for count, (workers, num_gpus, recipes) in MATRIX.items():
+        for recipe in recipes:
+            overrides = [*ON_GPU, *RECIPES[recipe], f"trainer.devices={count}", workers]
+            runs[count, recipe] = write_run(root / f"{count} {recipe}", overrides)
         if count == 1:
+            write_folder(root / "images")
             kept = [override for override in ON_GPU if not override.startswith("data")]
-            folder = ["data=image_folder", f"data.root={images}", "data.image_size=8"]
+            folder = ["data=image_folder", f"data.root={root / 'images'}", "data.image_size=8", "data.num_workers=1"]
             for memory in ("host", "stream"):
-                runs[1, memory] = write_run(
-                    root / memory, [*kept, *folder, f"data.memory={memory}", "data.num_workers=1", "trainer.devices=1"]
-                )
-        environ = gpus.environ(4 if count == 2 else count, is_asking=count < 3)
+                overrides = [*kept, *folder, f"data.memory={memory}", "trainer.devices=1"]
+                runs[1, memory] = write_run(root / memory, overrides)
         folders = [folder for key, folder in runs.items() if key[0] == count]
-        said[count] = "".join(train_all(folders, count, **environ))
-    return runs, said
+        output += "".join(train_all(folders, count, **gpus.environ(num_gpus, is_asking=count < 3)))
+    return runs, output
 
 
-@pytest.mark.parametrize(
-    ("count", "recipe"), [(2, "remainder"), (2, "everything"), (3, "remainder"), (3, "everything")]
-)
-def test_several_gpus_end_like_one(trained: Any, count: int, recipe: str, figure: Any) -> None:
-    runs, _ = trained
-    worst = difference(runs[1, recipe], runs[count, recipe])
+def test_two_gpus_end_like_one(gpus: PretendedGpus, tmp_path: Path, figure: Any) -> None:
+    runs = []
+    for count, devices in ((1, "1"), (2, "[1,3]")):
+        runs.append(write_run(tmp_path / str(count), [*ON_GPU, *RECIPES["remainder"], f"trainer.devices={devices}"]))
+        output = "".join(train_all(runs[-1:], count, **gpus.environ(4)))
+        assert "Warning" not in output
+        summary = runs[-1].read_summary()
+        assert (summary["device"], summary["workers"]) == ("Pretended GPU", count)
+    places = set()
+    with open(runs[0].last_checkpoint, "rb") as file:
+        torch.load(file, weights_only=True, map_location=lambda storage, place: (places.add(place), storage)[1])
+    assert "cuda:0" in places
+    worst = difference(*runs)
     figure(f"{worst:.1e}")
     assert worst <= 1e-12
 
 
-def test_images_that_are_streamed_to_a_gpu_are_those_in_memory(trained: Any) -> None:
-    runs, _ = trained
+@pytest.mark.full
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_gpus_end_like_one_with_every_augmentation(matrix: tuple[Runs, str], count: int) -> None:
+    runs, _ = matrix
+    assert difference(runs[1, "everything"], runs[count, "everything"]) <= 1e-12
+
+
+@pytest.mark.full
+def test_images_that_are_streamed_to_a_gpu_are_those_in_memory(matrix: tuple[Runs, str]) -> None:
+    runs, _ = matrix
     assert difference(runs[1, "host"], runs[1, "stream"]) == 0
 
 
-def test_the_gpu_alone_is_trained_on_and_named(trained: Any) -> None:
-    runs, _ = trained
-    for (count, _), folder in runs.items():
-        summary = folder.read_summary()
-        assert (summary["device"], summary["workers"]) == ("Pretended GPU", count)
-    places = set()
-    with open(runs[1, "everything"].last_checkpoint, "rb") as file:
-        torch.load(file, weights_only=True, map_location=lambda storage, place: (places.add(place), storage)[1])
-    assert "cuda:0" in places
-
-
-@pytest.mark.parametrize("count", TRAININGS)
-def test_no_process_on_gpus_is_warned(trained: Any, count: int) -> None:
-    """Of a device the process group has to guess, for example, or of gradients on another stream than the network."""
-    _, said = trained
-    assert "Warning" not in said[count]
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_cudas_own_kernels_were_asked(trained: Any, count: int) -> None:
-    """A refusal would have ended the training; that they were asked shows that it could have."""
-    _, said = trained
-    asked = [int(number) for number in re.findall(r"(\d+) kinds of calls were put to CUDA's kernels", said[count])]
-    assert asked
-    assert max(asked) > 250
+@pytest.mark.full
+def test_cudas_own_kernels_take_every_call_and_nothing_is_warned_of(matrix: tuple[Runs, str]) -> None:
+    """A refusal would have ended the training."""
+    _, output = matrix
+    assert "Warning" not in output
+    counts = [int(number) for number in re.findall(r"(\d+) kinds of calls were put to CUDA's kernels", output)]
+    assert max(counts) > 250

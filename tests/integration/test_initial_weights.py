@@ -17,6 +17,8 @@ from tests.support.exact import train
 from tests.support.harness import ROOT, command, difference, own_network, write_run
 from tests.support.recipes import INITIAL
 
+pytestmark = pytest.mark.full
+
 STILL = ("optimizer.lr=1e-300", "scheduler=constant")  # no weight moves by it, only statistics do
 
 

@@ -35,7 +35,7 @@ from tests.support.harness import (
 from tests.support.image_files import write_folder
 from tests.support.sweeps import table_of, trials_of
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 
 def run(cwd: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.compiler import needs_compiler
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, state, train_all, write_run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 WITHOUT_AVX512 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 INSTRUCTIONS = {
     "widest": {},

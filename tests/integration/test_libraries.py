@@ -19,6 +19,8 @@ from tests.support.exact import train
 from tests.support.harness import train_all, write_run
 from tests.support.recipes import of_library
 
+pytestmark = pytest.mark.full
+
 PLAIN: dict[str, Any] = {"pretrained": False, "head_only": False, "dropout": None, "drop_path": None}
 
 

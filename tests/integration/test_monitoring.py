@@ -24,7 +24,7 @@ from tests.support.boards import full_board, told
 from tests.support.harness import SMALL, WATCHED, train_all, write_run
 from tests.support.modules import classifier
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 PICTURES = {"confusion_matrix", "predictions", "worst_mistakes"}
 PICTURE_FILES = {*(f"{name}.png" for name in PICTURES), "confusion_matrix.json"}
 EVERY_TAG = {

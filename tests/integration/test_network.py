@@ -89,6 +89,7 @@ def test_steps_of_a_job_and_of_the_next_one_have_ports_of_their_own(job: int, st
     assert step_port(job, step % 32) != step_port(job + 1, later % 32)
 
 
+@pytest.mark.full
 def test_ranks_meet_at_the_address_that_rank_0_writes_into_the_folder(tmp_path: Path) -> None:
     texts = (*SMALL, "strategy.interface=lo", "+strategy.variables.X=2")
     folder = write_run(tmp_path / "run", texts)

@@ -21,7 +21,7 @@ from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from tests.support import nodes
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 LONGER = (*SMALL, "trainer.max_epochs=12")
 PORT = 29400
 

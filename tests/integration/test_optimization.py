@@ -13,6 +13,8 @@ from tests.support.exact import cut_after, train
 from tests.support.harness import difference, own_network, train_all, write_run
 from tests.support.recipes import OPTIMIZATION, SHORT, TORCHS
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:

@@ -9,6 +9,8 @@ from tests.support.exact import train
 from tests.support.harness import write_run
 from tests.support.recipes import DIGITS, SOURCES, TENSOR
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.processes
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.support.commands import run
 from tests.support.harness import ROOT, command, state, train_all, write_run
 from tests.support.recipes import GAN, MODULES, OF_MODULE, PLAIN
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 
 @pytest.mark.parametrize("own", [PLAIN, GAN], ids=["automatic", "two_optimizers"])

@@ -25,6 +25,8 @@ from tests.support.harness import difference, train_all, wait_until, write_run
 from tests.support.image_files import write_folder, write_image
 from tests.support.processes import Ranks, started
 
+pytestmark = pytest.mark.full
+
 RECIPE = (
     "data=image_folder",
     "data.image_size=16",

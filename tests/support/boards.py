@@ -28,7 +28,7 @@ BASE = f"/data/plugin/{NAME}"
 
 
 def write_run(path: Path, state: str | None = "training", **fields: Any) -> RunFolder:
-    """A run folder with a status; None writes none. A live one seems to train on another machine."""
+    """Write a run folder, with a status unless `state` is None; a live run seems to train on another machine."""
     path.mkdir(parents=True)
     folder = RunFolder(path)
     folder.config.write_text("seed: 0\n")
@@ -39,7 +39,6 @@ def write_run(path: Path, state: str | None = "training", **fields: Any) -> RunF
 
 
 def write_rows(folder: RunFolder, num_epochs: int) -> None:
-    """A row of metrics for each epoch."""
     folder.write_metrics(
         [
             {"epoch": epoch, "step": 10 * epoch, "train/loss": 2 / epoch, "val/loss": 2.5 / epoch}
@@ -50,13 +49,12 @@ def write_rows(folder: RunFolder, num_epochs: int) -> None:
 
 
 def save_checkpoint(folder: RunFolder) -> None:
-    """Something to go on from."""
     folder.checkpoints.mkdir()
     folder.last_checkpoint.touch()
 
 
 def board(root: Path | str, *flags: str, control: str | None = "--training_control=on") -> Client:
-    """The whole of TensorBoard's web application with the tab, in this process; without its reader of event files."""
+    """TensorBoard with the tab in this process, without its reader of event files."""
     flags = (control, *flags) if control else flags
     found = program.TensorBoard(plugins=[core_plugin.CorePluginLoader(), TrainingLoader()])
     found.configure(("", f"--logdir={root}", *flags))
@@ -64,7 +62,7 @@ def board(root: Path | str, *flags: str, control: str | None = "--training_contr
 
 
 def full_board(root: Path) -> Client:
-    """TensorBoard as it comes, with all event files read, in this process."""
+    """TensorBoard without the tab in this process, which has read all event files."""
     found = program.TensorBoard(plugins=[loader for loader in default.get_plugins() if loader is not TrainingLoader])
     found.configure(("", f"--logdir={root}", "--reload_interval=0", "--reload_task=blocking"))
     ingester = LocalDataIngester(found.flags)
@@ -102,13 +100,13 @@ class Board:
             )
 
     def address(self) -> str:
-        """Where the tab is, as told to the person who started it."""
+        """The printed address of the tab."""
 
-        def is_told() -> bool:
+        def is_printed() -> bool:
             assert self.process.poll() is None, self.errors.read_text()
             return "\n" in self.output.read_text()
 
-        wait_until(is_told, "address of the tab")
+        wait_until(is_printed, "address of the tab")
         return next(word for word in self.output.read_text().split() if word.startswith("http"))
 
     def end(self, number: signal.Signals = signal.SIGINT) -> int:
@@ -128,7 +126,7 @@ def running(cwd: Path, *arguments: str) -> Iterator[Board]:
 
 @contextmanager
 def without_rights() -> Iterator[None]:
-    """What is done inside is refused like to an ordinary user, also where tests run as root."""
+    """Drop the rights of root inside."""
     if os.geteuid() != 0:
         yield
         return
@@ -140,5 +138,4 @@ def without_rights() -> Iterator[None]:
 
 
 def told(answer: Any) -> Any:
-    """The JSON of an answer."""
     return json.loads(answer.get_data(as_text=True))

@@ -27,7 +27,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Any]:
-    """An empty page. The test fails where a script of ours does."""
+    """An empty page. An error in a script fails the test."""
     context = chromium.new_context(viewport={"width": 1440, "height": 900})
     errors: list[str] = []
     found = context.new_page()

@@ -1,4 +1,4 @@
-"""Callbacks for tests: what a trial sees, how long it takes, and what happens to it at a certain moment."""
+"""Callbacks for tests: they record the process of a trial, slow it down, or end it at a certain moment."""
 
 import ctypes
 import json
@@ -23,9 +23,9 @@ from lockstep.runs.files import write_atomically
 
 
 class Sees(L.Callback):
-    """Writes seen.json into the run folder: what is visible to the process, and from when to when it held it.
+    """Writes seen.json into the run folder: devices and times of the process.
 
-    Makes epochs last, until there is a file `fast` in the current folder.
+    Sleeps in each epoch until a file `fast` is in the current folder.
     """
 
     def __init__(self, *, epoch_s: float) -> None:
@@ -64,7 +64,7 @@ def _begin_of_process() -> float:
 
 
 class NotesImports(L.Callback):
-    """Writes which modules rank 0 has imported, when its first step is done and when its last is."""
+    """Writes the modules that rank 0 has imported after its first and after its last step."""
 
     def __init__(self, *, path: str) -> None:
         self._path = Path(path)
@@ -81,7 +81,7 @@ class NotesImports(L.Callback):
 
 
 class NotesProcess(L.Callback):
-    """Writes what each rank is as a process into `folder`, before its first step."""
+    """Writes the state of the process of each rank into `folder`, before its first step."""
 
     def __init__(self, *, folder: str) -> None:
         self._folder = folder
@@ -103,7 +103,7 @@ class NotesProcess(L.Callback):
 
 
 class AsksHydra(L.Callback):
-    """Writes down what Hydra knows of the job, as a part of the user's own may ask."""
+    """Writes what a custom callback gets from Hydra about the job."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -114,7 +114,7 @@ class AsksHydra(L.Callback):
 
 
 class Breaks(L.Callback):
-    """Raises at the start of an epoch of a run with this seed, until there is a file `mended` in the current folder."""
+    """Raises at the start of an epoch of a run with this seed until a file `mended` is in the current folder."""
 
     def __init__(self, *, seed: int, word: str, epoch: int = 0) -> None:
         self._seed = seed
@@ -146,7 +146,7 @@ class Terminated(Callback):
 
 
 class Dies(L.Callback):
-    """One rank dies by a signal after its third step; only of a run with this seed, where one is given."""
+    """Ends one rank by a signal after its third step, only in a run with this seed unless it is None."""
 
     def __init__(self, *, how: str, rank: int, seed: int | None) -> None:
         self._how = {"SIGSEGV": reads_nowhere, "SIGABRT": aborts, "SIGKILL": is_killed}[how]
@@ -186,10 +186,7 @@ sys.meta_path.insert(0, Dies())
 
 
 class Killed(L.Callback):
-    """Ends its process by SIGKILL the first time that a hook is called after some step.
-
-    What is logged is on disk where it `flushes`, else it may be lost.
-    """
+    """Kills its process in the first call of `hook` after `step`; `flushes` saves all loggers before."""
 
     def __init__(self, *, hook: str, step: int, flushes: bool) -> None:
         self._step = step
@@ -206,7 +203,7 @@ class Killed(L.Callback):
 
 
 class Removes(L.Callback):
-    """Removes the run folder after a step: somebody tidies up."""
+    """Removes the run folder after a step."""
 
     def __init__(self, *, step: int) -> None:
         self._step = step
@@ -219,7 +216,7 @@ class Removes(L.Callback):
 
 
 class SlowAtFirst(L.Callback):
-    """Every step takes `step_s` more, until the run goes on from a checkpoint: a test has time to cut it."""
+    """Adds `step_s` to each step of a run that is not resumed, so that a test has time to stop it."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -232,9 +229,9 @@ class SlowAtFirst(L.Callback):
 
 
 class NeverWaits(L.Callback):
-    """Has torch refuse what makes the host wait for a GPU: between two logged steps, and between evaluated batches.
+    """Makes torch raise where the host waits for a GPU between two logged steps or two evaluated batches.
 
-    The first two steps may wait, because DDP lays out its buckets in them, and the last batch of a pass.
+    The first two steps, in which DDP lays out its buckets, and the last batch of a pass may wait.
     """
 
     def on_train_batch_start(
@@ -265,14 +262,14 @@ SEES = "+callbacks.sees={_target_:tests.support.callbacks.Sees,epoch_s:%s}"
 
 
 class Impatient(L.Callback):
-    """A log is told how far a long epoch is after a tenth of a second, and then every second."""
+    """Has the progress of a long epoch logged after 0.1 s and then every second."""
 
     def __init__(self) -> None:
         console.FIRST_S, console.EVERY_S = 0.1, 1.0
 
 
 class Secretive(L.Callback):
-    """Needs a token, and tells it when it fails, as one does that begins with `fail`."""
+    """Takes a token, and fails with it in the message if it begins with `fail`."""
 
     def __init__(self, *, api_token: str) -> None:
         self._token = api_token

@@ -1,8 +1,7 @@
-"""Commands of Python whose start is not what a test is about: forks of the product's own server, as its workers are.
+"""Python commands as forks of the server of the product: they save the import of torch, seconds of a core each.
 
-They are processes like any other, with a command line, a folder, variables, files, signals and an exit code of their
-own; what imports of torch take, seconds of a core, they do not take again. What Python reads when it starts,
-sitecustomize.py or the number of threads, a fork does not read: such tests start new processes.
+Each has its own arguments, folder, variables, files, signals and exit code. A fork does not read sitecustomize.py or
+the number of threads again: tests of those start new processes.
 """
 
 import contextlib
@@ -107,7 +106,7 @@ class Command:
 def run(
     words: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A command that ends, what it has said captured."""
+    """Run a command to its end and capture its output."""
     process = Command(words, cwd, env)
     try:
         out, err = process.communicate(PATIENCE_S)
@@ -122,7 +121,7 @@ def _text(descriptor: int) -> str:
 
 
 def _execute(words: list[str], cwd: str, files: Sequence[Connection], installed: Sequence[str]) -> int:
-    """What `python` does with these words, or the script that is the first of them."""
+    """Run the arguments as `python` does, or the script that comes first."""
     for number, file in enumerate(files, 1):
         os.dup2(file.fileno(), number)
         file.close()

@@ -1,4 +1,4 @@
-"""What Hydra composes of the conf/ of this tree, once for all tests of a process: it takes 60 ms each time."""
+"""Composed configurations of conf/, cached for all tests of a process: Hydra takes 60 ms for each."""
 
 import functools
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from lockstep.config.compose import DEFAULT, Source, composed
 
 
 def composed_once(texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
-    """What `composed` gives; of another source anew. Whoever takes it leaves it as it is."""
+    """`composed` with a cache, whose results must not be changed; without one for another source."""
     if source != DEFAULT:
         return composed(texts, source, with_hydra=with_hydra)
     return _kept(tuple(texts), with_hydra)

@@ -1,4 +1,4 @@
-"""Folders to copy, and the sections of a configuration that ask for it."""
+"""Copies of data folders."""
 
 import contextlib
 from collections.abc import Callable
@@ -17,18 +17,18 @@ def section(root: Path | str, scratch: Path | None, **changes: Any) -> Data:
 
 
 def begin(asked: Data, held: contextlib.ExitStack, load: Callable[[Data], Any] = lambda data: data.root) -> Path:
-    """The folder that a run reads until `held` closes."""
+    """Copy as a run does. Returns the folder to read until `held` closes."""
     return Path(staging.once_a_node(asked, load, rank=0, local_rank=0, is_silent=False, held=held))
 
 
 def make(root: Path | str, scratch: Path | None, **changes: Any) -> Path:
-    """The folder of the copy, left by a run that ends immediately."""
+    """Copy as a run that ends immediately. Returns the folder of the copy."""
     with contextlib.ExitStack() as held:
         return begin(section(root, scratch, **changes), held)
 
 
 def shown(scratch: Path) -> list[Path]:
-    """The copies in a folder, but not the locks that stay."""
+    """The copies in a folder, without lock files."""
     return [path for path in scratch.iterdir() if not path.name.endswith(".lock")]
 
 

@@ -1,4 +1,4 @@
-"""Trainings for tests in this process, also cut off after a step."""
+"""Trainings in the process of a test, also stopped after a step."""
 
 import pytest
 
@@ -8,17 +8,17 @@ from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 
 
 def train(folder: RunFolder) -> int:
-    """Train a run and test it in this process. Returns the exit code."""
+    """Train and test a run. Returns the exit code."""
     return worker.run_here(worker.Job("train", str(folder.path), {"command": "none", "has_test": True}), None)
 
 
 def train_until(folder: RunFolder, step: int) -> int:
-    """Train a run in this process, and have it asked to stop after a step. Returns the exit code: it may be through."""
+    """Train a run with a stop request after a step. Returns the exit code, 0 if the run finished first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopTogether, "_request", lambda self, trainer: 15 * (trainer.global_step == step))
         return train(folder)
 
 
 def cut_after(folder: RunFolder, step: int) -> None:
-    """Train a run in this process until it stops in good order after a step."""
+    """Train a run until it stops after a step."""
     assert train_until(folder, step) == EXIT_STOPPED

@@ -1,4 +1,4 @@
-"""Pretended GPUs: what Python processes need in their environment to believe in them.
+"""Pretended GPUs: variables that make Python processes find them.
 
 `python -m tests.support.gpus 2 python train.py ...` runs a command on a machine with two of them.
 """
@@ -21,7 +21,7 @@ MEMORY_MIB = 1024  # of the host: little, for an absurd batch to be refused befo
 
 
 def reason_without() -> str | None:
-    """Why there are no pretended GPUs on this machine; None where there are."""
+    """Why this machine cannot pretend GPUs; None if it can."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA, which has no kernels to replace"
     if torch.__version__ < FIRST_TORCH:
@@ -32,9 +32,9 @@ def reason_without() -> str | None:
 
 
 def build(cache: Path) -> Path:
-    """The library of the pretended GPU in `cache`, built once for every version of torch and of its source.
+    """Build the library of the pretended GPU in `cache`, once for each version of torch and of the source.
 
-    Processes that ask at the same time wait for the one that builds it.
+    Other processes wait for the one that builds it.
     """
     digest = hashlib.blake2b(torch.__version__.encode(), digest_size=8)
     for name in SOURCES:
@@ -70,9 +70,9 @@ class PretendedGpus:
     def environ(
         self, count: int, *, memory_mib: int = MEMORY_MIB, is_asking: bool = False, path: str = ""
     ) -> Mapping[str, str]:
-        """Variables for `count` GPUs that have `memory_mib` together.
+        """Variables for `count` GPUs with `memory_mib` in total; `path` is added to PYTHONPATH.
 
-        `is_asking` has CUDA's own kernels asked as well, and `path` is what PYTHONPATH is to hold besides.
+        With `is_asking` each kind of call is also tried with CUDA's own kernel.
         """
         variables = {
             "LOCKSTEP_PRETENDED_LIBRARY": str(self._library),
@@ -84,7 +84,7 @@ class PretendedGpus:
 
 
 def main() -> int:
-    """Run a command with as many GPUs as the first word says. Returns its exit code."""
+    """Run a command with as many GPUs as the first argument. Returns its exit code."""
     count, *command = sys.argv[1:]
     reason = reason_without()
     if reason is not None:

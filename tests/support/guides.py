@@ -1,8 +1,7 @@
-"""The how-to pages of docs/: their fenced blocks as files and commands, so that tests run what a reader copies.
+"""The guides in docs/ as files and commands, so that tests run what a reader copies.
 
-A block whose first line is a comment with a path, `# my_package/data.py` or `# conf/data/mine.yaml, chosen by ...`,
-or its second one after Hydra's `# @package _global_`, is that file. A `sh` block holds commands, one a line. What
-stands under one heading of the second level belongs together, and with it what stands before the first of them.
+A block is a file if its first line, after Hydra's `# @package _global_`, is a comment with a path. A `sh` block has a
+command in each line. A section of the second level includes the blocks before the first section.
 """
 
 import re
@@ -25,14 +24,13 @@ LONGEST_BLOCK = 25  # lines
 
 @dataclass(frozen=True)
 class Guide:
-    """What one section of a page has a reader do: files by their path in the project, then commands."""
+    """A section of a guide: files by their path in the project, and commands."""
 
     title: str
     files: dict[str, str]
     commands: tuple[tuple[str, ...], ...]
 
     def write(self, project: Path) -> None:
-        """Put the files into a project."""
         for name, text in self.files.items():
             path = project / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +38,7 @@ class Guide:
 
 
 def guides(page: Path) -> dict[str, Guide]:
-    """The sections of a page that have blocks, by their headings."""
+    """The sections with blocks, by their headings."""
     before, *sections = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
     found = {}
     for section in sections:
@@ -59,12 +57,12 @@ def guides(page: Path) -> dict[str, Guide]:
 
 
 def long_blocks(page: Path) -> list[str]:
-    """First lines of the blocks that are longer than a reader likes to copy."""
+    """First lines of blocks with more than LONGEST_BLOCK lines."""
     return [text.partition("\n")[0] for _, text in BLOCK.findall(page.read_text()) if text.count("\n") > LONGEST_BLOCK]
 
 
 def write_project(folder: Path) -> Path:
-    """A fresh clone, as far as a training reads it: the package, `conf/` and train.py."""
+    """Write the package, `conf/` and train.py, as a fresh clone has them."""
     for name in ("src", "conf"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "train.py", folder)
@@ -72,7 +70,7 @@ def write_project(folder: Path) -> Path:
 
 
 def project_of(page: Path, folder: Path) -> Path:
-    """A fresh clone with the files of all sections of a page."""
+    """Write a fresh clone with the files of all sections of a page."""
     project = write_project(folder)
     for guide in guides(page).values():
         guide.write(project)
@@ -80,9 +78,9 @@ def project_of(page: Path, folder: Path) -> Path:
 
 
 def run(project: Path, *words: str, code: int = 0, has_own_lockstep: bool = False) -> str:
-    """What a command of a guide says, `python ...` or `lockstep ...`, typed in the project, that leaves with `code`.
+    """Run `python ...` or `lockstep ...` in the project, which must exit with `code`. Returns its output.
 
-    It uses the Lockstep of this tree, from which the project was copied, or that of the project, in a new process.
+    It runs the Lockstep of this tree, or that of the project in a new process.
     """
     start = {"python": [], "lockstep": ["-m", "lockstep"]}[words[0]]
     line = [sys.executable, *start, *words[1:]]
@@ -97,12 +95,12 @@ def run(project: Path, *words: str, code: int = 0, has_own_lockstep: bool = Fals
 
 
 def trained(project: Path, *words: str) -> RunFolder:
-    """The run of a training of two epochs that is typed in the project."""
+    """Train two epochs in the project. Returns the run."""
     assert "Finished 2 epochs" in run(project, *words)
     return RunFolder((project / "outputs" / "latest").resolve())
 
 
 def assert_two_workers_train_what_one_does(project: Path, *words: str) -> None:
-    """Train two epochs by the words of a command with one worker and with two; they end with the same numbers."""
+    """Train two epochs with one worker and with two, and compare."""
     alone, other = (trained(project, *words, f"trainer.devices={num_workers}") for num_workers in (1, 2))
     assert difference(alone, other) <= 1e-12

@@ -1,4 +1,4 @@
-"""Runs for tests: many small trainings in one group of worker processes, whose start would cost seconds each."""
+"""Small runs for tests, many of them in one group of worker processes."""
 
 import contextlib
 import json
@@ -25,8 +25,8 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 
 ROOT = Path(__file__).parents[2]
-# seconds that a test waits for what must come: far more than it takes on a slow machine with other work, for no test is
-# about time; less than pytest's own limit (pyproject.toml), so that a wait fails first and says what was waited for
+# longest wait for an event, far more than a busy machine needs, and less than the limit of pytest (pyproject.toml), so
+# that the wait fails first and names the event
 PATIENCE_S = 600.0
 SMALL = (
     "data=synthetic",
@@ -62,7 +62,7 @@ ACCUMULATE_AUGMENT = (
     "augment.mixup=0.4",
     "augment.cutmix=1.0",
 )
-# takes back what SMALL leaves out for speed
+# what SMALL leaves out for speed
 WATCHED = (
     "callbacks.pictures={_target_:lockstep.callbacks.Pictures,every_n_epochs:null,num_images:8}",
     "callbacks.curves={_target_:lockstep.callbacks.Curves,graph:true}",
@@ -80,19 +80,19 @@ def own_network(name: str) -> list[str]:
 
 
 def environ(num_threads: int = 1) -> dict[str, str]:
-    """The variables of a child: few threads, and none a launcher left behind."""
+    """Variables of a child process: few threads, and none of a launcher."""
     leaked = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {name: value for name, value in os.environ.items() if name not in leaked}
     return {**kept, "OMP_NUM_THREADS": str(num_threads), "PYTHONUNBUFFERED": "1"}
 
 
 def command(*overrides: str) -> list[str]:
-    """The command line of a training."""
+    """Command line of a training."""
     return [sys.executable, str(ROOT / "train.py"), *overrides]
 
 
 def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
-    """A run folder ready to be trained."""
+    """Write a run folder that can be trained."""
     path.mkdir(parents=True)
     folder = RunFolder(path)
     storage.save(plan(overrides).configs[0], folder.config)
@@ -100,9 +100,9 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
 
 
 def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> list[str]:
-    """Train every run with the same `num_workers` processes, one run after the other. Returns what each process said.
+    """Train the runs one after the other with the same processes. Returns the output of each process.
 
-    They are forks, which need no imports; with `more` variables, which imports may read, they are fresh processes.
+    The processes are forks, with `more` variables new interpreters.
     """
     jobs = [Job("train", str(folder.path), {"command": "none", "has_test": True}) for folder in folders]
     # a store for each run: process groups that come after each other in one store can wait for each other's keys
@@ -113,8 +113,8 @@ def train_all(folders: Sequence[RunFolder], num_workers: int, **more: str) -> li
         logs = [Path(scratch, f"rank{rank}.log") for rank in range(num_workers)]
         workers: list[BaseProcess | subprocess.Popen[bytes]] = []
         for rank, log in enumerate(logs):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers} if num_workers > 1 else {}
-            environment = {**environ(), **variables, **{name: str(value) for name, value in place.items()}, **more}
+            ids = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers} if num_workers > 1 else {}
+            environment = {**environ(), **variables, **{name: str(value) for name, value in ids.items()}, **more}
             workers.append(
                 _fresh(text, environment, log) if more else parent.start(partial(_work, text), environment, log=log)
             )
@@ -141,7 +141,7 @@ def _fresh(text: str, environment: dict[str, str], log: Path) -> subprocess.Pope
 
 
 def state(folder: RunFolder) -> dict[str, torch.Tensor]:
-    """Everything a run ends with: weights, batch-norm statistics, momentum."""
+    """Weights, batch-norm statistics and momentum at the end of a run."""
     saved = torch.load(folder.last_checkpoint, map_location="cpu", weights_only=True)
     found = {f"net {name}": value for name, value in saved["state_dict"].items()}
     # with averaged weights these are others
@@ -154,7 +154,7 @@ def state(folder: RunFolder) -> dict[str, torch.Tensor]:
 
 
 def difference(one: RunFolder, other: RunFolder) -> float:
-    """The largest difference of any number two runs end with, metrics of every epoch included; NaN where one is NaN."""
+    """Largest difference in state and metrics of two runs; NaN where one of them is NaN."""
     a, b = state(one), state(other)
     assert a.keys() == b.keys()
     found = [(a[name].double() - b[name].double()).abs().max().item() for name in a]

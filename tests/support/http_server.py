@@ -1,4 +1,4 @@
-"""A server of files with listings of folders, as many have one."""
+"""A file server with listings of folders."""
 
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Notes what is fetched; asks for a `signature` at the end of every URL, where it has one."""
+    """Records fetched images; refuses URLs that do not end with `signature`."""
 
     fetched: ClassVar[list[str]] = []
     broken: ClassVar[set[str]] = set()
@@ -42,5 +42,5 @@ class Handler(SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(part)
 
-    def list_directory(self, path: Any) -> Any:
+    def list_directory(self, path: Any) -> Any:  # which tests replace
         return super().list_directory(path)

@@ -32,7 +32,7 @@ def write_image(path: Path, seed: int = 0, height: int = 10, width: int = 12) ->
 
 
 def write_folder(folder: Path, count: int = 20) -> Path:
-    """Two classes of `count` images each, with spaces, other scripts and a folder in the names."""
+    """Write two classes of `count` images, with spaces, other scripts and a folder in the names."""
     for label, name in enumerate(("red fox", "ärger 狐")):
         for i in range(count):
             below = "deep er/" if i % 5 == 0 else ""
@@ -45,7 +45,7 @@ def read(root: Path, **changes: Any) -> Splits:
 
 
 def _edit_in_place(path: Path) -> None:
-    """Other pixels, the same size in bytes, the same time of change."""
+    """Change the pixels and keep size and time of change."""
     state, content = path.stat(), bytearray(path.read_bytes())
     other = write_image(path.with_name("other.bmp"), seed=77).read_bytes()
     assert len(other) == len(content)
@@ -66,7 +66,7 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
 
 
 def write_list(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    """A table of these rows as CSV or Parquet, by the end of its name."""
+    """Write rows as CSV or Parquet, by the suffix."""
     if path.suffix == ".parquet":
         import pyarrow
         from pyarrow import parquet
@@ -81,7 +81,7 @@ def write_list(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
 
 
 def write_listed(folder: Path, count: int = 20, suffix: str = ".csv") -> Path:
-    """`count` images and a list of them: class, a label that holds or not, a number, and the split."""
+    """Write `count` images and a list of them with a class, a 0/1 label, a number and the split."""
     rows = []
     for i in range(count):
         name = write_image(folder / f"deep er/bild ü {i:02d}.png", seed=i).relative_to(folder)

@@ -1,10 +1,10 @@
-"""Where secrets of a test, which all have "hunter" in them, have come to lie."""
+"""Files that hold secrets of a test, which all contain "hunter"."""
 
 from pathlib import Path
 
 
 def keepers(path: Path) -> set[str]:
-    """The names of the files below a folder that hold a secret; all are for their owner alone."""
+    """Names of files with a secret below a folder; asserts that only their owner can read them."""
     found = [
         file for file in path.rglob("*") if file.is_file() and not file.is_symlink() and b"hunter" in file.read_bytes()
     ]

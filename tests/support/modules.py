@@ -1,4 +1,4 @@
-"""The Lightning module around a network, for tests without a run."""
+"""Classifiers for tests without a run."""
 
 import functools
 from collections.abc import Sequence
@@ -14,12 +14,11 @@ from lockstep.tasks import Accuracy, Classification, Task
 
 
 def classification(label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Classification:
-    """The task of one class of several, by cross-entropy."""
     return Classification(loss=None, label_smoothing=label_smoothing, class_weights=class_weights)
 
 
 def classifier(net: nn.Module, task: Task | None = None, **changes: Any) -> Classifier:
-    """The module of `net` for images (1, 3, 3) of four classes and plain steps, but for `task` and `changes`."""
+    """Classifier of `net` for images (1, 3, 3) of four classes; `changes` replace its other arguments."""
     plain = {
         "image_format": ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
         "optimizer": functools.partial(torch.optim.SGD, lr=0.1),

@@ -1,4 +1,4 @@
-"""Networks a user might write, some of them wrong."""
+"""Custom networks, some of them wrong."""
 
 import time
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Plain(nn.Module):
-    """A small network of the user's own, with a dropout of torch's own."""
+    """A small network with batch norm and torch's dropout."""
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Plain(nn.Module):
 
 
 class Slow(Plain):
-    """Takes at least 20 ms for a batch."""
+    """Takes 20 ms longer for a batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.02)
@@ -29,7 +29,7 @@ class Slow(Plain):
 
 
 class HasADomain(Plain):
-    """Its outputs are not numbers any more once the last bias is longer than 0.1: by a high learning rate, that is."""
+    """Gives NaN once the last bias is longer than 0.1, after a high learning rate."""
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         super().__init__(in_channels, num_classes, hidden)

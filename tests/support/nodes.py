@@ -24,7 +24,7 @@ class Nodes:
     def start(
         self, node: str, command: Sequence[str | Path], *, cwd: Path, environ: Mapping[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
-        """Start a command on a node, which writes to `log`."""
+        """Start a command on a node, with its output in `log`."""
         with open(log, "ab") as file:
             return subprocess.Popen(
                 [str(word) for word in (SCRIPT, "exec", node, *command)],
@@ -48,8 +48,8 @@ def started(environ: Mapping[str, str]) -> Iterator[Nodes]:
 
 @contextlib.contextmanager
 def kept(script: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    """What `script up` prints; `script down` follows when the block ends, and also when this process is killed."""
-    # at the end of this process, however it ends, the pipe closes
+    """Run `script up`, yield its output, and run `script down` at the end, also if this process is killed."""
+    # the pipe closes with this process, however it ends
     keeper = subprocess.Popen(
         ["sh", "-c", 'cat > /dev/null; exec "$0" down', script],
         env=environ,

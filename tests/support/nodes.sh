@@ -11,7 +11,7 @@ names="n1 n2"
 
 refuse() { echo "nodes.sh: $1: tests on two nodes are skipped." >&2; exit 3; }
 
-# The kernel lets one caller make a bridge of a name: whoever made lockstep<i> owns 198.18.<i>.0/24, a range for tests.
+# Only one process can make a bridge of a name: the one that made lockstep<i> owns 198.18.<i>.0/24, a range for tests.
 claim() {
   local i error
   for i in $(seq 250); do
@@ -50,7 +50,7 @@ up() {
 }
 
 # nsenter, not `ip netns exec`: that mounts another /sys, without cgroups, and slurmd does not start.
-# This process becomes the command: who signals it means that.
+# This process becomes the command, so that signals reach it.
 become() {
   local name=$1
   shift

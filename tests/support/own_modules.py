@@ -1,4 +1,4 @@
-"""LightningModules of a user's own in the place of Lockstep's."""
+"""Custom LightningModules."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from lockstep import Batch
 
 
 class Plain(L.LightningModule):
-    """Automatic optimization of what a network gives, with a batch norm, a dropout and a loss of global sums."""
+    """Automatic optimization, with a dropout and a loss of global sums."""
 
     def __init__(self, net: nn.Module, optimizer: functools.partial[Optimizer]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Careless(Plain):
 
 
 class LogsItsShard(Plain):
-    """What it logs is that of its shard."""
+    """Logs the loss of its shard."""
 
     def _measure(self, split: str, batch: Batch) -> None:
         self.log(f"{split}/loss", self(batch).mean() if len(batch.indices) else torch.zeros(()))

@@ -10,7 +10,7 @@ from lockstep.data.sampler import GlobalBatches
 
 @dataclass(frozen=True)
 class Plan:
-    """How an epoch is cut; `of` gives the batches of one rank."""
+    """How an epoch is cut; `of` returns the batches of one rank."""
 
     num_samples: int = 100
     micro_batch_size: int = 8

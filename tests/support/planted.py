@@ -1,4 +1,4 @@
-"""Parts of a user's own with a mistake each, which one worker never shows."""
+"""Custom parts with a mistake each that one worker never shows."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.support.networks import Plain
 
 
 class ViewsByLength(nn.Module):
-    """Flattens by the number of samples, which leaves -1 open where there are none."""
+    """Flattens by the number of samples: -1 is ambiguous for an empty shard."""
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         super().__init__()
@@ -27,15 +27,13 @@ class ViewsByLength(nn.Module):
 
 
 class NormalizesShards(nn.Module):
-    """Normalizes by mean and deviation of the samples that it sees together, and remembers nothing."""
+    """Normalizes by mean and deviation of the shard."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - x.mean()) / (x.std() + 1) if len(x) > 1 else x
 
 
 class WithShardNorm(Plain):
-    """Has a norm of its own making in the middle."""
-
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         super().__init__(in_channels, num_classes, hidden)
         self.norm = NormalizesShards()  # pyright: ignore[reportAttributeAccessIssue]
@@ -78,7 +76,7 @@ class AveragesBatches(Metric):
 
 
 class DrawsByItself(Dataset[Any]):
-    """Grey images with noise of a generator of its own, which goes on from sample to sample, whoever reads them."""
+    """Grey images with noise from one generator for all samples, in the order of reading."""
 
     classes = ("dark", "grey", "light")
 

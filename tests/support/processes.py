@@ -1,4 +1,4 @@
-"""Functions run by several ranks on CPU: the processes start once, each call gets a gloo process group of its own."""
+"""Runs functions on several ranks: the processes start once, and each call has its own gloo process group."""
 
 import contextlib
 import pickle
@@ -19,7 +19,7 @@ TIMEOUT = timedelta(seconds=300)
 
 
 class Ranks:
-    """Up to `num_processes` ranks, each call with as many of them as it asks for."""
+    """Up to `num_processes` ranks."""
 
     def __init__(self, pool: ProcessPoolExecutor, folder: Path) -> None:
         self._pool = pool
@@ -28,10 +28,10 @@ class Ranks:
         self.has_memory = True  # whether the ranks share memory, as those of a run do
 
     def run(self, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `function(*args)` returns on every rank, in rank order. The first exception of any rank is raised."""
+        """Return `function(*args)` of every rank, in rank order. Raises the first exception of any rank."""
         self._num_calls += 1
         store = str(self._folder / str(self._num_calls))
-        # plain pickle: torch's own would hand over tensors as open files of a process that ends
+        # plain pickle: torch's own sends tensors as open files of a process that ends
         work = pickle.dumps((function, args))
         # a rank that waits for the others keeps its process busy: no process gets two of them
         futures = [
@@ -44,7 +44,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def started(num_processes: int) -> Iterator[Ranks]:
-    """Processes forked from a fresh one that imports torch and Lightning once, for all test modules."""
+    """Ranks as forks of the server, which imports torch once."""
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(num_processes, mp_context=processes.context()) as pool,
@@ -60,7 +60,7 @@ def _call(store: str, rank: int, world_size: int, has_memory: bool, work: bytes)
         if has_memory:
             collectives.connect(TIMEOUT)
         result = function(*args)
-        dist.barrier()  # nobody leaves while another still talks
+        dist.barrier()  # no rank exits while another communicates
         return pickle.dumps(result)
     finally:
         collectives.leave()

@@ -1,6 +1,4 @@
-"""Small trainings on other data, of other networks and by other modules than SMALL: for the matrix of
-tests/integration/test_exactness.py, and for the files of tests that say what else holds of them.
-"""
+"""Small trainings on other data, with other networks and modules than SMALL, for the matrix of test_exactness.py."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The pages that are written by a command: every key of the configuration, and every public name.
+"""The generated pages: every key of the configuration, and every public name.
 
 `python -m tests.support.reference configuration > docs/configuration.md`, and the same of `api`.
 """
@@ -68,7 +68,7 @@ LINE_LENGTH = 100  # of a signature in one line
 
 
 def configuration() -> str:
-    """The page of every key, from the schema and `conf/`."""
+    """The page of all keys."""
     options = groups(CONF)
     lines = [
         CONFIGURATION
@@ -104,7 +104,7 @@ def _tree(*overrides: str) -> dict[str, Any]:
 
 
 def _table(title: str, tree: dict[str, Any], keys: list[str]) -> Iterator[str]:
-    """A heading, what the section is, and a row for each of its keys."""
+    """A heading, the purpose of the section, and a row for each key."""
     yield f"\n## {title}\n"
     if "." in keys[0] and (purpose := declarations.purpose(tree, keys[0].partition(".")[0])):
         yield f"{purpose}\n"
@@ -123,7 +123,7 @@ def _row(tree: dict[str, Any], key: str) -> str:
 
 
 def api() -> str:
-    """The page of every public name, from the packages that offer them. Imports torch."""
+    """The page of all public names. Imports torch."""
     lines = [API]
     packages = [import_module(f"lockstep.{name}") for name in PACKAGES]
     homes = {name: package.__name__ for package in packages for name in package.__all__}
@@ -139,7 +139,7 @@ def api() -> str:
 
 
 def _name(target: str, definition: Any) -> Iterator[str]:
-    """A heading, how it is called, what its docstring says, and which options of the configuration name it."""
+    """A heading, the signature, the docstring, and the options of the configuration that use the name."""
     yield f"### {target.rpartition('.')[2]}\n"
     yield f"```python\n{_signature(target, definition)}\n```\n"
     yield f"{inspect.getdoc(definition)}\n"
@@ -154,7 +154,7 @@ def _name(target: str, definition: Any) -> Iterator[str]:
 
 
 def _parts(definition: Any) -> Iterator[str]:
-    """A table of what an object can be asked for, where a class has properties; and what it does when it is called."""
+    """A table of the properties of a class, and the docstring of its __call__."""
     if not inspect.isclass(definition) or Protocol in definition.__bases__:
         return
     own = {name: part for name, part in vars(definition).items() if not name.startswith("_")}
@@ -171,14 +171,14 @@ def _parts(definition: Any) -> Iterator[str]:
 
 
 def _returned(function: Any) -> str:
-    """The type of what a function returns, as it stands in its source."""
+    """The return type of a function as its source has it."""
     node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(node, ast.FunctionDef)
     return "" if node.returns is None else ast.unparse(node.returns).strip("'")
 
 
 def _signature(target: str, definition: Any) -> str:
-    """How `definition`, a function or a class, is called: parameters and types as they stand in its source."""
+    """The signature of a function or class as its source has it."""
     node = ast.parse(textwrap.dedent(inspect.getsource(definition))).body[0]
     returned = ""
     if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases):
@@ -202,7 +202,7 @@ def _signature(target: str, definition: Any) -> str:
 
 
 class _Types(ast.NodeTransformer):
-    """Leaves of an `Annotated[...]` the type: ranges and meanings stand in docs/configuration.md."""
+    """Reduces `Annotated[...]` to the type: docs/configuration.md has ranges and meanings."""
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
@@ -211,7 +211,7 @@ class _Types(ast.NodeTransformer):
 
 
 def _members(protocol: ast.ClassDef) -> Iterator[str]:
-    """What a class must have: a property as an attribute, a method as it is called."""
+    """Members of a protocol: properties as attributes, methods with their signatures."""
     for item in protocol.body:
         if isinstance(item, ast.FunctionDef) and item.returns is not None:
             returned = ast.unparse(item.returns).strip("'")
@@ -222,7 +222,7 @@ def _members(protocol: ast.ClassDef) -> Iterator[str]:
 
 
 def _parameters(arguments: ast.arguments) -> list[str]:
-    """Each parameter by itself, as it stands in the source, the bare star between them included."""
+    """The parameters as the source has them, with the bare star."""
     arguments = _Types().visit(arguments)
     others = [arguments.vararg, arguments.kwarg]
     assert not any(others), f"not known how to show {ast.unparse(arguments)}"

@@ -1,4 +1,4 @@
-"""What a command shows on a terminal of some width."""
+"""Commands on a pseudo-terminal."""
 
 import contextlib
 import fcntl
@@ -19,7 +19,7 @@ from tests.support.harness import PATIENCE_S, environ, wait_until
 
 
 class OnTerminal:
-    """The command in a process of its own, on a terminal of so many columns."""
+    """A command on a terminal with this number of columns."""
 
     def __init__(self, columns: int, *words: str, **variables: str) -> None:
         self._us, them = pty.openpty()
@@ -38,13 +38,13 @@ class OnTerminal:
         self.text = ""
 
     def type(self, keys: str) -> None:
-        """As a person does: input() misses a Ctrl-C between its question and its waiting."""
+        """Type keys once the command waits: input() misses a Ctrl-C before."""
         stat = Path(f"/proc/{self.process.pid}/stat")
         wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "waiting")
         os.write(self._us, keys.encode())
 
     def wait_for(self, pattern: str) -> str:
-        """Everything seen so far, once it holds the pattern."""
+        """Read until the text contains the pattern. Returns the whole text."""
         deadline = time.monotonic() + PATIENCE_S
         while not re.search(pattern, self.text):
             assert time.monotonic() < deadline, self.text
@@ -52,13 +52,12 @@ class OnTerminal:
         return self.text
 
     def end(self) -> int:
-        """Read all there is; the exit code."""
+        """Read to the end. Returns the exit code."""
         while self._read() or self.process.poll() is None:
             pass
         return self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
-        """Leave nothing behind."""
         self.process.kill()
         self.process.wait()
         os.close(self._us)
@@ -83,7 +82,7 @@ def on_terminal(columns: int, *words: str, **variables: str) -> Iterator[OnTermi
 
 
 def seen(columns: int, *words: str, **variables: str) -> tuple[list[str], str]:
-    """Lines of the output on a terminal, without colours and blanks at their ends; and the text as it came."""
+    """Run a command. Returns its lines without colours and trailing blanks, and the raw text."""
     with on_terminal(columns, *words, **variables) as shown:
         assert shown.end() == 0, shown.text
         lines = re.sub(r"\x1b\[[0-9;?]*\w", "", shown.text).replace("\r", "").splitlines()
@@ -91,6 +90,6 @@ def seen(columns: int, *words: str, **variables: str) -> tuple[list[str], str]:
 
 
 def take_terminal() -> None:
-    """So that Ctrl-C is a signal, which a parent of the tests may have had ignored."""
+    """Make Ctrl-C a signal, which the parent of the tests may ignore."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The fork server of a test session: the product's own, with what commands import beside."""
+"""The fork server of a test session: that of the product, which also imports what commands do."""
 
 import lockstep.launch.server  # noqa: I001  # first: it silences the process
 

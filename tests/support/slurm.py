@@ -17,9 +17,8 @@ ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUE
 class Slurm:
     """A running cluster. `environ` holds the variables its commands need, and none of another launcher."""
 
-    def __init__(self, folder: Path, seconds_to_start: float) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.seconds_to_start = seconds_to_start
         # nodes that are this very machine cannot tell whether something is on the right one
         self.has_networks = (folder / "nodes" / "number").exists()
         names = {"SLURM_ROOT": str(folder), "SLURM_CONF": str(folder / "slurm.conf")}
@@ -105,9 +104,8 @@ def started(*, has_accounting: bool = False) -> Iterator[Slurm]:
         environ |= {"SLURM_ACCOUNTING": "yes"} if has_accounting else {}
         # once on a machine, and not what is measured; `up` says why where it fails
         subprocess.run([SCRIPT, "install"], env=environ, capture_output=True, timeout=harness.PATIENCE_S)
-        since = time.monotonic()
         with nodes.kept(SCRIPT, environ):
-            yield Slurm(Path(folder), time.monotonic() - since)
+            yield Slurm(Path(folder))
 
 
 def _without_slurm(environ: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ def on_node(node: str) -> str:
 
 
 class Shell:
-    """Commands in a folder of their own, as a person on the login node types them."""
+    """Commands in a folder, as on a login node."""
 
     def __init__(self, slurm: Slurm, cwd: Path) -> None:
         self.slurm = slurm
@@ -68,7 +68,7 @@ class Submitted:
 
     @contextlib.contextmanager
     def watched(self) -> "Iterator[Submitted]":
-        """Let `lockstep jobs follow` and `wait` look on from now on: `watching` holds their processes."""
+        """Start `lockstep jobs follow` and `wait`, whose processes are in `watching`."""
         with contextlib.ExitStack() as ended:
             for word in ("follow", "wait"):
                 words = [sys.executable, "-m", "lockstep.cli.main", "jobs", word, self.id]
@@ -80,7 +80,7 @@ class Submitted:
             yield self
 
     def assert_went_on(self, alone: RunFolder, *, exactness: float = 0) -> None:
-        """It was cut, started again by SLURM, and ended with the bits of `alone`."""
+        """Wait for the end; SLURM requeued the job once, and it ended like `alone`."""
         self.wait()
         assert int(self.slurm.show(self.id)["Restarts"]) == 1
         assert self.log.count(", resumed") == 1, self.log

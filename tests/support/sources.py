@@ -1,4 +1,4 @@
-"""Custom data, for tests: digits by a function, and as a torch Dataset."""
+"""Custom data: digits by a function and as a torch Dataset."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Sweeps in processes of their own, and what they leave."""
+"""Commands of sweeps, and the files of their trials."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2")
 
 
 def variables(**more: str | None) -> dict[str, str]:
-    """Those of a sweep; None takes one away."""
+    """Variables of a sweep; None removes one."""
     found = {**environ(), "PYTHONPATH": str(ROOT), **more}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -61,7 +61,7 @@ def table_of(cwd: Path) -> dict[str, Any]:
 
 
 def processes_of(folder: RunFolder) -> list[int]:
-    """The processes that have a file of a run open: its trainer, and workers."""
+    """Processes that have a file of a run open."""
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _has_open(entry, folder)]
 
 

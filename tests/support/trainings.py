@@ -1,4 +1,4 @@
-"""Trainings in processes of their own, to be signalled."""
+"""Trainings that tests send signals to."""
 
 import signal
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.harness import PATIENCE_S, command, environ, wait_until
 
 
 class Training:
-    """A `python train.py` in a folder of its own, and the processes it started."""
+    """A `python train.py` in a folder, and its workers."""
 
     def __init__(self, cwd: Path, *overrides: str, ignores_hangups: bool = False) -> None:
         self.cwd = cwd
@@ -39,9 +39,9 @@ class Training:
         wait_until(is_there, f"step {step}")
 
     def workers(self) -> list[int]:
-        """Process ids of rank 0, 1, ..., of those that have begun."""
-        written = (beat.read_text().split() for _, beat in sorted(self.folder.heartbeats().items()))
-        return [int(words[1]) for words in written if words]
+        """Process ids by rank, of workers that have started."""
+        texts = (path.read_text().split() for _, path in sorted(self.folder.heartbeats().items()))
+        return [int(fields[1]) for fields in texts if fields]
 
     def exit_code(self) -> int:
         return self.process.wait(PATIENCE_S)
@@ -58,7 +58,7 @@ def training(cwd: Path, *overrides: str, ignores_hangups: bool = False) -> Itera
 
 
 def _ignoring_hangups(words: list[str], cwd: Path, pipes: dict[str, Any]) -> subprocess.Popen[Any]:
-    """A process that begins as under nohup."""
+    """A process that starts as under nohup."""
 
     def ignore() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -67,12 +67,12 @@ def _ignoring_hangups(words: list[str], cwd: Path, pipes: dict[str, Any]) -> sub
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that the main thread of a process has started, the oldest first."""
+    """Children of the main thread of a process, the oldest first."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process has not ended, with all its threads: until the last one is gone it holds its files."""
+    """True until the last thread of a process has ended: until then it holds its files."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:

@@ -18,7 +18,7 @@ PATHS = [str(ROOT / "src"), *(path for path in sys.path if "site-packages" in pa
 
 
 def refusal() -> str:
-    """Why this process cannot be another user; empty where it can."""
+    """Why this process cannot be another user; empty if it can."""
     if os.geteuid() != 0:
         return "needs root, to be two other users"
     return "" if _python() else "other users cannot read this Python and its packages"
@@ -42,7 +42,7 @@ def _as(user: int, umask: int = 0o022) -> dict[str, Any]:
 
 
 def popen(user: int, cwd: Path, *words: str, umask: int = 0o022) -> "subprocess.Popen[str]":
-    """`python WORDS` as another user; its output is read, its input kept open."""
+    """Start `python ...` as another user, with pipes."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     home = Path(cwd, f"home-{user}")
     home.mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ def popen(user: int, cwd: Path, *words: str, umask: int = 0o022) -> "subprocess.
 
 
 def run(user: int, cwd: Path, *words: str, umask: int = 0o022) -> "subprocess.CompletedProcess[str]":
-    """`python WORDS` as another user, to its end."""
+    """Run `python ...` as another user."""
     with popen(user, cwd, *words, umask=umask) as process:
         out, err = process.communicate(timeout=PATIENCE_S)
     return subprocess.CompletedProcess(words, process.returncode, out, err)
@@ -61,7 +61,7 @@ def run(user: int, cwd: Path, *words: str, umask: int = 0o022) -> "subprocess.Co
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A folder like /tmp, with an `outputs` like it: pytest's own ones are closed to others."""
+    """A folder like /tmp with such an `outputs`; other users cannot enter the folders of pytest."""
     with tempfile.TemporaryDirectory(prefix="lockstep-users-") as path:
         os.chmod(path, 0o1777)
         outputs = Path(path, "outputs")

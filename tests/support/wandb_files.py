@@ -1,4 +1,4 @@
-"""What Weights & Biases keeps of a session: a log of records in the format of LevelDB, as its own tools read it."""
+"""Reads the files of Weights & Biases: logs of records in the format of LevelDB."""
 
 import json
 import struct
@@ -12,7 +12,7 @@ FULL, LAST = 1, 4
 
 
 class Session(NamedTuple):
-    """The id, name and group of the run, its configuration, its points in order, and the exit code it told."""
+    """Id, name and group of the run, its configuration, its points in order, and its exit code."""
 
     id: str
     name: str

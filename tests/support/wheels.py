@@ -1,4 +1,4 @@
-"""Lockstep as its users have it: a wheel, in an environment in which nothing else is but what it depends on."""
+"""Lockstep as a wheel in an environment that has only its dependencies."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ from tests.support.harness import PATIENCE_S, ROOT, environ
 
 
 def source(folder: Path) -> Path:
-    """A copy of this tree, as far as a wheel is built from it."""
+    """Copy what a wheel is built from."""
     for name in ("src", "conf"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -20,7 +20,7 @@ def source(folder: Path) -> Path:
 
 
 def environment(folder: Path, source: Path) -> Path:
-    """A new environment with the wheel of a source, and what this one has beside Lockstep. Returns its `bin`."""
+    """Make an environment with the wheel of a source and the dependencies of this one. Returns its `bin`."""
     wheels = folder.with_name(f"{folder.name}-wheel")
     _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source)
     (wheel,) = wheels.iterdir()
@@ -35,13 +35,13 @@ def environment(folder: Path, source: Path) -> Path:
 
 
 def lend(environment: Path, project: Path) -> None:
-    """Spare a project its `make .venv/installed`, which takes minutes: its environment is one that is there."""
+    """Give a project this environment, so that it skips `make .venv/installed`."""
     (project / ".venv").symlink_to(environment.parent)
     (project / ".venv" / "installed").touch()
 
 
 def run(cwd: Path, *words: str | Path, code: int = 0) -> str:
-    """What a command says that leaves with `code`; no variable says where modules are."""
+    """Run a command, which must exit with `code`, without PYTHONPATH. Returns its output."""
     variables = {name: value for name, value in environ().items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
     done = subprocess.run(list(map(str, words)), cwd=cwd, env=variables, **pipes)

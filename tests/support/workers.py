@@ -1,4 +1,4 @@
-"""What a worker does in tests of its parent, in place of a training."""
+"""Work of workers in tests of their parent, in place of a training."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def listens(job: Job, *_: Any, **__: Any) -> int:
 
 
 def ignores(job: Job, *_: Any, **__: Any) -> int:
-    """Leave all signals blocked, and never end."""
+    """Keep all signals blocked, and never end."""
     print(os.getpid(), flush=True)
     time.sleep(3600)
     return 0

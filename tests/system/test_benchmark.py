@@ -288,6 +288,7 @@ def numbers(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     return benchmark, {record["name"]: record for record in benchmark["environments"]}
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_two_processes_are_measured_and_their_network_is_kept(tmp_path: Path) -> None:
     process = start(
@@ -325,6 +326,7 @@ def test_two_processes_are_measured_and_their_network_is_kept(tmp_path: Path) ->
     assert f"accuracy  {benchmark['kept']['test_accuracy']:.6f}" in evaluated.stdout
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_failure_and_ctrl_c_lose_nothing_that_was_measured(tmp_path: Path) -> None:
     process = start(
@@ -365,6 +367,7 @@ def test_a_failure_and_ctrl_c_lose_nothing_that_was_measured(tmp_path: Path) -> 
     assert (path / "epoch_time.png").exists()
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_without_a_whole_epoch_the_last_checkpoint_is_validated_and_kept(tmp_path: Path) -> None:
     large = ("data.train_size=20000", "model.width=16", "global_batch_size=8")

@@ -355,6 +355,7 @@ def test_the_tab_is_there_for_folders_of_this_machine_only(tmp_path: Path) -> No
     assert plugin.NAME not in told(board("gs://bucket").get("/data/plugins_listing"))
 
 
+@pytest.mark.full
 def test_the_plugin_brings_nothing_that_tensorboard_does_not_bring() -> None:
     code = (
         "import sys, tensorboard.backend.http_util, tensorboard.plugins.base_plugin, werkzeug.wrappers;"
@@ -424,6 +425,7 @@ def test_pages_of_other_sites_cannot_frame_the_board(client: Client) -> None:
 # -- lockstep board ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_the_board_prints_its_address_and_ends_in_good_order(tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
@@ -435,6 +437,7 @@ def test_the_board_prints_its_address_and_ends_in_good_order(tmp_path: Path) -> 
         assert started.errors.read_text() == ""
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_board_is_for_those_who_have_its_token_and_know_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -471,6 +474,7 @@ def test_a_board_is_for_those_who_have_its_token_and_know_its_name(
         assert not (tmp_path / "tmp" / ".tensorboard-info").exists()  # where others may have made a link
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_ctrl_c_while_the_board_starts_is_no_error(tmp_path: Path) -> None:
     with running(tmp_path, "--logdir", ".") as started:
@@ -480,6 +484,7 @@ def test_ctrl_c_while_the_board_starts_is_no_error(tmp_path: Path) -> None:
         assert started.errors.read_text() == ""
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_port_in_use_is_skipped_unless_it_was_given(tmp_path: Path) -> None:
     with socket.socket() as taken:
@@ -500,6 +505,7 @@ def test_a_port_in_use_is_skipped_unless_it_was_given(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.full
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere does not exist: train something first"):
         command.run(tmp_path / "nowhere", None, None, "")

@@ -25,6 +25,7 @@ from tests.support.trainings import training
 __all__ = ["chromium", "page"]  # fixtures
 expect = sync_api.expect
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.processes,
     pytest.mark.skipif(CHROMIUM is None, reason="no browser here; tests/support/chromium.sh says why"),
 ]

@@ -54,6 +54,7 @@ LONG = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_rank_0_prints_speed_and_time_left_inside_the_first_epoch(tmp_path: Path) -> None:
     line = re.compile(r"^ {6}1/2  step (\d+)/5000, [\d:. s]+ left, [\d,]+ images/s, in all [\d:. s]+ left$", re.M)
@@ -76,6 +77,7 @@ def test_rank_0_prints_speed_and_time_left_inside_the_first_epoch(tmp_path: Path
         assert all("images/s" not in path.read_text() for path in run.folder.path.glob("rank*.log"))
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_log_reports_that_the_first_step_compiles(tmp_path: Path) -> None:
@@ -92,6 +94,7 @@ def test_a_log_reports_that_the_first_step_compiles(tmp_path: Path) -> None:
         wait_until(lambda: run.folder.read_status()["reason"] == "", "the status of a later step")
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_terminal_shows_the_time_left_in_a_live_line(tmp_path: Path) -> None:
     us, them = pty.openpty()

@@ -12,7 +12,7 @@ from tests.support.commands import run
 from tests.support.harness import SMALL, command
 from tests.support.image_files import write_image
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 # 3 batches of 16 of 70 images, 1 of 10 of 23, 2 of 10 of 31
 LIMITS = ["trainer.limit_train_batches=3", "trainer.limit_val_batches=1", "trainer.limit_test_batches=2"]
 ONE = ["trainer.max_epochs=1", "eval_batch_size=1", "trainer.limit_test_batches=1", "trainer.limit_train_batches=1"]

@@ -17,7 +17,7 @@ from tests.support import callbacks, commands
 from tests.support.commands import Command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 HOST = socket.gethostname()
 SOURCE = ROOT / "tests" / "support" / "callbacks.py"

@@ -80,6 +80,7 @@ def test_an_error_that_is_of_no_disk_is_left_as_it_is(tmp_path: Path, error: Exc
     assert refusals.explained(missing, tmp_path, "rank 0 of 1") is None
 
 
+@pytest.mark.full
 def test_torchs_errors_of_shared_memory_are_recognized(tmp_path: Path) -> None:
     script = (
         "import torch; torch.multiprocessing.set_sharing_strategy('file_system'); torch.ones(2**20).share_memory_()"
@@ -102,6 +103,7 @@ def test_a_place_where_nothing_can_be_made_is_found_by_trying(tmp_path: Path) ->
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_run_whose_checkpoint_finds_no_room_ends_with_one_line(tmp_path: Path) -> None:
     done = run(tmp_path, command(*TINY), preexec_fn=limited)
@@ -114,6 +116,7 @@ def test_a_run_whose_checkpoint_finds_no_room_ends_with_one_line(tmp_path: Path)
     assert (status["state"], status["reason"]) == ("failed", line)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_run_on_a_full_disk_says_so_with_its_sizes(tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
@@ -126,6 +129,7 @@ def test_a_run_on_a_full_disk_says_so_with_its_sizes(tmp_path: Path) -> None:
     assert end.startswith("The run failed: ")
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_run_whose_folder_is_removed_ends_with_one_line(tmp_path: Path) -> None:
     removes = "+callbacks.removes={_target_:tests.support.callbacks.Removes,step:2}"
@@ -137,6 +141,7 @@ def test_a_run_whose_folder_is_removed_ends_with_one_line(tmp_path: Path) -> Non
     assert end.startswith("The run failed: ")
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_decoding_processes_without_shared_memory_end_the_run_with_one_line(tmp_path: Path) -> None:
     images = write_folder(tmp_path / "images", count=40)
@@ -150,6 +155,7 @@ def test_decoding_processes_without_shared_memory_end_the_run_with_one_line(tmp_
     assert end.startswith("The run failed: ")
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("more", [[], ["hydra.run.dir=/proc/lockstep"], ["-m", "seed=0,1"]])
 def test_where_no_run_folder_can_be_made_a_command_exits_with_code_2(tmp_path: Path, more: list[str]) -> None:
@@ -163,6 +169,7 @@ def test_where_no_run_folder_can_be_made_a_command_exits_with_code_2(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("more", "error"),
@@ -182,6 +189,7 @@ def test_a_chosen_folder_is_checked_as_hydra_will_read_it(tmp_path: Path, more: 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("words", WITHOUT_FOLDER)
 def test_a_current_folder_that_is_gone_is_one_line(tmp_path: Path, words: list[str]) -> None:

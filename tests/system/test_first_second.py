@@ -13,7 +13,7 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_until, write_run
 from tests.support.trainings import is_alive
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 # sends this very process a signal when it imports a certain module: what follows the signal is up to the command
 ON_IMPORT = """
@@ -96,7 +96,7 @@ def test_an_error_waits_for_nothing_that_is_imported(tmp_path: Path) -> None:
     (tmp_path / "site" / "torch.py").write_text("import time; time.sleep(600)")
     variables = {**environ(), "PYTHONPATH": str(tmp_path / "site")}
     words = command("optimizer.lrr=1")
-    done = subprocess.run(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == EXIT_CONFIG
     assert "config error: unknown key optimizer.lrr" in done.stderr
 

@@ -1,4 +1,4 @@
-"""On a real GPU: what a CPU, or a pretended GPU, cannot show. `python -m benchmarks.gpu --stages tests` runs these."""
+"""On a real GPU; `python -m benchmarks.gpu --stages tests` runs these."""
 
 import subprocess
 from pathlib import Path
@@ -20,12 +20,12 @@ LOG_EVERY = 8
 
 
 def train(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    words = command(*overrides, f"hydra.run.dir={folder}")
-    return subprocess.run(words, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    line = command(*overrides, f"hydra.run.dir={folder}")
+    return subprocess.run(line, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_one_gpu_computes_what_the_cpu_does(tmp_path: Path, figure: Any) -> None:
-    """Without dropout, whose bits depend on the kind of device."""
+    """Without dropout, whose mask depends on the kind of device."""
     cpu = write_run(tmp_path / "cpu", [*SMALL, "model.dropout=0"])
     gpu = write_run(tmp_path / "gpu", [*ON_GPU, "model.dropout=0"])
     train_all([cpu, gpu], 1)

@@ -1,4 +1,4 @@
-"""The commands of a user on pretended GPUs: stopped, resumed, evaluated, swept, compared, and ended by an error."""
+"""Commands on pretended GPUs: stopped, resumed, evaluated, swept, compared, failed."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.support.callbacks import SEES
 from tests.support.gpus import MEMORY_MIB, PretendedGpus
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until
 
-pytestmark = [pytest.mark.processes]
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 ON_GPU = tuple(override for override in SMALL if override != "strategy=cpu")
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
@@ -24,7 +24,7 @@ SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:0.2
 
 
 class Shell:
-    """Commands in one folder, on a machine with GPUs."""
+    """Commands in one folder of a machine with GPUs."""
 
     def __init__(self, gpus: PretendedGpus, cwd: Path, *, count: int, memory_mib: int = MEMORY_MIB) -> None:
         self.cwd = cwd
@@ -51,9 +51,7 @@ def own_network(name: str) -> list[str]:
     return [*kept, f"model._target_=tests.support.networks.{name}", "+model.hidden=4"]
 
 
-def test_a_run_is_cut_on_two_gpus_goes_on_on_one_and_is_evaluated_and_predicts(
-    gpus: PretendedGpus, tmp_path: Path
-) -> None:
+def test_a_run_stops_on_two_gpus_resumes_on_one_is_evaluated_and_predicts(gpus: PretendedGpus, tmp_path: Path) -> None:
     shell = Shell(gpus, tmp_path, count=2)
     shell.run(*command(*ON_GPU, "trainer.devices=1"))
     uncut = shell.latest
@@ -70,9 +68,9 @@ def test_a_run_is_cut_on_two_gpus_goes_on_on_one_and_is_evaluated_and_predicts(
     shell.run(*command("resume=outputs/latest", "--trust", "trainer.devices=1"))
     assert difference(uncut, shell.latest) <= 1e-12
 
-    told = shell.run(TOOL, "eval", "--trust", "latest", "--devices", "2").stdout
+    output = shell.run(TOOL, "eval", "--trust", "latest", "--devices", "2").stdout
     accuracy = shell.latest.read_summary()["test_accuracy"]
-    assert re.search(rf"accuracy\s+{accuracy:.6f}", told)
+    assert re.search(rf"accuracy\s+{accuracy:.6f}", output)
     for devices in ("1", "2"):
         shell.run(TOOL, "predict", "--trust", "latest", "test", "--output", f"{devices}.csv", "--devices", devices)
     assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "2.csv").read_bytes()
@@ -90,8 +88,8 @@ def test_the_trials_of_a_sweep_have_a_gpu_each(gpus: PretendedGpus, tmp_path: Pa
 def test_the_environments_with_gpus_are_compared(gpus: PretendedGpus, tmp_path: Path) -> None:
     shell = Shell(gpus, tmp_path, count=2)
     kept = [override for override in ON_GPU if not override.startswith("trainer.max_epochs")]
-    left_out = (f"benchmark.environments.{name}=null" for name in ("cpu", "parallel-cpu", "parallel-gpu"))
-    shell.run(TOOL, "benchmark", *kept, *left_out, "benchmark.budget_s=3")
+    skipped = (f"benchmark.environments.{name}=null" for name in ("cpu", "parallel-cpu", "parallel-gpu"))
+    shell.run(TOOL, "benchmark", *kept, *skipped, "benchmark.budget_s=3")
     found = json.loads(next(tmp_path.glob("outputs/*/*/results.json")).read_text())
     measured = {each["name"]: each for each in found["environments"] if each["state"] == "measured"}
     assert {name: (each["device"], each["workers"]) for name, each in measured.items()} == {
@@ -101,27 +99,27 @@ def test_the_environments_with_gpus_are_compared(gpus: PretendedGpus, tmp_path: 
     assert all(each["images_per_s"]["median"] > 0 for each in measured.values())
 
 
-def test_a_loss_that_is_bad_on_one_gpu_is_told_by_the_rank_that_has_it(gpus: PretendedGpus, tmp_path: Path) -> None:
+def test_the_rank_with_a_bad_loss_is_named(gpus: PretendedGpus, tmp_path: Path) -> None:
     shell = Shell(gpus, tmp_path, count=2)
-    told = shell.run(*command(*own_network("NanOnRank1")), code=EXIT_FAILED).stderr
+    output = shell.run(*command(*own_network("NanOnRank1")), code=EXIT_FAILED).stderr
     failure = shell.latest.failure.read_text()
     assert "The loss is not finite in optimizer step 3 (epoch 1, micro-batch 3) on rank 1. In a new run" in failure
-    assert failure.strip() in told
+    assert failure.strip() in output
 
 
 def test_a_gpu_that_is_too_small_ends_a_run_with_advice(gpus: PretendedGpus, tmp_path: Path) -> None:
     shell = Shell(gpus, tmp_path, count=2, memory_mib=4)
-    told = shell.run(*command(*ON_GPU, "global_batch_size=64"), code=EXIT_FAILED).stderr
-    assert "ran out of memory (" in told
-    assert "trainer.accumulate_grad_batches" in told
-    assert "Traceback" not in told
+    output = shell.run(*command(*ON_GPU, "global_batch_size=64"), code=EXIT_FAILED).stderr
+    assert "ran out of memory (" in output
+    assert "trainer.accumulate_grad_batches" in output
+    assert "Traceback" not in output
 
 
 def test_tasks_of_srun_that_see_one_gpu_each_train_together(gpus: PretendedGpus, tmp_path: Path) -> None:
-    """As `srun --ntasks=2 --gpus-per-task=1` starts them: both call their GPU number 0."""
+    """As `srun --ntasks=2 --gpus-per-task=1` starts them: for both it is GPU 0."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = store.port
-    del store  # free again, as a port of SLURM's choice would be
+    del store  # frees the port
     shell = Shell(gpus, tmp_path, count=1)
     job = {"SLURM_JOB_ID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_ON_NODE": "2"}
     shell.environ |= {**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -129,17 +127,17 @@ def test_tasks_of_srun_that_see_one_gpu_each_train_together(gpus: PretendedGpus,
     for rank in range(2):
         shell.environ |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
         tasks.append(shell.start(*command(*ON_GPU, "trainer.devices=2")))
-    said = [task.communicate(timeout=PATIENCE_S) for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], said
+    outputs = [task.communicate(timeout=PATIENCE_S) for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], outputs
     summary = shell.latest.read_summary()
     assert (summary["workers"], summary["device"]) == (2, "Pretended GPU")
 
 
-def test_what_is_to_hold_on_a_real_gpu_holds_here(gpus: PretendedGpus, tmp_path: Path) -> None:
-    """tests/system/test_gpu.py is skipped on machines without a GPU: a part of it is run here, not to go stale."""
+def test_the_tests_of_a_real_gpu_pass_here(gpus: PretendedGpus, tmp_path: Path) -> None:
+    """A part of tests/system/test_gpu.py, which machines without a GPU skip."""
     shell = Shell(gpus, ROOT, count=1)
     words = ("-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}")
-    told = shell.run(
+    output = shell.run(
         sys.executable, *words, "tests/system/test_gpu.py", "-k", "cpu_does or bit_by_bit or ema-adamw"
     ).stdout
-    assert "3 passed" in told
+    assert "3 passed" in output

@@ -251,6 +251,7 @@ def submitting(cwd: Path, tools: Path, *overrides: str) -> "subprocess.Completed
     )
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("more", [(), ("-m", "seed=0,1")])
 def test_a_signal_before_sbatch_leaves_nothing_of_a_submission(
@@ -271,6 +272,7 @@ def test_a_signal_before_sbatch_leaves_nothing_of_a_submission(
         assert left == []
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_signal_while_sbatch_accepts_loses_no_job(tools: Path, tmp_path: Path) -> None:
     tool(tools, "sbatch", "kill -INT 0; echo 'Submitted batch job 17'")
@@ -805,6 +807,7 @@ def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run_command([TOOL, "jobs", *words], cwd)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes_on_exactly(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", TINY)
@@ -838,6 +841,7 @@ def test_a_job_in_the_background_outlives_its_terminal_and_is_cancelled_and_goes
     assert f"earlier jobs  {name}" in lockstep_jobs(tmp_path, "show", "run").stdout
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(tmp_path: Path) -> None:
     words = [*TINY, "trainer.max_epochs=5000", "trainer.devices=2", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
@@ -848,6 +852,7 @@ def test_two_workers_in_the_background_stop_on_a_signal_in_their_first_moments(t
     assert folder.read_status()["reason"] == "signal SIGTERM"
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_job_in_the_background_needs_no_code_of_a_project(tmp_path: Path) -> None:
     words = [*TINY, "trainer.max_epochs=1", "trainer.devices=1", "cluster=local", "hydra.run.dir=run"]
@@ -862,3 +867,13 @@ def test_a_dry_run_in_the_background_leaves_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("module load x\nexport PYTHONPATH=")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.full
+def test_the_list_is_drawn_again_until_ctrl_c(four: Path) -> None:
+    with on_terminal(100, "jobs", "list", "--watch", PATH=os.environ["PATH"], PWD=str(four)) as shown:
+        shown.wait_for("outputs/day/old")
+        submitted(RunFolder(four / "outputs" / "day" / "new"), "24", submitted=2e9)
+        shown.wait_for("outputs/day/new")
+        shown.type("\x03")
+        assert shown.end() == 0, shown.text

@@ -10,7 +10,7 @@ import pytest
 from tests.support import commands
 from tests.support.harness import PATIENCE_S, ROOT, command, environ
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 # of a library one module that it imports whenever it is used
 UNUSED = (
     *("scipy.signal", "scipy", "sklearn", "torchvision", "matplotlib", "pandas", "sympy"),

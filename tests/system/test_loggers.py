@@ -15,7 +15,7 @@ from tests.support.harness import SMALL, command, environ, wait_until, write_run
 from tests.support.trainings import is_alive, training
 from tests.support.wandb_files import Session, sessions
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
 NUM_STEPS = 8  # 4 an epoch
 LONG = (*RECIPE, "trainer.max_epochs=2000")

@@ -16,7 +16,7 @@ from lockstep.runs.folder import RunFolder
 from tests.support.harness import PATIENCE_S, SMALL, wait_until
 from tests.support.trainings import is_alive
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 
 def notebook(cwd: Path, monkeypatch: pytest.MonkeyPatch, *cells: str) -> NotebookClient:

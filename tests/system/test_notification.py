@@ -294,6 +294,7 @@ def test_one_process_notifies_once_after_the_run_is_unlocked(
     assert told == ([code] if is_sent else [])
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_killed_worker_and_the_end_of_the_resumed_run_are_reported(tmp_path: Path, server: Server) -> None:
     small = [override for override in SMALL if override != "callbacks.curves=null"]

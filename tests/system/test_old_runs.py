@@ -10,7 +10,7 @@ from lockstep.runs.folder import RunFolder
 from tests.support import commands
 from tests.support.harness import SMALL, train_all, write_run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 
 @pytest.fixture(scope="module")

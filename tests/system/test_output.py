@@ -16,7 +16,7 @@ from tests.support.harness import PATIENCE_S, SMALL, command, environ, wait_unti
 from tests.support.image_files import write_image
 from tests.support.screens import on_terminal
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from tests.support.harness import environ
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 QUICK = ("strategy=cpu", "trainer.max_epochs=1", "trainer.limit_train_batches=1", "trainer.limit_val_batches=1")
 LITTLE = ("trainer.limit_test_batches=1", "callbacks.pictures=null", "callbacks.curves=null", "logger=none")
 FILES = {

@@ -7,7 +7,7 @@ import pytest
 from tests.support.guides import Guide, assert_two_workers_train_what_one_does, guides, project_of, run
 from tests.support.harness import ROOT
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 PAGE = ROOT / "docs" / "own-data.md"
 GUIDES = guides(PAGE)
 SMALL = (

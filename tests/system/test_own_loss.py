@@ -9,7 +9,7 @@ import pytest
 from tests.support.guides import Guide, guides, project_of, run, trained
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 PAGE = ROOT / "docs" / "own-loss.md"
 GUIDES = guides(PAGE)
 SMALL = (

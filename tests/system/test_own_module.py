@@ -7,7 +7,7 @@ import pytest
 from tests.support.guides import Guide, guides, project_of, run, trained
 from tests.support.harness import ROOT
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 PAGE = ROOT / "docs" / "own-module.md"
 GUIDES = guides(PAGE)
 SMALL = (

@@ -9,7 +9,7 @@ import pytest
 from tests.support.guides import Guide, assert_two_workers_train_what_one_does, guides, project_of
 from tests.support.harness import ROOT, environ
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 PAGE = ROOT / "docs" / "own-network.md"
 GUIDES = guides(PAGE)
 SMALL = (

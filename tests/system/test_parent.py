@@ -15,7 +15,7 @@ from tests.support.harness import PATIENCE_S, ROOT, environ, wait_until
 from tests.support.trainings import children_of, is_alive
 from tests.support.workers import PROGRAM
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 
 class Parent:

@@ -25,7 +25,7 @@ from tests.support.harness import ROOT, SMALL, command, environ, train_all, writ
 from tests.support.image_files import write_image
 from tests.support.sources import few_digits
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 PLAIN = [text for text in SMALL if not text.startswith(("data", "trainer.precision"))]
 EMPTIED = [f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed")]
 SOURCE = [*PLAIN, "data=digits", *EMPTIED]

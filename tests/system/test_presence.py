@@ -112,6 +112,7 @@ def run(cwd: Path, words: list[str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(words, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("more", [[], ["-m", "seed=0,1"]])
 def test_missing_data_ends_a_command_before_torch_is_imported_and_leaves_nothing(
@@ -127,6 +128,7 @@ def test_missing_data_ends_a_command_before_torch_is_imported_and_leaves_nothing
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_missing_data_leaves_a_resumed_run_unchanged(tmp_path: Path) -> None:
     images = write_folder(tmp_path / "images", count=8)

@@ -113,6 +113,7 @@ def test_an_own_network_is_evaluated_and_predicts_from_any_folder(trained: RunFo
         lockstep(tmp_path, command, trained.path, *([trained.path] if command == "compare" else []))
 
 
+@pytest.mark.full
 def test_an_own_network_is_resumed_from_another_folder(trained: RunFolder, tmp_path: Path) -> None:
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
     more = ("trainer.max_epochs=2", "trainer.devices=2", "--trust")
@@ -121,6 +122,7 @@ def test_an_own_network_is_resumed_from_another_folder(trained: RunFolder, tmp_p
     assert folder.read_summary()["epochs"] == 2
 
 
+@pytest.mark.full
 def test_a_network_in_the_folder_of_the_command_is_found_from_others(project: Path, tmp_path: Path) -> None:
     bare = write_project(tmp_path / "bare")
     write_package(tmp_path / "here")
@@ -130,6 +132,7 @@ def test_a_network_in_the_folder_of_the_command_is_found_from_others(project: Pa
     assert "test images" in lockstep(tmp_path / "elsewhere", "eval", latest(tmp_path / "here").path, "--trust")
 
 
+@pytest.mark.full
 def test_the_trials_of_a_sweep_and_the_test_of_the_best_find_an_own_network(project: Path, tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -143,6 +146,7 @@ def test_the_trials_of_a_sweep_and_the_test_of_the_best_find_an_own_network(proj
     assert "test images" in lockstep(sweep, "eval", sweep / "1", "--devices", "2", "--trust")
 
 
+@pytest.mark.full
 def test_a_project_that_has_moved_is_missed_by_name_and_found_from_its_new_place(tmp_path: Path) -> None:
     project = write_project(tmp_path / "old place")
     write_package(project)
@@ -162,6 +166,7 @@ def test_a_project_that_has_moved_is_missed_by_name_and_found_from_its_new_place
     assert "there is no package 'my_package' in" in folder.failure.read_text()
 
 
+@pytest.mark.full
 def test_a_job_trains_the_network_that_was_there_when_it_was_submitted(tmp_path: Path) -> None:
     project = write_project(tmp_path / "project")
     write_package(project)
@@ -181,6 +186,7 @@ def test_a_job_trains_the_network_that_was_there_when_it_was_submitted(tmp_path:
     assert f"{moved.read_summary()['test_accuracy']:.6f}" in said
 
 
+@pytest.mark.full
 def test_a_job_is_refused_whose_network_git_ignores(tmp_path: Path) -> None:
     project = write_project(tmp_path / "project")
     write_package(project)

@@ -70,6 +70,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.full
 def test_one_worker_two_and_one_again_train_in_a_process_what_the_command_does(
     alone: RunFolder, tmp_path: Path, figure: Any
 ) -> None:
@@ -92,6 +93,7 @@ def test_one_worker_two_and_one_again_train_in_a_process_what_the_command_does(
     assert float(row["val/loss"]) == pytest.approx(float(alone.read_metrics()[1]["val/loss"]), rel=1e-9)
 
 
+@pytest.mark.full
 def test_workers_do_not_run_the_script_again(tmp_path: Path) -> None:
     """Which multiprocessing would do; a source that streams has processes, too."""
     text = """
@@ -106,6 +108,7 @@ for count in (1, 2):
     assert done.stdout.split() == ["begun"]
 
 
+@pytest.mark.full
 def test_a_process_is_after_a_training_what_it_was_before(tmp_path: Path) -> None:
     text = """
 import logging, random, warnings
@@ -184,6 +187,7 @@ print(json.dumps([error(overrides) for overrides in (
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.full
 def test_a_training_that_fails_raises_its_reason(tmp_path: Path) -> None:
     text = """
 try:
@@ -200,6 +204,7 @@ print(json.dumps([*found, again]))
     assert (how, again) == ("failed", "finished")
 
 
+@pytest.mark.full
 def test_an_error_of_the_data_in_a_worker_is_an_error_of_the_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     for name in ("a", "b"):
@@ -240,6 +245,7 @@ def started(cwd: Path, text: str, step: int = 3) -> Iterator[Command]:
         process.wait()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_interrupt_stops_and_raises_and_the_run_resumes_exactly(tmp_path: Path, num_workers: int) -> None:
     text = f"""
@@ -268,6 +274,7 @@ print(json.dumps([*facts, str(went_on.path), str(whole.path), went_on == stopped
     assert difference(RunFolder(Path(went_on)), RunFolder(Path(whole))) <= (1e-12 if num_workers > 1 else 0)
 
 
+@pytest.mark.full
 def test_sigterm_ends_the_script_after_the_run_has_stopped(tmp_path: Path) -> None:
     with started(tmp_path, f"lockstep.train({LONG})\nprint('goes on')") as process:
         process.send_signal(signal.SIGTERM)
@@ -278,6 +285,7 @@ def test_sigterm_ends_the_script_after_the_run_has_stopped(tmp_path: Path) -> No
     assert state(latest(tmp_path))
 
 
+@pytest.mark.full
 def test_a_handler_of_the_script_is_called_after_the_run_has_stopped(tmp_path: Path) -> None:
     text = f"""
 def handle(number, frame):
@@ -293,6 +301,7 @@ assert run.state == "stopped"
     assert json.loads(out.splitlines()[-1]) == [signal.SIGUSR1, "stopped"]
 
 
+@pytest.mark.full
 def test_a_run_in_a_thread_is_stopped_by_command_and_returned(tmp_path: Path) -> None:
     text = f"""
 def work():
@@ -320,6 +329,7 @@ def printed(cwd: Path, text: str, **variables: str) -> str:
     return (cwd / "printed.txt").read_bytes().decode()
 
 
+@pytest.mark.full
 def test_progress_is_plain_lines_where_a_notebook_forces_colours(tmp_path: Path) -> None:
     text = "lockstep.train([*SMALL, 'silent=false'])"
     out = printed(tmp_path, text, FORCE_COLOR="1", CLICOLOR_FORCE="1")
@@ -345,6 +355,7 @@ def overwritten(text: str) -> list[str]:
     return lines
 
 
+@pytest.mark.full
 def test_a_cell_of_a_notebook_has_a_line_that_is_rewritten_and_removed(tmp_path: Path) -> None:
     text = f"""
 import io
@@ -362,6 +373,7 @@ lockstep.train({own_network("Slow")} + ["data.train_size=1000"])
 # -- docs/python.md ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_cells_of_the_page_run_in_a_fresh_clone_one_after_the_other(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "python.md").read_text()
     cells = [text for kind, text in BLOCK.findall(page) if kind == "python"]

@@ -64,6 +64,7 @@ def test_a_cut_after_any_step_changes_no_bit_no_row_and_no_curve(tmp_path: Path,
         assert curve(cut) == curve(alone), f"cut after the request in step {step}"
 
 
+@pytest.mark.full
 def test_a_run_whose_folder_was_moved_keeps_its_best_state(tmp_path: Path) -> None:
     cut = write_run(tmp_path / "cut", RECIPE)
     cut_after(cut, NUM_STEPS // 2 + 1)
@@ -98,6 +99,7 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("hook", "step", "flushes"),
@@ -150,6 +152,7 @@ def resumed(folder: RunFolder, *more: str) -> "subprocess.CompletedProcess[str]"
     return commands.run(words, ROOT)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_run_whose_last_checkpoint_is_damaged_resumes_from_the_best(
@@ -169,6 +172,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_resumes_from_the_best(
     assert {tag: [step for step, _ in points] for tag, points in curve(folder).items()} == shown(uncut)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_run_without_a_whole_checkpoint_is_left_as_it_is(folder: RunFolder) -> None:
     for path in (folder.last_checkpoint, folder.best_checkpoint):
@@ -188,6 +192,7 @@ def test_a_run_without_a_whole_checkpoint_is_left_as_it_is(folder: RunFolder) ->
     assert content() == before
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_job_without_a_whole_checkpoint_fails_with_their_names(folder: RunFolder) -> None:
     for path in (folder.last_checkpoint, folder.best_checkpoint):
@@ -197,6 +202,7 @@ def test_a_job_without_a_whole_checkpoint_fails_with_their_names(folder: RunFold
     assert folder.read_status()["state"] == "failed"
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "content"), [("status.json", b'{"state": "stop'), ("summary.json", b'{"epochs": []}')]
@@ -212,6 +218,7 @@ def test_a_run_with_a_damaged_file_is_not_resumed(folder: RunFolder, name: str, 
     assert name in folder.failure.read_text()
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("words", [("eval",), ("predict", "val", "--output", "out.csv")])
 def test_a_damaged_checkpoint_is_not_evaluated(folder: RunFolder, words: tuple[str, ...]) -> None:
@@ -224,12 +231,14 @@ def test_a_damaged_checkpoint_is_not_evaluated(folder: RunFolder, words: tuple[s
     assert "--checkpoint last" in line
 
 
+@pytest.mark.full
 def test_an_epoch_without_validation_shows_none(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*RECIPE, "trainer.max_epochs=3", "trainer.check_val_every_n_epoch=2"])
     assert train(folder) == 0
     assert [bool(row["val/loss"]) for row in folder.read_metrics()] == [False, True, False]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("asked_in_step", "step", "epoch"), [(1, 2, 1), (3, 4, 1), (5, 6, 2)])
 def test_a_stopped_run_shows_the_epoch_it_was_in_also_at_the_end_of_one(
     tmp_path: Path, asked_in_step: int, step: int, epoch: int
@@ -240,6 +249,7 @@ def test_a_stopped_run_shows_the_epoch_it_was_in_also_at_the_end_of_one(
     assert (status["state"], status["step"], status["epoch"]) == ("stopped", step, epoch)
 
 
+@pytest.mark.full
 def test_a_resumed_run_has_its_status_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path / "run", RECIPE)
     folder.write_status(state="stopped", reason="time limit", step=3, host="another machine")
@@ -255,6 +265,7 @@ def test_a_resumed_run_has_its_status_before_it_trains(tmp_path: Path, monkeypat
     assert (seen[0]["state"], seen[0]["reason"], seen[0]["step"]) == ("starting", "", 3)
 
 
+@pytest.mark.full
 def test_a_run_of_an_earlier_version_continues_its_curve(tmp_path: Path) -> None:
     """Its configuration names Lightning's own logger and a folder inside that of the run."""
     old = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,name:'',version:tensorboard,default_hp_metric:false}"

@@ -274,6 +274,7 @@ def test_every_search_of_conf_names_a_sampler_there_is() -> None:
             assert isinstance(build.build(found.sampler), optuna.samplers.BaseSampler)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leaves_nothing_behind(
     tmp_path: Path,
@@ -315,7 +316,9 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
     assert study.best_value == pytest.approx(table["trials"][0]["val/accuracy"])
 
 
+@pytest.mark.full
 @pytest.mark.processes
+@pytest.mark.full
 def test_several_objectives_have_the_front_that_optuna_has_and_no_trial_is_tested(tmp_path: Path) -> None:
     overrides = [*SMALL, "data.train_size=40", "trainer.max_epochs=1", "model.width=2,4,6,8", "search=nsga2"]
     overrides += ["search.objectives={val/loss: min, parameters: min}", "search.num_trials=4", "launcher.parallel=2"]

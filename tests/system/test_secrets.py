@@ -28,6 +28,7 @@ OWN = "+callbacks.own={_target_:tests.support.callbacks.Secretive}"
 NOTIFY = ("notify.command='false --token hunter1'", 'notify.url="http://127.0.0.1:9/hunter1"')
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_training_keeps_its_secrets_and_resumes_with_a_url_that_was_signed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -68,6 +69,7 @@ def test_a_training_keeps_its_secrets_and_resumes_with_a_url_that_was_signed_aga
     assert "sig=hunter2" in folder.config.read_text()
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_sweep_keeps_its_secrets_and_resumes(tmp_path: Path) -> None:
     words = [*sweeps.TINY, *NOTIFY, OWN, "+callbacks.own.api_token=hunter1,fail-hunter2"]

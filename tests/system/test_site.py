@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.full]
 NOTEBOOK = ROOT / "docs" / "start.ipynb"
 
 

@@ -11,7 +11,7 @@ from tests.support.harness import wait_until
 from tests.support.slurm import Slurm, started
 from tests.support.slurm_jobs import SLOW, TINY, Shell
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,7 @@ def test_two_nodes_of_two_processes_end_like_one(shell: Shell, alone: RunFolder,
     assert logs == [f"{run.id}_{rank}_log.out" for rank in range(4)]
 
 
+@pytest.mark.full
 def test_an_array_with_one_broken_trial_trains_the_others(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
     trees = [[*TINY, f"seed={seed}"] for seed in (0, 1, 2)]
     trees[1].append("data.image_size=2000000000")  # more than memory can be addressed, found by the job alone
@@ -130,6 +131,7 @@ def test_an_array_with_one_broken_trial_trains_the_others(shell: Shell, alone: R
     assert [line.split()[:2] for line in listed[1:]] == [[job, state] for job, state in sorted(states.items())]
 
 
+@pytest.mark.full
 def test_the_last_task_of_an_array_is_requeued_without_the_others(shell: Shell, alone: RunFolder, slurm: Slurm) -> None:
     runs = submit_array(shell, "tasks", [[*TINY, SLOW % 1, f"seed={seed}"] for seed in (1, 0)])
     for run in runs:
@@ -142,6 +144,7 @@ def test_the_last_task_of_an_array_is_requeued_without_the_others(shell: Shell, 
     slurm.wait(runs[0].id)
 
 
+@pytest.mark.full
 def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its_submission(
     slurm: Slurm, shell: Shell, tmp_path: Path
 ) -> None:
@@ -193,6 +196,7 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
     assert f"{job} is no job: known are " in shell.jobs("show", job, code=EXIT_CONFIG).stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["preempted", "grace"])
 def test_a_job_is_followed_and_waited_for_over_requeues(cut: dict[str, Submitted], name: str) -> None:
     (followed, said), (waited, _) = (process.communicate(timeout=PATIENCE_S) for process in cut[name].watching)
@@ -206,6 +210,7 @@ def test_a_job_is_followed_and_waited_for_over_requeues(cut: dict[str, Submitted
     assert waited.split("\t")[:2] == [cut[name].id, "completed"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "reason", "exactness"),
     [
@@ -222,6 +227,7 @@ def test_a_job_that_slurm_has_cut_is_requeued_and_ends_exactly(
     assert "submitit" not in cut[name].log  # its warnings
 
 
+@pytest.mark.full
 def test_a_cancelled_job_saves_and_resumes_when_it_is_requeued(
     cut: dict[str, Submitted], shell: Shell, alone: RunFolder
 ) -> None:
@@ -238,6 +244,7 @@ def test_a_cancelled_job_saves_and_resumes_when_it_is_requeued(
     assert difference(alone, run.folder) == 0
 
 
+@pytest.mark.full
 def test_a_job_that_was_requeued_too_often_stays_stopped(
     cut: dict[str, Submitted], shell: Shell, slurm: Slurm, alone: RunFolder
 ) -> None:
@@ -256,6 +263,7 @@ def test_a_job_that_was_requeued_too_often_stays_stopped(
     assert difference(alone, run.folder) == 0
 
 
+@pytest.mark.full
 def test_a_stopped_run_resumes_exactly_as_a_job_of_more_nodes(
     cut: dict[str, Submitted], shell: Shell, slurm: Slurm, alone: RunFolder, figure: Any
 ) -> None:
@@ -274,6 +282,7 @@ def test_a_stopped_run_resumes_exactly_as_a_job_of_more_nodes(
     assert difference(alone, run.folder) <= 1e-12
 
 
+@pytest.mark.full
 def test_missing_gpus_are_an_error_even_in_a_container(shell: Shell, slurm: Slurm) -> None:
     kept = [override for override in TINY if override != "strategy=cpu"]
     python = f'cluster.setup=["export PATH={Path(sys.executable).parent}:$PATH"]'
@@ -284,6 +293,7 @@ def test_missing_gpus_are_an_error_even_in_a_container(shell: Shell, slurm: Slur
     assert "cluster.gpus_per_node=1, but SLURM shows 0 GPUs" in run.log
 
 
+@pytest.mark.full
 def test_what_sbatch_refuses_leaves_nothing(shell: Shell, slurm: Slurm) -> None:
     before = sorted(shell.cwd.glob("outputs/*/*"))
     done = slurm.run(*command(*CLUSTER, *TINY, "cluster.partition=none"), cwd=shell.cwd, code=EXIT_CONFIG)
@@ -292,6 +302,7 @@ def test_what_sbatch_refuses_leaves_nothing(shell: Shell, slurm: Slurm) -> None:
     assert sorted(shell.cwd.glob("outputs/*/*")) == before
 
 
+@pytest.mark.full
 def test_a_dry_run_prints_the_script_and_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     overrides = ["trainer.num_nodes=2", "trainer.devices=3", "cluster.setup=[module load x]", "dry_run=true"]
     options = ['cluster.sbatch=[--exclusive,"--reservation=class"]', "cluster.account=who", "cluster.qos=low"]
@@ -308,6 +319,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(slurm: Slurm, tmp_path: 
     assert compose.composed(TINY).name not in queued
 
 
+@pytest.mark.full
 def test_a_job_whose_node_fails_resumes_on_another_one(shell: Shell, slurm: Slurm, alone: RunFolder) -> None:
     if not slurm.has_networks:
         pytest.skip("both nodes are this machine")
@@ -326,6 +338,7 @@ def test_a_job_whose_node_fails_resumes_on_another_one(shell: Shell, slurm: Slur
         wait_until(lambda: slurm.node_state("n1") in ("idle", "mixed"), what="n1 is back")
 
 
+@pytest.mark.full
 def test_a_job_at_its_time_limit_requeues_itself_and_ends_exactly(time_limited: Submitted, alone: RunFolder) -> None:
     time_limited.wait()
     # more than once where SLURM happens to look while it starts again

@@ -11,7 +11,7 @@ from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from tests.support.harness import SMALL, command
 from tests.support.slurm import Slurm
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2", "trainer.devices=1")
 SLURM = ("cluster=slurm", "cluster.time_min=10", "cluster.memory_gib=1")
 SWEEP = ("-m", *TINY, "seed=0,1,2", "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:1,word:kaputt}")

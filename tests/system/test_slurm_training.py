@@ -14,7 +14,7 @@ from lockstep.system.launcher import step_port
 from tests.support.harness import ROOT, SMALL, command, difference, write_run
 from tests.support.slurm import Slurm
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 BRIEF = (*SMALL, "trainer.max_epochs=1", "silent=true")
 
 
@@ -134,7 +134,7 @@ import os, pathlib, socket, time
 from lockstep.system.launcher import step_port
 server = socket.create_server(("", step_port(int(os.environ["SLURM_JOB_ID"]), 0)))
 pathlib.Path("taken").touch()
-time.sleep(120)
+time.sleep(600)
 """
 HOLD = f"{shlex.join([sys.executable, '-c', HOLDER])} &\nuntil [ -e taken ]; do sleep 0.1; done"
 

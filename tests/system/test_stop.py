@@ -55,6 +55,7 @@ def test_a_signal_to_anyone_stops_all_with_a_checkpoint(tmp_path: Path, number: 
         assert f"resume={run.folder.path.relative_to(tmp_path)}" in run.log.read_text()
 
 
+@pytest.mark.full
 def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path) -> None:
     """As nohup does."""
     with training(tmp_path, *LONG, "trainer.devices=2", ignores_hangups=True) as run:
@@ -67,6 +68,7 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path) ->
         assert run.folder.read_status()["reason"] == "signal SIGTERM"
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_aborts(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, "trainer.devices=2", "data.val_size=100000") as run:
         wait_until(lambda: run.folder.read_status().get("state") == "validating", "validation")
@@ -79,6 +81,7 @@ def test_a_second_ctrl_c_aborts(tmp_path: Path) -> None:
         assert run.folder.read_status()["reason"] == "aborted by a second Ctrl-C"
 
 
+@pytest.mark.full
 def test_sigquit_aborts(tmp_path: Path) -> None:
     with training(tmp_path, *LONG) as run:
         run.wait_for_step(2)
@@ -89,6 +92,7 @@ def test_sigquit_aborts(tmp_path: Path) -> None:
         assert run.folder.read_status()["reason"] == "aborted by SIGQUIT"
 
 
+@pytest.mark.full
 def test_a_signal_in_the_first_moments_is_neither_lost_nor_deadly(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, "trainer.devices=2") as run:
         wait_until(lambda: len(run.workers()) == 2, "workers started")
@@ -97,6 +101,7 @@ def test_a_signal_in_the_first_moments_is_neither_lost_nor_deadly(tmp_path: Path
         assert run.folder.last_checkpoint.exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("in_test", "code", "state"), [(False, EXIT_STOPPED, "stopped"), (True, 0, "finished")])
 def test_a_signal_to_one_rank_while_it_is_alone_hangs_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_test: bool, code: int, state: str
@@ -131,6 +136,7 @@ def test_kill_9_of_a_rank_ends_the_run_and_is_named(tmp_path: Path, rank: int) -
         assert run.folder.read_status()["state"] == "failed"
 
 
+@pytest.mark.full
 def test_kill_9_of_the_parent_leaves_no_orphans_and_a_run_to_resume(tmp_path: Path, figure: Any) -> None:
     recipe = [*SMALL, "trainer.max_epochs=12"]
     alone = write_run(tmp_path / "alone", recipe)
@@ -149,6 +155,7 @@ def test_kill_9_of_the_parent_leaves_no_orphans_and_a_run_to_resume(tmp_path: Pa
     assert worst <= 1e-12
 
 
+@pytest.mark.full
 def test_a_frozen_rank_ends_the_run_after_the_timeout(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, "trainer.devices=2", "strategy.timeout_s=20") as run:  # it is waited for
         run.wait_for_step(2)

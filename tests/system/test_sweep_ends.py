@@ -24,6 +24,7 @@ from tests.support.sweeps import TINY, processes_of, run, started, table_of, tre
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.full
 def test_a_broken_and_a_killed_trial_are_told_at_once_and_end_nothing_but_themselves(tmp_path: Path) -> None:
     breaks = "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt}"
     overrides = [*TINY, "trainer.devices=2", "seed=0,1,2", breaks, SEES % "3", "trainer.max_epochs=3"]
@@ -75,6 +76,7 @@ def test_a_killed_sweep_goes_on_with_what_is_missing_and_touches_nothing_that_is
     assert len(list(tmp_path.glob("outputs/*/*_other/sweep.json"))) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["ctrl-c", "flag"])
 def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp_path: Path, way: str) -> None:
     recipe = [*TINY, "trainer.max_epochs=20"]
@@ -102,6 +104,7 @@ def test_a_sweep_that_is_asked_to_stop_saves_every_trial_and_goes_on_exactly(tmp
     assert difference(uncut, folders[1]) <= 1e-12
 
 
+@pytest.mark.full
 def test_a_trial_that_failed_goes_on_from_its_checkpoint_and_another_one_is_stopped_alone(tmp_path: Path) -> None:
     breaks = "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt,epoch:3}"
     recipe = [*TINY, "trainer.max_epochs=5", "seed=0,1", "launcher.parallel=2", "sweep.test=none", SEES % "1", breaks]
@@ -122,6 +125,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_and_another_one_is_stop
     assert max(difference(one, other) for one, other in zip(alone, folders, strict=True)) <= 1e-12
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_leaves_at_once_and_no_process_stays(tmp_path: Path) -> None:
     with started(tmp_path, *TINY, "trainer.max_epochs=20", "seed=0,1", SEES % "3600") as sweep:
         facts = "outputs/*/*/*/seen.json"

@@ -23,7 +23,7 @@ from tests.support.harness import (
 from tests.support.screens import seen as seen_on_terminal
 from tests.support.sweeps import TINY, overlap, run, seen, table_of, tree_of, trials_of
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 
 def test_eight_trials_on_two_cores_never_share_one_and_equal_those_that_run_alone(tmp_path: Path) -> None:

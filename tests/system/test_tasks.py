@@ -13,7 +13,7 @@ from tests.support.commands import run
 from tests.support.harness import ROOT, command, environ
 from tests.support.sources import labelled
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 HEADS = {"multilabel": ["file", "even", "above 4"], "regression": ["file", "ink"]}
 KINDS = {"multilabel": "labels", "regression": "number"}
 PLAIN = ("val_fraction", "test_fraction", "split_seed")

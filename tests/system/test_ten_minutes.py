@@ -8,7 +8,7 @@ from tests.support.guides import guides, long_blocks
 from tests.support.harness import ROOT
 from tests.support.wheels import environment, lend, run, source
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 PAGE = ROOT / "docs" / "ten-minutes.md"
 
 

@@ -18,7 +18,7 @@ from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support import commands
 from tests.support.harness import SMALL, environ, train_all, wait_until, write_run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 RESUME = ("train", "resume=theirs", "trainer.max_epochs=3")
 EVAL = ("eval", "theirs")
 PREDICT = ("predict", "theirs", "test", "--output", "out.csv")

@@ -10,7 +10,11 @@ from tests.support import users
 from tests.support.harness import SMALL
 from tests.support.users import FIRST, SECOND
 
-pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(users.refusal()), reason=users.refusal() or "-")]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.processes,
+    pytest.mark.skipif(bool(users.refusal()), reason=users.refusal() or "-"),
+]
 BEGIN = """
 import socket, sys
 from datetime import datetime

@@ -8,7 +8,7 @@ import pytest
 from tests.support.commands import run
 from tests.support.harness import ROOT
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 PLANTED = "tests.support.planted"
 DATASETS = {"train": 48, "val": 12, "test": 12}
 SMALL = ("data=synthetic", "data.image_size=8", "data.train_size=200", "global_batch_size=12", "eval_batch_size=60")

@@ -111,6 +111,7 @@ def test_the_status_of_the_latest_run_is_complete(tmp_path: Path, lockstep: Any)
     assert json.loads(lockstep("status", "--json").out)["path"] == str(folder.path)
 
 
+@pytest.mark.full
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     run(tmp_path / "it", state="training", host="node07")
     lines, text = seen(100, "status", "it")
@@ -257,7 +258,7 @@ def test_an_empty_folder_has_a_hint_and_a_missing_one_is_an_error(tmp_path: Path
     ("words", "error"),
     [
         (("--sort", "speed"), "--sort speed: there is no such column, choose from state, run, best, overrides, epoch,"),
-        (("--watch",), "--watch needs a terminal: leave it out to print the runs once."),
+        (("--watch",), "--watch needs a terminal: leave it out to print once."),
         (("--yes",), "--yes is for --prune"),
     ],
 )
@@ -276,6 +277,7 @@ def test_names_cannot_move_the_cursor_and_lines_stay_lines(tmp_path: Path, locks
     assert {line[3] for line in said.lines} == {"x= 1", "-"}
 
 
+@pytest.mark.full
 def test_watching_shows_changes_until_ctrl_c_and_exits_with_0(three: Path) -> None:
     with on_terminal(100, "runs", "--watch") as shown:
         shown.wait_for("day/10_a")
@@ -342,6 +344,7 @@ def test_true_and_1_and_1_0_are_different_settings(tmp_path: Path, lockstep: Any
         assert "x" in json.loads(lockstep("compare", *pair, "--json").out)["settings"]
 
 
+@pytest.mark.full
 def test_runs_that_do_not_fit_next_to_each_other_are_in_a_second_table(two: Any) -> None:
     lines, _ = seen(40, "compare", "a", "b")
     assert max(map(len, lines)) <= 40
@@ -440,6 +443,7 @@ def test_a_run_with_a_live_process_stays_whatever_its_status(every_state: Path, 
     assert left(every_state) == EVERY - {"silent", "unstarted"}
 
 
+@pytest.mark.full
 def test_a_run_that_resumes_before_the_answer_stays(every_state: Path) -> None:
     with on_terminal(80, "runs", "--prune") as shown:
         shown.wait_for(r"\[y/N\]")
@@ -571,6 +575,7 @@ def test_a_failed_removal_is_reported_and_the_others_go(
     assert left(every_state) == EVERY - {"silent", "unstarted"}
 
 
+@pytest.mark.full
 def test_numbers_sizes_and_durations_are_readable() -> None:
     assert [cells.size(n) for n in (0, 1023, 2048, 3 * 2**30, 5000 * 2**30)] == [
         "0 bytes", "1,023 bytes", "2.0 KiB", "3.0 GiB", "5,000.0 GiB",

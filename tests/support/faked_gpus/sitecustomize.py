@@ -1,4 +1,4 @@
-"""Makes the process that starts trials believe in four GPUs; the trials themselves find none, and train on the CPU."""
+"""Makes the process that starts trials count four GPUs; the trials find none and train on the CPU."""
 
 import sys
 

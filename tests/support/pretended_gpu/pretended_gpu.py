@@ -1,7 +1,7 @@
-"""Makes torch believe in GPUs: CUDA tensors in host memory (kernels.cpp), and what Python asks of the driver (here).
+"""Pretended GPUs: CUDA tensors in host memory (kernels.cpp), and the functions of the driver that Python calls (here).
 
-`install` replaces the functions of `torch._C` that talk to the driver; `torch.cuda` itself stays as it is. gloo stands
-in for NCCL. Needs a CUDA build of torch, and no driver. What it catches and what it cannot: docs/testing.md.
+`install` replaces the functions of `torch._C` that call the driver; `torch.cuda` itself stays. gloo takes the place of
+NCCL. Needs a CUDA build of torch, and no driver. docs/testing.md says what it can show.
 """
 
 import atexit
@@ -9,13 +9,13 @@ import os
 import types
 from typing import Any
 
-EVENT_LOOKS = 2  # an event is over when it was asked so often, or waited for: then the copies before it are made
+EVENT_LOOKS = 2  # queries until an event is over, or a wait: then the copies before it are made
 
 
 def install(library: str, num_gpus: int, memory_mib: int) -> None:
-    """Have `num_gpus` GPUs of `memory_mib` together in this process, less where CUDA_VISIBLE_DEVICES says so.
+    """Pretend `num_gpus` GPUs with `memory_mib` in total in this process; CUDA_VISIBLE_DEVICES may hide some.
 
-    `library` is what kernels.cpp was built to. Call it before the first tensor is made.
+    `library` is built from kernels.cpp. Call it before the first tensor is made.
     """
     import torch
     from torch import distributed as dist
@@ -33,7 +33,7 @@ def install(library: str, num_gpus: int, memory_mib: int) -> None:
 
 
 def visible_gpus(num_gpus: int, visible: str | None) -> list[int]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves: CUDA reads it up to the first entry it does not know."""
+    """The visible GPUs: CUDA reads CUDA_VISIBLE_DEVICES up to the first invalid entry."""
     if visible is None:
         return list(range(num_gpus))
     found: list[int] = []
@@ -134,7 +134,7 @@ def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
 
 
 def _replace_streams(torch: Any, gpu: Any) -> None:
-    """Streams have numbers and nothing else: work is done at once, except for copies to the host, made at events."""
+    """Streams are numbers: work is done immediately, except for copies to the host, which events make."""
     cuda_type = 1  # of torch's enumeration of devices
 
     class Event:
@@ -230,7 +230,7 @@ def _replace_memory(torch: Any, gpu: Any) -> None:
     def empty_cache() -> None: ...
 
     def clone(storage: Any) -> Any:
-        """A storage of CUDA is made by CUDA's own allocator, unless it is that of a tensor."""
+        """Clone through a tensor: CUDA's own allocator makes other storages."""
         made = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device)
         return made.untyped_storage().copy_(storage)
 
@@ -245,7 +245,7 @@ def _replace_memory(torch: Any, gpu: Any) -> None:
 
 
 def _replace_nccl(dist: Any) -> None:
-    """Groups named nccl are of gloo. It is registered for the CPU as well, whose tensors kernels.cpp refuses."""
+    """Make groups named nccl from gloo, also for tensors of the CPU, which kernels.cpp refuses."""
     from torch import device
     from torch.distributed import distributed_c10d as c10d
 
@@ -257,7 +257,7 @@ def _replace_nccl(dist: Any) -> None:
         return made
 
     def get_object_coll_device(group: Any = None) -> str:
-        """Where objects are pickled to: what torch prefers is the CPU, which NCCL does not have."""
+        """Device of pickled objects: torch prefers the CPU, which NCCL does not have."""
         return "cuda" if dist.get_backend(group) == "nccl" else device_of_objects(group)
 
     c10d._get_object_coll_device = get_object_coll_device

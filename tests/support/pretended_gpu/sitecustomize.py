@@ -1,6 +1,6 @@
-"""Read by every Python process that has this folder in PYTHONPATH: torch gets pretended GPUs as soon as it is imported.
+"""Gives torch pretended GPUs when it is imported, in every Python process with this folder in PYTHONPATH.
 
-LOCKSTEP_PRETENDED_LIBRARY, _GPUS and _MEMORY_MIB say what `pretended_gpu.install` is told.
+LOCKSTEP_PRETENDED_LIBRARY, _GPUS and _MEMORY_MIB are the arguments of `pretended_gpu.install`.
 """
 
 import importlib.abc
@@ -23,7 +23,7 @@ def _in_torch(module: ModuleType) -> None:
 
 
 def _in_environment(module: Any) -> None:
-    """Where Lockstep counts GPUs without torch it finds device files."""
+    """Show device files to the part of Lockstep that counts GPUs without torch."""
 
     class _Os:
         def __getattr__(self, name: str) -> Any:
@@ -43,7 +43,7 @@ AFTER_IMPORT: dict[str, Callable[[Any], None]] = {
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Has a function look at certain modules when they have been imported."""
+    """Calls a function after the import of certain modules."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -149,6 +149,7 @@ def _build(root: str, cache: str) -> tuple[int, float]:
     return num_decoded, whole(splits.train.pixels).double().sum().item()
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_of_three_builders_at_once_one_builds_and_all_have_the_pixels(ranks: Ranks, tmp_path: Path, cache: str) -> None:
     root = write_folder(tmp_path / "many", count=150)
@@ -176,7 +177,9 @@ read(Path(sys.argv[1]), cache=sys.argv[2])
 """
 
 
+@pytest.mark.full
 @pytest.mark.processes
+@pytest.mark.full
 def test_a_process_waits_for_another_one_and_builds_after_it_was_killed(
     root: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +321,7 @@ def prepare(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return commands.run([tool, "data", "prepare", root.name, *arguments], root.parent)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_prepare_decodes_once_and_the_training_finds_it(root: Path, cache: str) -> None:
     first = prepare(root, "--image-size", "8", "--cache", cache)
@@ -334,6 +338,7 @@ def test_prepare_decodes_once_and_the_training_finds_it(root: Path, cache: str) 
     assert [path.stat().st_ino for path in entries(cache)] == [before]
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_prepare_reports_errors(root: Path, cache: str) -> None:
     for number in range(12):

@@ -144,6 +144,7 @@ def half_copied(root: Path, scratch: Path) -> Iterator[Command]:
             copier.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_run_waits_for_the_copy_of_another_one_and_copies_after_that_was_killed(
     root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +164,7 @@ def test_a_run_waits_for_the_copy_of_another_one_and_copies_after_that_was_kille
     assert shown(scratch) == [folder.parent]
 
 
+@pytest.mark.full
 def test_copy_remove_removes_the_copy_after_its_last_reader(root: Path, scratch: Path) -> None:
     removing = section(root, scratch, copy_remove=True)
     with contextlib.ExitStack() as outer:

@@ -117,6 +117,7 @@ def test_the_thread_changes_no_batch_and_no_position(stop_after: int) -> None:
     assert resumed.state_dict() == expected.state_dict()
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize(("rank", "loads"), [(1, [2, 1]), (1, [1, 0])])
 def test_processes_change_no_batch_and_no_position_in_any_epoch(
@@ -135,6 +136,7 @@ def test_processes_change_no_batch_and_no_position_in_any_epoch(
         assert num_batches == len(plain)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_processes_resume_in_the_middle_and_after_being_left_early(streamed: TensorImages) -> None:
     ahead = streaming(streamed)
@@ -161,6 +163,7 @@ print(len(list(ShardLoader(TensorImages(images.pixels, images.targets), batches,
 """
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_processes_do_not_run_the_script_that_trains_again(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
@@ -175,6 +178,7 @@ def test_processes_do_not_run_the_script_that_trains_again(tmp_path: Path) -> No
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_broken_image_is_one_error_that_names_it(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images")
@@ -188,6 +192,7 @@ def test_a_broken_image_is_one_error_that_names_it(tmp_path: Path) -> None:
     assert line.endswith("cannot be read (not an image): replace or delete it.")
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_streamed_images_of_two_sizes_need_an_image_size(tmp_path: Path) -> None:
     for part in ("train", "val"):

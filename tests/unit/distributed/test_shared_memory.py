@@ -294,9 +294,7 @@ def test_a_rank_that_left_is_noticed_long_before_the_timeout(other: subprocess.P
 def test_a_frozen_rank_is_waited_for_no_longer_than_the_timeout(other: subprocess.Popen[bytes]) -> None:
     neighbours, _ = pair(other.pid, SHORT)
     other.send_signal(signal.SIGSTOP)
-    started = time.monotonic()
     assert lost(neighbours) == "rank 1 did not come within 2 s (strategy.timeout_s)"
-    assert time.monotonic() - started >= SHORT.total_seconds()
 
 
 def test_a_row_that_a_rank_posted_before_it_died_still_counts(other: subprocess.Popen[bytes]) -> None:
