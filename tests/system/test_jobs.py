@@ -787,7 +787,7 @@ def test_only_what_has_ended_is_deleted_and_a_person_is_asked(four: Path, capsys
     with pytest.raises(ValueError, match="job 20 is pending: lockstep jobs cancel 20 first"):
         commands.run(["delete", "20", "21", "--yes"])
     assert commands.run(["delete", "21"]) == EXIT_CONFIG
-    assert "nobody to ask" in capsys.readouterr().err
+    assert "add --yes to remove these" in capsys.readouterr().err
     assert commands.run(["delete", "21", "23", "--yes"]) == 0
     assert sorted(path.name for path in (four / "outputs/day").iterdir()) == ["bad", "waits"]
 
@@ -796,7 +796,7 @@ def test_runs_of_jobs_are_not_pruned(four: Path) -> None:
     RunFolder(four / "outputs/day/bad").lock_file.touch()  # once it was trained
     done = run_command([sys.executable, "-m", "lockstep.cli.main", "runs", "--prune", "--yes"], four)
     assert done.returncode == 0
-    assert "it has a job, remove it by lockstep jobs delete" in done.stderr
+    assert "it has a job, remove it with lockstep jobs delete" in done.stderr
     assert (four / "outputs/day/bad").exists()
 
 

@@ -54,6 +54,8 @@ class Record(L.Callback):
         self._first_step = first_step
         self.pace = Pace(num_warm_up=1)
         self.phase = Phase("starting", time.monotonic())
+        self._best_score: Any = None
+        self._best: float | None = None
         self.images_per_s: float | None = None
         self.epoch_times_s: list[float] = []
 
@@ -185,7 +187,6 @@ class Record(L.Callback):
         total_steps = max_epochs * -(-int(batches) // micro_batches(pl_module)) if is_known else 0
         step = steps_done(trainer, pl_module)
         is_first_step = state == "training" and not self.pace.has_begun
-        score = getattr(trainer.checkpoint_callback, "best_model_score", None)
         self._folder.write_status(
             state=state,
             reason=(self._first_step if is_first_step else reason) or self._note,
@@ -202,11 +203,19 @@ class Record(L.Callback):
             epoch_remaining_s=_rounded(self.pace.epoch_left_s(now)) if state == "training" else None,
             remaining_s=_rounded(self.left_s(trainer)),
             images_per_s=_rounded(self.images_per_s),
-            best=score.item() if isinstance(score, torch.Tensor) else None,
+            best=self._best_of(trainer),
             monitor=self._monitor,
             mode=getattr(trainer.checkpoint_callback, "mode", None),
             metrics=dict(metrics_of(trainer, pl_module)),
         )
+
+    def _best_of(self, trainer: L.Trainer) -> float | None:
+        """Return the best monitored value. The GPU is read only if it has changed: reading waits for the GPU."""
+        score = getattr(trainer.checkpoint_callback, "best_model_score", None)
+        if score is not self._best_score:
+            self._best_score = score
+            self._best = score.item() if isinstance(score, torch.Tensor) else None
+        return self._best
 
 
 def _rounded(value: float | None, digits: int = 1) -> float | None:
