@@ -37,7 +37,7 @@ def received_by_rank(is_slow: bool) -> list[int]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("world_size", "is_slow"), [(2, False), (3, True)])
+@pytest.mark.parametrize(("world_size", "has_memory", "is_slow"), [(2, True, False), (3, True, True), (2, False, True)])
 def test_a_flag_of_any_rank_reaches_all_ranks_at_the_same_step_one_late(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, world_size: int, has_memory: bool, is_slow: bool
 ) -> None:

@@ -85,7 +85,7 @@ def test_numbers_as_targets_and_images_that_are_listed_twice_are_compared() -> N
     other["train"]["targets"][2] = [2.0]
     assert data_record.differences(before, other) == ["1 image with another target, such as b"]
     samples, fewer = copy.deepcopy(before), copy.deepcopy(before)  # of a Dataset, which contain their targets
-    samples["train"]["targets"], fewer["train"] = [], {"names": ["a", "b"], "targets": []}
+    samples["train"], fewer["train"] = {"names": ["a", "b"], "targets": []}, {"names": ["b"], "targets": []}
     assert data_record.differences(samples, fewer) == ["1 image removed, such as a"]
 
 
