@@ -30,7 +30,7 @@ from torchvision.datasets import ImageFolder
 
 from benchmarks.table import Row
 from lockstep.data.images.splits import Images
-from lockstep.data.loader import ShardLoader, TensorImages
+from lockstep.data.loader import ShardLoader, ShardDataset
 from lockstep.data.sampler import GlobalBatches
 from lockstep.data.sources.folders import image_folder
 from lockstep.data.transforms.augment import Augment
@@ -124,7 +124,7 @@ def _own(images: Images, *, num_workers: int = 0, is_normalised: bool = True) ->
         loads=[1],
         num_batches=None,
     )
-    loader = ShardLoader(TensorImages(images.pixels, images.targets), batches, num_workers=num_workers)
+    loader = ShardLoader(ShardDataset(images.pixels, images.targets), batches, num_workers=num_workers)
     augment = Augment(
         crop_padding=4,
         flip=True,

@@ -33,13 +33,9 @@ def test_a_dataset_goes_on_in_the_middle_of_an_epoch_with_the_same_bits(tmp_path
     ("settings", "line"),
     [
         (turned(broken=5), r"data.train: sample 5 cannot be made (OSError: half a file, in "),
-        (
-            [*turned(is_float=True), "augment.flip=true"],
-            "augment.flip=true changes uint8 images, and data._target_=lockstep.data.dataset gives floats",
-        ),
         (turned(count=0), "data.train (Turned) has no samples: correct its paths or its selection."),
     ],
-    ids=["broken", "augment", "empty"],
+    ids=["broken", "empty"],
 )
 def test_a_dataset_that_cannot_be_used_ends_the_run_with_one_line(
     tmp_path: Path, settings: list[str], line: str

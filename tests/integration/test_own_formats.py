@@ -18,8 +18,8 @@ pytestmark = pytest.mark.full
     [
         (
             (f"{SOURCES}.unmeasured",),
-            "data._target_=tests.support.sources.unmeasured gives no tensor of pixels, and no statistics to "
-            "normalize them by: return Splits(..., statistics=Statistics(mean, std))",
+            "data._target_=tests.support.sources.unmeasured returns neither a tensor of pixels nor "
+            "statistics to normalize them: return Splits(..., statistics=Statistics(mean, std))",
         ),
         (
             (*TENSOR, "+data.memory=stream"),
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.full
         ),
         (
             (*TENSOR, "+data.is_float=true", "augment.flip=true"),
-            "augment.flip=true, augment.cutout=4 changes uint8 images, and data._target_=tests.support.sources."
-            "few_digits gives floats: leave it out, and change the images in the source",
+            "augment.flip=true, augment.cutout=4 needs uint8 images, and data._target_=tests.support.sources."
+            "few_digits returns floats: leave it out, and change the images in the source",
         ),
     ],
     ids=["statistics", "stream", "floats"],

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lockstep.data.loader import ShardLoader, TensorImages
+from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
 
 
@@ -37,7 +37,7 @@ class Plan:
         return ShardLoader(numbered_images(self.num_samples), self.of(rank, loads, epoch=epoch))
 
 
-def numbered_images(num_samples: int) -> TensorImages:
+def numbered_images(num_samples: int) -> ShardDataset:
     """1x2x3 pixels that hold the number of the image, its label twice that."""
     numbers = torch.arange(num_samples)
-    return TensorImages(numbers.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 3).contiguous(), 2 * numbers)
+    return ShardDataset(numbers.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 3).contiguous(), 2 * numbers)

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -35,16 +35,14 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
     """
     config = build.scaled(overrides.check(typed, source).configs[0])
     presence.check(config.data)
-    from lockstep.data.images.splits import Splits
-    from lockstep.data.inspection import inspect_files, inspect_images
+    from lockstep.data.inspection import inspect
     from lockstep.training.staging import once_a_node
 
     progress = Progress("Reading images", "images")
     with contextlib.ExitStack() as held:
         opened = partial(_opened, config.seed)
-        images = once_a_node(config.data, opened, rank=0, local_rank=0, is_silent=False, held=held)
-        is_whole = isinstance(images, Splits)
-        inspection = inspect_images(images, progress.show) if is_whole else inspect_files(images, progress.show)
+        images, decoding = once_a_node(config.data, opened, rank=0, local_rank=0, is_silent=False, held=held)
+        inspection = inspect(images, progress.show)
         progress.end()
         groups = inspection.duplicates()
         leaks = [group for group in groups if len({split for split, _ in group}) > 1]
@@ -57,8 +55,8 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
         rows = [
             *((split, _counts(inspection, split)) for split in inspection.seen),
             ("sizes", _sizes(inspection)),
-            ("training", _use(config, images, inspection)),
-            ("memory", _placement(config, images)),
+            ("training", _use(config, inspection)),
+            ("memory", _placement(config, images, decoding)),
             ("steps", _steps(config, len(inspection.seen["train"]))),
             ("transparent", f"{transparent:,}, laid on {config.data.arguments()['background']}" if transparent else ""),
             ("animated", f"{animated:,}, of which the first frame is used" if animated else ""),
@@ -79,29 +77,32 @@ def check(typed: Sequence[str], source: compose.Source) -> int:
 def files_of(section: Data) -> "Decoding":
     """Return the image files of a folder or list, not decoded."""
     from lockstep.data.images.decoding import Decoding
-    from lockstep.data.sources.folders import folder_table
-    from lockstep.data.sources.lists import list_table
+    from lockstep.data.images.listing import list_classes
+    from lockstep.data.sources.folders import with_all_splits
+    from lockstep.data.sources.lists import read_list
 
     arguments = section.arguments()
     settings = {name: arguments.pop(name) for name in ("image_size", "channels", "background", "cache")}
-    table = folder_table if section.target == OF_FILES[0] else list_table
-    return Decoding(table=table(**arguments), **settings)
+    cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed")]
+    table = list_classes(**arguments) if section.target == OF_FILES[0] else read_list(**arguments)
+    return Decoding(table=with_all_splits(table, *cutting), **settings)
 
 
-def _opened(seed: int, section: Data) -> "Decoding | Splits":
+def _opened(seed: int, section: Data) -> "tuple[Splits, Decoding | None]":
     if section.target in OF_FILES:
-        return files_of(section)
+        decoding = files_of(section)
+        return decoding.listed(), decoding
     from lockstep.data.sources.datasets import seeded
     from lockstep.training.assembly import source
 
-    return seeded(source(section), seed)
+    return seeded(source(section), seed), None
 
 
 def _counts(inspection: "Inspection", split: str) -> str:
     """Describe the number of images of a split, in all and for each class, or the range of its targets."""
     import torch
 
-    targets, names = inspection.targets[split], inspection.class_names
+    targets, names = inspection.targets[split], inspection.splits.class_names
     total = plural(len(inspection.seen[split]), "image")
     if targets.dim() == 1 and not targets.is_floating_point() and len(targets):
         counts = torch.bincount(targets.long(), minlength=len(names)).tolist()
@@ -132,11 +133,12 @@ def _sizes(inspection: "Inspection") -> str:
     )
 
 
-def _use(config: Config, source: Any, inspection: "Inspection") -> str:
+def _use(config: Config, inspection: "Inspection") -> str:
     """Describe the input of the network."""
     if config.data.target not in OF_FILES:
-        channels, height, width = source.train.pixels.shape[1:]
-        return f"{channels}x{height}x{width} as they are, {str(source.train.dtype).removeprefix('torch.')}"
+        pixels = inspection.splits.train.pixels
+        channels, height, width = pixels.shape[1:]
+        return f"{channels}x{height}x{width} as they are, {str(pixels.dtype).removeprefix('torch.')}"
     size, num_channels = (config.data.arguments()[name] for name in ("image_size", "channels"))
     if size is None:
         return f"{plural(num_channels, 'channel')}, sizes as they are"
@@ -145,29 +147,28 @@ def _use(config: Config, source: Any, inspection: "Inspection") -> str:
     return f"scaled to cover {size}x{size}, the centre cropped: {num_channels}x{size}x{size}{enlarged}"
 
 
-def _placement(config: Config, source: Any) -> str:
+def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:
     from lockstep.data.images.decode import ImageError
     from lockstep.data.images.decoding import size_text
     from lockstep.data.images.pixels import is_streamed, num_bytes
-    from lockstep.data.images.splits import Splits
 
     memory = config.data.memory
     gpu = ", on the GPU if they fit there" if num_visible_gpus() and memory in ("auto", "device") else ""
-    if isinstance(source, Splits):
-        pixels, total = source.train.pixels, sum(num_bytes(part.pixels) for part in source.parts.values())
+    if decoding is None:
+        pixels, total = images.train.pixels, sum(num_bytes(part.pixels) for part in images.parts.values())
         if not is_streamed(pixels):
             return f"{size_text(total)} in host memory{gpu}"
         return f"streamed: made when they are needed ({pixels.reason})"
     try:
-        total = math.prod(source.shape())
+        total = math.prod(decoding.files.shape)
     except ImageError:
         return "unknown: the first image is broken"
-    if reason := source.streaming_reason(memory):
+    if reason := decoding.streaming_reason(memory):
         return f"streamed: decoded when they are needed ({reason}), {size_text(total)} in all"
-    if source.cache is None:
+    if decoding.cache is None:
         return f"{size_text(total)} decoded into memory in every run{gpu}"
-    state = "up to date" if source.opened() is not None else "to be decoded once"
-    return f"{size_text(total)} in {source.place}, {state}{gpu}"
+    state = "up to date" if decoding.opened() is not None else "to be decoded once"
+    return f"{size_text(total)} in {decoding.place}, {state}{gpu}"
 
 
 def _steps(config: Config, num_images: int) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from lockstep.config import signatures
 from lockstep.config.errors import ConfigError
 from lockstep.config.target_sections import Data, Target, is_ours
-from lockstep.data.images.listing import FOLDERS, check_folders, existing
+from lockstep.data.images.listing import FOLDERS, class_folders, existing
 from lockstep.data.transfer import remote
 
 
@@ -60,7 +60,7 @@ def _check_folder(section: Data) -> None:
     if section.root is not None and remote.is_url(section.root):
         remote.check(section.root)
     elif section.root is not None:
-        check_folders(section.root)
+        class_folders(section.root)
 
 
 def _check_downloaded(section: Data) -> None:

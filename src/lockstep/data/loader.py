@@ -19,17 +19,18 @@ NUM_AHEAD = 2  # batches a thread reads ahead
 STAGED_BYTES = 1 << 16
 
 
-class TensorImages(Dataset[Batch]):
-    """Images and their targets. One call makes the batch of a whole shard, also of an empty one."""
+class ShardDataset(Dataset[Batch | ImageError]):
+    """Pixels and their targets, of which one call makes the batch of a whole shard, also of an empty one."""
 
     def __init__(self, pixels: Pixels, targets: Tensor) -> None:
         self.pixels = pixels
         self.targets = targets
 
     def __len__(self) -> int:
-        return self.pixels.shape[0]
+        return len(self.pixels)
 
-    def __getitems__(self, shard_indices: ShardIndices) -> Batch:
+    def batch(self, shard_indices: ShardIndices) -> Batch:
+        """Make a batch. Raises ImageError."""
         indices, shard = shard_indices
         if isinstance(self.pixels, Samples):
             return Batch(*self.pixels.made(indices, shard.epoch), indices, shard)
@@ -38,20 +39,14 @@ class TensorImages(Dataset[Batch]):
         pixels = self.pixels.index_select(0, indices) if isinstance(self.pixels, Tensor) else self.pixels[indices]
         return Batch(pixels, self.targets[indices], indices, shard)
 
-
-class StreamedImages(Dataset[Batch | ImageError]):
-    """Batches for worker processes. An ImageError is returned, because torch would raise it with a traceback.
-
-    Batches are moved to shared memory here, where a lack of space raises. The thread of `multiprocessing.Queue` would
-    drop the batch, and the training would wait forever (Python 3.11).
-    """
-
-    def __init__(self, images: TensorImages) -> None:
-        self.images = images
-
     def __getitems__(self, shard_indices: ShardIndices) -> Batch | ImageError:
+        """Make a batch in a worker process, or return an ImageError, which torch would raise with a traceback.
+
+        Batches are moved to shared memory here, where a lack of space raises. The thread of `multiprocessing.Queue`
+        would drop the batch, and the training would wait forever (Python 3.11).
+        """
         try:
-            batch = self.images.__getitems__(shard_indices)
+            batch = self.batch(shard_indices)
         except ImageError as error:
             return error
         for value in batch:
@@ -60,7 +55,7 @@ class StreamedImages(Dataset[Batch | ImageError]):
         return batch
 
 
-def _unchanged(batch: Batch) -> Batch:
+def _unchanged(batch: Batch | ImageError) -> Batch | ImageError:
     return batch
 
 
@@ -78,27 +73,24 @@ class ShardLoader(DataLoader[Batch]):
     """
 
     batch_sampler: GlobalBatches  # pyright: ignore[reportIncompatibleVariableOverride]
-    dataset: TensorImages  # pyright: ignore[reportIncompatibleVariableOverride]
+    dataset: ShardDataset  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
         self,
-        images: TensorImages,
+        images: ShardDataset,
         batches: GlobalBatches,
         *,
         num_workers: int = 0,
         prepare: Callable[[Batch], Batch] | None = None,
     ) -> None:
-        dataset: Any = StreamedImages(images) if num_workers else images
         settings = worker_settings(num_workers) if num_workers else {}
-        super().__init__(dataset, batch_sampler=batches, collate_fn=_unchanged, **settings)  # pyright: ignore[reportArgumentType]
+        super().__init__(images, batch_sampler=batches, collate_fn=_unchanged, **settings)  # pyright: ignore[reportArgumentType]
         self._prepare = prepare
         self._position = (0, 0)
 
     def __iter__(self) -> Iterator[Batch]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self.num_workers:
-            batches = map(_raised, super().__iter__())
-        else:  # not through DataLoader's iterator, which costs 30 us a batch (one CPU thread, 2026-11-21)
-            batches = map(self.dataset.__getitems__, self.batch_sampler)
+        # without worker processes not by DataLoader's iterator, which costs 30 us a batch (one CPU thread, 2026-11-21)
+        batches = map(_raised, super().__iter__()) if self.num_workers else map(self.dataset.batch, self.batch_sampler)
         for batch in read_ahead(batches, NUM_AHEAD, self._prepare) if self._prepare else batches:
             # before the yield: a checkpoint of this step must not repeat its batch
             self._position = (batch.shard.epoch, batch.shard.micro_step + 1)

@@ -13,7 +13,7 @@ from lockstep.data.images.pixels import Pixels, is_streamed, num_bytes, whole
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Images, Splits
 from lockstep.data.images.statistics import Statistics, channel_statistics, unchanged, value_counts
-from lockstep.data.loader import ShardLoader, TensorImages, fits_on, pinned
+from lockstep.data.loader import ShardDataset, ShardLoader, fits_on, pinned
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
@@ -74,9 +74,9 @@ class ImageData(L.LightningDataModule):
         )
         self.is_on_device = device.type == "cuda" and not has_streams and is_wanted
         self._images = {
-            name: TensorImages(whole(images.pixels, device), images.targets.to(device))
+            name: ShardDataset(whole(images.pixels, device), images.targets.to(device))
             if self.is_on_device
-            else TensorImages(images.pixels, images.targets)
+            else ShardDataset(images.pixels, images.targets)
             for name, images in parts.items()
         }
         self.look_at_batch: Callable[[Batch], None] | None = None  # checks samples of a Dataset
@@ -140,7 +140,7 @@ class ImageData(L.LightningDataModule):
         """Return the first `count` training samples on the device, plus a partner of the last one if mixed."""
         shard = Shard(epoch=0, step=0, micro_step=0, size=max(count, 1), lo=0, hi=count, group_size=max(count, 1))
         indices = positions(shard, with_partner=self.augment.needs_partner)
-        batch = self._images["train"].__getitems__(ShardIndices(indices, shard))
+        batch = self._images["train"].batch(ShardIndices(indices, shard))
         return self.transfer_batch_to_device(batch, self._device, 0)
 
     @override

@@ -102,6 +102,10 @@ def test_an_image_of_another_size_is_broken_where_all_must_have_one(
     rows, lines = said(capsys, *FOLDER, "data.image_size=null", code=EXIT_FAILED)
     assert rows["broken"] == "19 cannot be used"
     assert "fox/0.png has 40x30 (HxW) and images/train/fox/1.png has 10x12: set data.image_size" in lines[0]
+    (root / "train" / "fox" / "0.png").write_bytes(b"no image")
+    shutil.copy(root / "train" / "fox" / "1.png", root / "val" / "hen" / "copy.png")
+    rows, lines = said(capsys, *FOLDER, "data.image_size=null", code=EXIT_FAILED)
+    assert (rows["broken"], rows["leaks"]) == ("1 cannot be used", "1 in more than one split")
 
 
 def test_a_list_is_looked_at_by_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

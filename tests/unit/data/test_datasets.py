@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from lockstep.data.images.decode import ImageError
 from lockstep.data.images.samples import Samples
 from lockstep.data.images.splits import Splits
-from lockstep.data.loader import TensorImages
+from lockstep.data.loader import ShardDataset
 from lockstep.data.sampler import ShardIndices
 from lockstep.data.sources.datasets import dataset, seeded
 from lockstep.distributed.partition import Shard
@@ -108,11 +108,11 @@ def test_batches_are_those_of_torchs_collation_also_empty_ones(targets: list[Any
     samples = [(tv_tensors.Image(image(number, dtype)), target) for number, target in enumerate(targets)]
     splits = splits_of(Listed(samples))
     part = splits.train
-    loader = TensorImages(part.pixels, part.targets)
+    loader = ShardDataset(part.pixels, part.targets)
     rows = samples_of(splits).rows
     for positions in (torch.arange(len(part)), torch.arange(0)):
         shard = Shard(0, 0, 0, len(part), 0, len(positions), len(part))
-        batch = loader.__getitems__(ShardIndices(positions, shard))
+        batch = loader.batch(ShardIndices(positions, shard))
         expected = default_collate([samples[row] for row in rows])
         for found, wanted in zip(batch[:2], expected, strict=True):
             assert type(found) is Tensor

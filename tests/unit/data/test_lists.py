@@ -14,7 +14,8 @@ from lockstep.config import validation
 from lockstep.config.compose import composed
 from lockstep.config.errors import ConfigError
 from lockstep.config.presence import check
-from lockstep.data.images.pixels import ImageFiles, Rows, whole
+from lockstep.data.images.files import ImageFiles
+from lockstep.data.images.pixels import Rows, whole
 from lockstep.data.images.splits import Splits
 from lockstep.data.sources.lists import image_list
 from lockstep.runs.files import csv_text
@@ -87,9 +88,7 @@ def test_splits_without_rows_are_cut_off_train(tmp_path: Path) -> None:
     assert all({0, 1, 2} == set(part.targets.tolist()) for part in (splits.train, splits.val))
     assert [int(name[-6:-4]) for name in splits.test.names] == [16, 17, 18, 19]
     assert splits.class_names == ("0", "1", "2")
-    with pytest.raises(
-        ValueError, match=r'has no row for "val" and data\.val_fraction=0: write "val" in data\.split_col'
-    ):
+    with pytest.raises(ValueError, match=r'list\.csv has no split "val" and data\.val_fraction=0: add images of it'):
         read(file, split_column="split", val_fraction=0)
 
 

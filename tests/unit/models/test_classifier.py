@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 
-from lockstep.data.loader import ShardLoader, TensorImages
+from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.schedules import Schedule, constant
@@ -51,10 +51,10 @@ def classifier(
     ).double()
 
 
-def images(num_samples: int) -> TensorImages:
+def images(num_samples: int) -> ShardDataset:
     source = torch.Generator().manual_seed(num_samples)
     pixels = torch.randint(0, 256, (num_samples, 2, 3, 3), dtype=torch.uint8, generator=source)
-    return TensorImages(pixels, torch.randint(4, (num_samples,), generator=source))
+    return ShardDataset(pixels, torch.randint(4, (num_samples,), generator=source))
 
 
 def loader(

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from lockstep.data.loader import ShardLoader, TensorImages
+from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, constant, cosine
@@ -100,7 +100,7 @@ def fitted(
         use_distributed_sampler=False,
     )
     pixels = torch.randint(0, 256, (16, 1, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    images = TensorImages(pixels, torch.arange(16) % 4)
+    images = ShardDataset(pixels, torch.arange(16) % 4)
     loaders = [
         ShardLoader(
             images,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.autograd import grad
 
-from lockstep.data.loader import ShardLoader, TensorImages
+from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.sampler import GlobalBatches
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
@@ -58,7 +58,7 @@ def fitted(
     )
     source = torch.Generator().manual_seed(1)
     pixels = torch.randint(0, 256, (NUM_SAMPLES, 1, 3, 3), dtype=torch.uint8, generator=source)
-    images = TensorImages(pixels, torch.arange(NUM_SAMPLES) % 4)
+    images = ShardDataset(pixels, torch.arange(NUM_SAMPLES) % 4)
     batches = GlobalBatches(
         NUM_SAMPLES, global_batch_size=8, accumulate_grad_batches=2, shuffle_seed=0, rank=0, loads=[1], num_batches=None
     )

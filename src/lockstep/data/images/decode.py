@@ -1,8 +1,7 @@
 """From image files to uint8 pixels of one size, the same in training, prediction and a cache."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,6 @@ from PIL.ImageFile import ImageFile
 from torch import Tensor
 from torch.nn import functional as F
 
-NUM_PER_RUN = 32  # images a thread decodes in one task
 # Pillow has 43 parsers, of PostScript among others: no file reaches the rest
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 TURNS = {  # by EXIF orientation
@@ -159,64 +157,3 @@ def resize(images: Tensor, size: Sequence[int]) -> Tensor:
     )
     scaled = scaled if is_direct else scaled.round_().to(images.dtype)
     return scaled.reshape(*images.shape[:-2], *size)
-
-
-def check_size(image: Tensor, path: str, size: tuple[int, int], first: str) -> None:
-    """Raise ImageError if the size of `image` is not `size`, that of the file `first`."""
-    if size_of(image) != size:
-        raise ImageError(
-            [
-                f"data.image_size=null needs images of one size, but {first} has {size[0]}x{size[1]} (HxW) and "
-                f"{path} has {image.shape[1]}x{image.shape[2]}: set data.image_size, e.g. {min(size)}."
-            ]
-        )
-
-
-def decode_all(
-    files: Sequence[str],
-    shape: tuple[int, ...],
-    *,
-    background: str,
-    same_size: bool,
-    threads: ThreadPoolExecutor,
-    store: Callable[[int, Tensor], object],
-    show: Callable[[int], None] | None = None,
-) -> None:
-    """Call `store` with the first position and the pixels (n, C, H, W) of every run of `files`, in any of `threads`.
-
-    Images are fitted to `shape` (N, C, H, W) of all; with `same_size` they must have it. `show` gets the number of
-    images done. Raises ImageError with every file that cannot be read, after the others are stored.
-    """
-    channels, size = shape[1], (shape[2], shape[3])
-    errors: dict[int, str] = {}
-
-    def decode_run(start: int) -> None:
-        paths = files[start : start + NUM_PER_RUN]
-        block = torch.empty(len(paths), channels, *size, dtype=torch.uint8)
-        for position, (pixels, path) in enumerate(zip(block, paths, strict=True), start):
-            try:
-                image = decode(path, channels, background).pixels
-            except ImageError as error:
-                errors[position] = str(error)
-                continue
-            if same_size:
-                check_size(image, path, size, files[0])
-            pixels.copy_(fit(image, size))
-        store(start, block)
-
-    with threads:
-        for run, _ in enumerate(threads.map(decode_run, range(0, len(files), NUM_PER_RUN)), 1):
-            if show is not None:
-                show(min(run * NUM_PER_RUN, len(files)))
-    if errors:
-        positions = sorted(errors)
-        raise ImageError([errors[position] for position in positions], positions)
-
-
-def decoders(num_files: int, num_bytes: int, max_threads: int) -> ThreadPoolExecutor:
-    """Threads for decoding: one for small files, for which threads wait for the interpreter, else `max_threads`.
-
-    Two CPU cores, 2026-11-21: 32x32 at 9,000 images/s by one thread, 5,000 by two; 500x500 at 550 and 850.
-    """
-    num_threads = max_threads if num_bytes > 16 * 1024 * num_files else 1
-    return ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))

@@ -13,17 +13,18 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.data.images.decode import NUM_PER_RUN, decode, decode_all, decoders, size_of
+from lockstep.data.images.files import NUM_PER_RUN, ImageFiles, decode_all
 from lockstep.data.images.listing import ImageTable
-from lockstep.data.images.pixels import ImageFiles, Pixels, Rows
+from lockstep.data.images.pixels import Pixels, Rows
 from lockstep.data.images.splits import Images, Splits
 from lockstep.data.images.statistics import Statistics, channel_statistics, sampled_positions, value_counts
 from lockstep.data.transfer.file_lock import Progress, locked
@@ -33,7 +34,6 @@ from lockstep.system.wording import plural
 
 FORMAT = 2  # increased when the same files give other pixels
 Store = Callable[[int, Tensor], object]  # of the position of the first image, and images (n, C, H, W)
-Show = Callable[[int], None]
 HINT = "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
 
 
@@ -52,8 +52,12 @@ class Decoding:
     cache: str | None
 
     @cached_property
-    def files(self) -> list[str]:
-        return [f"{self.table.folder}/{name}" for name in self.table.names]
+    def files(self) -> ImageFiles:
+        """The files, in the order of the table."""
+        paths = [os.fsencode(f"{self.table.folder}/{name}") for name in self.table.names]
+        size = (self.image_size, self.image_size) if self.image_size is not None else None
+        mean_bytes = float(self.table.states[:, 0].mean())
+        return ImageFiles(np.array(paths), size, os.fsdecode(paths[0]), self.channels, self.background, mean_bytes)
 
     @property
     def place(self) -> Path:
@@ -69,50 +73,42 @@ class Decoding:
         """The file of the pixels in the cache."""
         return self.place / f"{self.table.digest}.npy"
 
-    def size(self) -> tuple[int, int]:
-        """(H, W) of every image: with image_size=null the size of the first one."""
-        if self.image_size is not None:
-            return self.image_size, self.image_size
-        return size_of(decode(self.files[0], self.channels, self.background).pixels)
-
-    def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W) of all images."""
-        return len(self.table.names), self.channels, *self.size()
-
     def streaming_reason(self, memory: str) -> str:
         """Return why images are streamed, by `memory` or because they do not fit into memory; empty if they are not."""
         if memory != "auto":
             return "data.memory=stream" if memory == "stream" else ""
-        needed, available = math.prod(self.shape()), available_bytes()
+        needed, available = math.prod(self.files.shape), available_bytes()
         if available is None or needed <= available:
             return ""
         return f"decoded {size_text(needed)}, {size_text(available)} of memory free"
 
     def splits(self, memory: str) -> Splits:
-        rows = [torch.from_numpy(part) for part in self.table.splits.values()]
-        targets, names = torch.from_numpy(self.table.targets), self.table.names
-        pixels = self._pixels(rows, memory)
-        train, val, test = (
-            Images(part, targets[positions], [names[position] for position in positions.tolist()])
-            for part, positions in zip(pixels, rows, strict=True)
-        )
-        return Splits(train, val, test, self.table.class_names, self._statistics(pixels[0], rows[0]))
+        images = self._images(memory)
+        return replace(images, statistics=self._statistics(images.train.pixels))
 
-    def _pixels(self, rows: list[Tensor], memory: str) -> list[Rows] | list[ImageFiles]:
-        reason = self.streaming_reason(memory)
-        if not reason:
-            try:
-                table = self.decoded()
-            except NoSpace as error:
-                if memory != "auto":
-                    raise
-                reason = str(error).partition(":")[0]
-            else:
-                place = f"memory-mapped ({self.place})" if self.cache is not None else "decoded in this run"
-                return [Rows(table, part, place) for part in rows]
-        files, size = self.files, self.size()
-        first, paths = files[0] if self.image_size is None else "", np.array([os.fsencode(file) for file in files])
-        return [ImageFiles(paths[part.numpy()], size, self.channels, self.background, first, reason) for part in rows]
+    def listed(self, reason: str = "") -> Splits:
+        """Return the images as files that are not opened, without statistics."""
+        return self._splits(lambda rows: replace(self.files, files=self.files.files[rows], reason=reason))
+
+    def _images(self, memory: str) -> Splits:
+        if reason := self.streaming_reason(memory):
+            return self.listed(reason)
+        try:
+            table = self.decoded()
+        except NoSpace as error:
+            if memory != "auto":
+                raise
+            return self.listed(str(error).partition(":")[0])
+        place = f"memory-mapped ({self.place})" if self.cache is not None else "decoded in this run"
+        return self._splits(lambda rows: Rows(table, torch.from_numpy(rows), place))
+
+    def _splits(self, pixels_at: Callable[[NDArray[np.int64]], Pixels]) -> Splits:
+        table = self.table
+        train, val, test = (
+            Images(pixels_at(rows), torch.from_numpy(table.targets[rows]), [table.names[row] for row in rows])
+            for rows in table.splits.values()
+        )
+        return Splits(train, val, test, table.class_names)
 
     def decoded(self) -> Tensor:
         """Return all images, from the cache if there is one. Decodes them unless another process filled the cache.
@@ -120,36 +116,26 @@ class Decoding:
         Raises ImageError with every broken image, NoSpace, or ValueError if the cache cannot be written.
         """
         if self.cache is None:
-            table = allocated(self.table.setting, self.shape())
-            self._decode(table.shape, torch.get_num_threads(), store_in(table))
+            table = allocated(self.table.setting, self.files.shape)
+            decode_all(self.files, torch.get_num_threads(), store_in(table))
             return table
         found = self.opened()
         return self._fill_cache() if found is None else found
 
-    def _decode(self, shape: tuple[int, ...], max_threads: int, store: Store, show: Show | None = None) -> None:
-        decode_all(
-            self.files,
-            shape,
-            background=self.background,
-            same_size=self.image_size is None,
-            threads=decoders(len(self.table.names), self.table.num_bytes, max_threads),
-            store=store,
-            show=show,
-        )
-
-    def _statistics(self, pixels: Pixels, rows: Tensor) -> Statistics:
-        """Statistics of at most 4,096 of the training images `pixels`, at `rows` of the table; kept in the cache.
+    def _statistics(self, pixels: Pixels) -> Statistics:
+        """Measure at most 4,096 of the training images `pixels`, or read the statistics in the cache.
 
         They do not depend on where the pixels are, so that a run can resume on a machine with less memory.
         """
-        sample = sampled_positions(len(rows))
-        key = f"statistics {hashlib.blake2b(rows[sample].numpy().tobytes(), digest_size=8).hexdigest()}"
+        sample = sampled_positions(len(pixels))
+        rows = self.table.splits["train"][sample.numpy()]
+        key = f"statistics {hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()}"
         path = self.path.with_suffix(".json") if self.cache is not None else None
         known = read_json(path) if path is not None and _is_trusted(path) else {}
         if key in known:
             mean, std = known[key]
             return Statistics(tuple(mean), tuple(std))
-        with decoders(len(self.table.names), self.table.num_bytes, num_cores()) as threads:
+        with self.files.threads(num_cores()) as threads:
             counts = threads.map(lambda run: value_counts(pixels[run]), sample.split(NUM_PER_RUN))
             statistics = channel_statistics(torch.stack(list(counts)).sum(0))
         if path is not None:
@@ -178,7 +164,7 @@ class Decoding:
             found = self.opened()
             if found is not None:
                 return found
-            shape = self.shape()
+            shape = self.files.shape
             row, total, free = math.prod(shape[1:]), math.prod(shape), shutil.disk_usage(self.place).free
             if total > free:
                 raise self._no_space(f"{total / 2**30:.1f} GiB, but its disk has {free / 2**30:.1f} GiB free")
@@ -191,8 +177,8 @@ class Decoding:
                 file.flush()
                 descriptor, start = file.fileno(), file.tell()
                 # all cores: the other processes of this machine wait
-                self._decode(
-                    shape,
+                decode_all(
+                    self.files,
                     num_cores(),
                     lambda first, block: _write(descriptor, block, start + first * row),
                     lambda num_done: progress.show(num_done, shape[0]),

@@ -54,10 +54,6 @@ class ImageTable:
     class_names: tuple[str, ...]
     splits: dict[str, NDArray[np.int64]]
 
-    @property
-    def num_bytes(self) -> int:
-        return int(self.states[:, 0].sum())
-
 
 def list_classes(root: str) -> ImageTable:
     """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
@@ -65,22 +61,22 @@ def list_classes(root: str) -> ImageTable:
     Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and
     system folders are skipped. Raises FileNotFoundError or ValueError.
     """
-    folder, split_folders = _class_folders(root)
+    folder, split_folders = class_folders(root)
     files: dict[str, State] = {}
     labels: list[int] = []
     splits: dict[str, NDArray[np.int64]] = {}
     empty: list[str] = []
     numbers = {path.name: number for number, path in enumerate(split_folders["train"])}
-    for split, class_folders in split_folders.items():
+    for split, folders in split_folders.items():
         first = len(files)
-        for class_folder in class_folders:
+        for class_folder in folders:
             found = _images_below(class_folder, folder)
             files |= found
             labels += [numbers[class_folder.name]] * len(found)
             if split == "train" and not found:
                 empty.append(str(class_folder))
         if split != "train" and len(files) == first:
-            empty.append(str(class_folders[0].parent))
+            empty.append(str(folders[0].parent))
         splits[split] = np.arange(first, len(files))
     if empty:
         raise ValueError(
@@ -117,11 +113,6 @@ def digest_of(names: Sequence[str], states: NDArray[np.int64]) -> str:
     """Digest of names, states and their order."""
     text = os.fsencode("".join([f"{name}\0" for name in names]))
     return hashlib.blake2b(text + states.tobytes(), digest_size=16).hexdigest()
-
-
-def check_folders(root: str) -> None:
-    """Raise the errors of `list_classes` that do not need a list of the images."""
-    _class_folders(root)
 
 
 def list_images(folder: Path) -> list[str]:
@@ -226,8 +217,8 @@ def _refuse_splits(root: str, folder: Path) -> None:
         )
 
 
-def _class_folders(root: str) -> tuple[Path, dict[str, list[Path]]]:
-    """Return the folder, and the class folders of each split in order."""
+def class_folders(root: str) -> tuple[Path, dict[str, list[Path]]]:
+    """Return the folder, and the class folders of each split in order. Raises FileNotFoundError or ValueError."""
     folder = existing(root, f"data.root={root}")
     split_folders = _split_folders(root, folder)
     classes = {split: _subfolders(path) for split, path in split_folders.items()}

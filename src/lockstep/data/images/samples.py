@@ -37,10 +37,13 @@ class Samples:
     no_targets: Tensor
     seed: int = 0
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         channels, height, width = self.no_inputs.shape[1:]
-        return len(self.rows), channels, height, width
+        return len(self), channels, height, width
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,9 +4,11 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.data.images.pixels import Pixels
@@ -38,11 +40,11 @@ class Images:
             problem = f"({name}) are not a tensor: give one, or a torch Dataset to data=dataset (docs/own-data.md)"
         elif self.dtype != torch.uint8 and not self.dtype.is_floating_point:
             problem = f"are {str(self.dtype).removeprefix('torch.')}: make them uint8 of 0 to 255, or floats"
-        elif len(self.pixels.shape) != 4:
+        elif isinstance(self.pixels, Tensor) and self.pixels.dim() != 4:
             problem = f"have the shape {tuple(self.pixels.shape)}: make them (N, C, H, W)"
         if problem:
             raise ValueError(f"Images: the pixels {problem}.")
-        counts = {"pixels": self.pixels.shape[0], "targets": len(self.targets), "names": len(self.names)}
+        counts = {"pixels": len(self.pixels), "targets": len(self.targets), "names": len(self.names)}
         if isinstance(self.pixels, Samples):
             del counts["targets"]
         if len(set(counts.values())) > 1:
@@ -52,7 +54,7 @@ class Images:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the pixels."""
-        return self.pixels.dtype if isinstance(self.pixels, Tensor | Samples) else torch.uint8
+        return self.pixels.dtype
 
     def __len__(self) -> int:
         return len(self.names)
@@ -96,7 +98,9 @@ def cut(count: int, seed: int, fractions: dict[str, float]) -> list[Tensor]:
     return [part.sort().values for part in order.split(sizes)]
 
 
-def cut_by_name(names: Sequence[str], groups: Tensor, seed: int, fractions: dict[str, float]) -> list[Tensor]:
+def cut_by_name(
+    names: Sequence[str], groups: NDArray[Any], seed: int, fractions: dict[str, float]
+) -> list[NDArray[np.int64]]:
     """Cut positions into a part for each fraction, and the rest; each sorted. Raises ValueError if a part is empty.
 
     The part of a name depends only on a hash of it and `seed`, so that added or removed names move no other. An
@@ -109,8 +113,8 @@ def cut_by_name(names: Sequence[str], groups: Tensor, seed: int, fractions: dict
     draws = np.frombuffer(digests, ">u8") / 2.0**64
     rest = len(fractions)
     parts = np.searchsorted(np.cumsum(list(fractions.values())), draws, side="right")
-    by_group = np.lexsort((draws, groups.numpy()))
-    for rows in np.split(by_group, np.flatnonzero(np.diff(groups.numpy()[by_group])) + 1):
+    by_group = np.lexsort((draws, groups))
+    for rows in np.split(by_group, np.flatnonzero(np.diff(groups[by_group])) + 1):
         sizes = np.bincount(parts[rows], minlength=rest + 1)
         for part in (rest, *range(rest)):
             if not sizes[part] and (part == rest or sizes.max() > 1):
@@ -118,7 +122,7 @@ def cut_by_name(names: Sequence[str], groups: Tensor, seed: int, fractions: dict
                 sizes[part] = 1
         parts[rows] = np.repeat(np.arange(rest + 1), sizes)
     _refuse_empty(len(names), fractions, np.bincount(parts, minlength=rest + 1).tolist())
-    return [torch.from_numpy(np.flatnonzero(parts == part)) for part in range(rest + 1)]
+    return [np.flatnonzero(parts == part) for part in range(rest + 1)]
 
 
 def _sizes(count: int, fractions: dict[str, float]) -> list[int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
-from lockstep.data.images.decode import NUM_PER_RUN
+from lockstep.data.images.files import NUM_PER_RUN
 from lockstep.data.images.samples import Samples, described, pair
 from lockstep.data.images.splits import Images, Splits, cut
 from lockstep.data.images.statistics import (

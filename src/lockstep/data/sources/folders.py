@@ -1,15 +1,16 @@
 """Folders of images, with one folder per class."""
 
+import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from typing_extensions import Doc
 
-from lockstep.data.images.decode import ImageError, decode_all, decoders
+from lockstep.data.images.decode import ImageError
 from lockstep.data.images.decoding import Decoding, allocated, store_in
+from lockstep.data.images.files import ImageFiles, decode_all
 from lockstep.data.images.listing import (
     IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
@@ -45,40 +46,29 @@ def image_folder(
     they are decoded whenever they are needed, with "auto" only if memory or disk is too small. Raises FileNotFoundError
     for missing folders, and ValueError with all images that cannot be decoded or differ in size.
     """
-    table = folder_table(root=root, val_fraction=val_fraction, test_fraction=test_fraction, split_seed=split_seed)
+    table = with_all_splits(list_classes(root), val_fraction, test_fraction, split_seed)
     decoding = Decoding(table=table, image_size=image_size, channels=channels, background=background, cache=cache)
     return decoding.splits(memory)
 
 
-def folder_table(*, root: str, val_fraction: float, test_fraction: float, split_seed: int) -> ImageTable:
-    """List the image files of `image_folder` without opening them."""
-    absent = 'has no folder "{name}" and data.{name}_fraction=0: add {name}/ with one folder per class'
-    return cut_missing(list_classes(root), absent, val_fraction, test_fraction, split_seed)
-
-
-def cut_missing(
-    table: ImageTable, absent: str, val_fraction: float, test_fraction: float, split_seed: int
-) -> ImageTable:
+def with_all_splits(table: ImageTable, val_fraction: float, test_fraction: float, split_seed: int) -> ImageTable:
     """Cut missing splits off train by their fraction.
 
-    If targets are classes, each split gets images of every class that is large enough. `absent` is the message for a
-    missing split with fraction 0.
+    If targets are classes, each split gets images of every class that is large enough.
     """
     fractions = {"val": val_fraction, "test": test_fraction}
     missing = {name: fraction for name, fraction in fractions.items() if name not in table.splits}
     for name, fraction in missing.items():
         if fraction == 0:
-            message = f"{table.setting} {absent.format(name=name)}"
-            raise ValueError(f"{message}, or set data.{name}_fraction=0.1 to cut it off train.")
+            raise ValueError(
+                f'{table.setting} has no split "{name}" and data.{name}_fraction=0: add images of it, or set '
+                f"data.{name}_fraction=0.1 to cut it off train."
+            )
     train = table.splits["train"]
     groups = table.targets[train] if table.targets.ndim == 1 else np.zeros(len(train), np.int64)
-    cuts = cut_by_name(
-        [table.names[row] for row in train],
-        torch.from_numpy(groups),
-        split_seed,
-        {f"{name}_fraction": fraction for name, fraction in missing.items()},
-    )
-    parts = table.splits | {name: train[part.numpy()] for name, part in zip([*missing, "train"], cuts, strict=True)}
+    named = {f"{name}_fraction": fraction for name, fraction in missing.items()}
+    cuts = cut_by_name([table.names[row] for row in train], groups, split_seed, named)
+    parts = table.splits | {name: train[part] for name, part in zip([*missing, "train"], cuts, strict=True)}
     return replace(table, splits={name: parts[name] for name in SPLIT_FOLDERS})
 
 
@@ -97,20 +87,14 @@ def unlabelled_folder(
     if not names:
         raise FileNotFoundError(f"{root} contains no image: looked for {', '.join(IMAGE_SUFFIXES)} in it and below.")
     folder = path if path.is_dir() else path.parent
-    files = [f"{folder}/{name}" for name in names]
-    num_bytes = sum(Path(file).stat().st_size for file in files)
-    pixels = allocated(root, (len(files), channels, *image_size))
+    paths = [f"{folder}/{name}" for name in names]
+    mean_bytes = sum(map(os.path.getsize, paths)) / len(paths)
+    files = ImageFiles(np.array(list(map(os.fsencode, paths))), image_size, paths[0], channels, background, mean_bytes)
+    pixels = allocated(root, files.shape)
     try:
-        decode_all(
-            files,
-            pixels.shape,
-            background=background,
-            same_size=False,
-            threads=decoders(len(files), num_bytes, torch.get_num_threads()),
-            store=store_in(pixels),
-        )
+        decode_all(files, torch.get_num_threads(), store_in(pixels))
     except ImageError as error:
-        kept = sorted(set(range(len(files))) - set(error.positions))
+        kept = sorted(set(range(len(names))) - set(error.positions))
         if broken is None or not kept:
             raise
         broken += error.errors

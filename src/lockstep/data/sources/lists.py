@@ -17,7 +17,7 @@ from lockstep.data.images.decode import shortened
 from lockstep.data.images.decoding import Decoding
 from lockstep.data.images.listing import SPLIT_FOLDERS, ImageTable, class_order, digest_of, existing, states_of
 from lockstep.data.images.splits import Splits
-from lockstep.data.sources.folders import cut_missing
+from lockstep.data.sources.folders import with_all_splits
 from lockstep.runs.files import uncell
 from lockstep.system.kinds import Background, Cache, Channels, Fraction, ImageSize, PathText, SplitSeed
 
@@ -55,34 +55,16 @@ def image_list(
     their fraction and `split_seed`. The other settings are those of `image_folder`. Raises FileNotFoundError, and
     ValueError with file, row and column of each cell that cannot be used.
     """
-    table = list_table(
-        file=file,
-        root=root,
-        path_column=path_column,
-        target_columns=target_columns,
-        targets=targets,
-        split_column=split_column,
-        val_fraction=val_fraction,
-        test_fraction=test_fraction,
-        split_seed=split_seed,
-    )
+    table = read_list(file, root, path_column, target_columns, targets, split_column)
+    table = with_all_splits(table, val_fraction, test_fraction, split_seed)
     decoding = Decoding(table=table, image_size=image_size, channels=channels, background=background, cache=cache)
     return decoding.splits(memory)
 
 
-def list_table(
-    *,
-    file: str,
-    root: str | None,
-    path_column: str,
-    target_columns: Sequence[str],
-    targets: Literal["classes", "numbers"],
-    split_column: str | None,
-    val_fraction: float,
-    test_fraction: float,
-    split_seed: int,
+def read_list(
+    file: str, root: str | None, path_column: str, target_columns: Sequence[str], targets: str, split_column: str | None
 ) -> ImageTable:
-    """List the image files of `image_list` without opening them."""
+    """List the image files of `image_list` without opening them, with the splits of `split_column`."""
     path = existing(file, f"data.file={file}")
     settings = {path_column: "data.path_column", **dict.fromkeys(target_columns, "data.target_columns")}
     if split_column is not None:
@@ -102,9 +84,7 @@ def list_table(
     states, missing = states_of(folder, names)
     _refuse([cells.line(row, path_column, f"there is no file {folder / names[row]}") for row in missing])
     digest, origin = digest_of(names, states), str(path.resolve())
-    table = ImageTable(cells.setting, folder.resolve(), names, states, digest, origin, values, class_names, splits)
-    absent = 'has no row for "{name}" and data.{name}_fraction=0: write "{name}" in data.split_column of some rows'
-    return cut_missing(table, absent, val_fraction, test_fraction, split_seed)
+    return ImageTable(cells.setting, folder.resolve(), names, states, digest, origin, values, class_names, splits)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,115 @@
+"""Image files as pixels: all at once by threads, or some by worker processes when they are needed."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lockstep.data.images.decode import DecodedImage, ImageError, decode, fit, size_of
+
+NUM_PER_RUN = 32  # images a thread decodes in one task
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """N image files as uint8 (C, H, W), scaled and cropped to `size` (H, W); None: all must have the size of `first`.
+
+    `files` are encoded paths: an array of bytes is sent to worker processes ten times as fast as a list. Transparent
+    pixels are laid on `background`. `mean_bytes` is the average size of a file. `reason` is why the images are not
+    decoded in advance, for people.
+    """
+
+    files: NDArray[np.bytes_]
+    size: tuple[int, int] | None
+    first: str
+    channels: int
+    background: str
+    mean_bytes: float
+    reason: str = ""
+    dtype: ClassVar[torch.dtype] = torch.uint8
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int, int]:
+        height, width = self.size or size_of(decode(self.first, self.channels, self.background).pixels)
+        return len(self), self.channels, height, width
+
+    def decode(self, position: int) -> DecodedImage:
+        """Decode one image in its own size. Raises ImageError, also if this size is wrong."""
+        path = os.fsdecode(self.files[position])
+        image = decode(path, self.channels, self.background)
+        height, width = size_of(image.pixels)
+        if self.size is None and (height, width) != self.shape[2:]:
+            size = f"{self.shape[2]}x{self.shape[3]}"
+            raise ImageError(
+                [
+                    f"data.image_size=null needs images of one size, but {self.first} has {size} (HxW) and {path} has "
+                    f"{height}x{width}: set data.image_size, e.g. {min(self.shape[2:])}."
+                ]
+            )
+        return image
+
+    def read(self, positions: Tensor) -> tuple[Tensor, dict[int, str]]:
+        """Return the pixels (n, C, H, W) at `positions` (n,), and an error for each image that cannot be used."""
+        pixels, errors = torch.empty(len(positions), *self.shape[1:], dtype=torch.uint8), {}
+        for row, position in zip(pixels, positions.tolist(), strict=True):
+            try:
+                row.copy_(fit(self.decode(position).pixels, size_of(row)))
+            except ImageError as error:
+                errors[position] = str(error)
+        return pixels, errors
+
+    def __getitem__(self, positions: Tensor) -> Tensor:
+        """Return the pixels (n, C, H, W) at `positions` (n,). Raises ImageError."""
+        pixels, errors = self.read(positions)
+        if errors:
+            raise ImageError(list(errors.values()))
+        return pixels
+
+    def head(self, count: int) -> "ImageFiles":
+        return replace(self, files=self.files[:count])
+
+    def threads(self, max_threads: int) -> ThreadPoolExecutor:
+        """Make threads for decoding: one for small files, which would wait for the interpreter, else `max_threads`.
+
+        Two CPU cores, 2026-11-21: 32x32 at 9,000 images/s by one thread, 5,000 by two; 500x500 at 550 and 850.
+        """
+        num_threads = max_threads if self.mean_bytes > 16 * 1024 else 1
+        return ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
+
+
+def decode_all(
+    images: ImageFiles,
+    max_threads: int,
+    store: Callable[[int, Tensor], object],
+    show: Callable[[int], None] | None = None,
+) -> None:
+    """Call `store` with the first position and the pixels (n, C, H, W) of each run of images, in any of the threads.
+
+    `show` gets the number of images done. Raises ImageError with every image that cannot be used, after the others are
+    stored.
+    """
+    errors: dict[int, str] = {}
+
+    def decode_run(run: Tensor) -> int:
+        pixels, broken = images.read(run)
+        errors.update(broken)
+        store(int(run[0]), pixels)
+        return int(run[-1]) + 1
+
+    with images.threads(max_threads) as threads:
+        for num_done in threads.map(decode_run, torch.arange(len(images)).split(NUM_PER_RUN)):
+            if show is not None:
+                show(num_done)
+    if errors:
+        positions = sorted(errors)
+        raise ImageError([errors[position] for position in positions], positions)
