@@ -207,12 +207,23 @@ def _optimizer_errors(section: dict[str, Any]) -> Errors:
     import torch
 
     target = section["_target_"]
+    called = load(target)
     values = {name: value for name, value in section.items() if not name.startswith("_")}
     try:
         if target.startswith("torch.optim."):
-            load(target)([torch.zeros(1, 1, requires_grad=True)], **values)
+            called([torch.zeros(1, 1, requires_grad=True)], **values)
     except (TypeError, ValueError) as error:
         yield "optimizer._target_", f"optimizer._target_={target}: {one_line(error)}"
+    try:
+        step = inspect.signature(called.step).parameters.values()
+    except (AttributeError, ValueError):  # a function that returns an optimizer
+        return
+    if any(p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in step):
+        yield (
+            "optimizer._target_",
+            f"optimizer._target_={target} computes the loss several times a step, which the training does not: choose "
+            "one whose step() needs no closure, such as torch.optim.AdamW",
+        )
 
 
 def _network_errors(tree: dict[str, Any]) -> Errors:

@@ -51,7 +51,7 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
 def meant_key(
     tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None
 ) -> list[str]:
-    """Return the keys that an unknown one may mean: near names in its section, else near keys, else near last parts."""
+    """Return the keys that an unknown one may mean: near names in its section, else near keys of others."""
     *parents, last = path
     if names is None:
         legal = legal_names(tree, parents, groups)
@@ -60,9 +60,11 @@ def meant_key(
         return [".".join([*parents, name]) for name in meant]
     if at(tree, parents[:1]) is not None and path[0] in NAMED:
         return []
-    keys = {key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key}
+    whole = ".".join(path)
+    keys = {key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and key != whole}
     same = near(last, {name for key, name in keys.items() if key.partition(".")[0] not in NAMED}, cutoff=0.75)
-    return near(".".join(path), keys, cutoff=0.85) or [key for key, name in keys.items() if name in same][:2]
+    elsewhere = [key for key, name in keys.items() if name in same][:2]
+    return elsewhere if at(tree, parents) is not None else near(whole, keys, cutoff=0.85) or elsewhere
 
 
 def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:

@@ -57,8 +57,11 @@ class Course:
             try:
                 with self.view.live:
                     return self._run(flag.numbers)
+            except BaseException:
+                self.pool.leave()
+                raise
             finally:
-                self.pool.kill()  # after an error; otherwise none runs any more
+                self.pool.kill()  # after a second Ctrl-C or an error; otherwise none runs any more
 
     def _run(self, received: Sequence[int]) -> int:
         queue: list[Trial] = []

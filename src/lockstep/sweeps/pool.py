@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, LIVE_STATES
 from lockstep.sweeps.devices import Devices, Need, Shard
 from lockstep.sweeps.ledger import Trial
 
+LEAVE_S = 30.0  # for trials to save if the sweep itself fails
 LOG = "output.log"  # the output of a trial, in its run folder
 
 
@@ -63,6 +65,13 @@ class Pool:
         """Request a checkpoint and the end of all trials."""
         for active in self.running:
             active.process.terminate()
+
+    def leave(self) -> None:
+        """Stop all trials with a checkpoint, and wait for their ends at most LEAVE_S."""
+        self.stop()
+        deadline = time.monotonic() + LEAVE_S
+        for active in self.running:
+            active.process.join(max(0.0, deadline - time.monotonic()))
 
     def kill(self) -> None:
         """End all trials immediately; their workers die with them."""

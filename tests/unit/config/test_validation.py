@@ -202,6 +202,8 @@ ERRORS = {
     # unknown keys
     "optimizer.lrr=1": ["unknown key optimizer.lrr", "did you mean optimizer.lr?"],
     "optimzer.lr=1": ["unknown key optimzer.lr", "did you mean optimizer.lr?"],
+    "+model.colour=1": ["unknown key model.colour: ResNet18 has width"],  # not itself, which the tree has now
+    "+optimizer.colour=1": ["unknown key optimizer.colour: SGD has lr"],
     "lr=1": ["unknown key lr", "did you mean optimizer.lr?"],
     "batch_size=8": ["unknown key batch_size", "write global_batch_size=..."],
     "batch_siz=8": ["unknown key batch_siz", "eval_batch_size or global_batch_size?"],
@@ -331,6 +333,14 @@ def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monk
     lightnings = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
     assert errors(lightnings) == [f"logger.mine {hint}"]
     assert errors("logger=csv") == []
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "RMSprop"])
+def test_an_optimizer_that_computes_the_loss_again_is_refused(name: str) -> None:
+    removed = [f"~optimizer.{key}" for key in ("momentum", "nesterov", "weight_decay", "fused")]
+    found = errors(f"optimizer._target_=torch.optim.{name}", *removed)
+    expected = f"optimizer._target_=torch.optim.{name} computes the loss several times a step, which the training does "
+    assert [error.startswith(expected) for error in found] == ([True] if name == "LBFGS" else [])
 
 
 def callback(kind: str, more: str = "") -> str:

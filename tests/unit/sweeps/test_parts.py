@@ -21,6 +21,7 @@ from lockstep.config import storage, validation
 from lockstep.config.compose import Source, composed, plain
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
+from lockstep.launch import parent
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 from lockstep.sweeps import command
 from lockstep.sweeps import ledger as ledgers
@@ -28,7 +29,7 @@ from lockstep.sweeps.command import monitored, opened
 from lockstep.sweeps.course import Course, Grid
 from lockstep.sweeps.devices import Devices, Machine, Need, Shard, need, num_parallel
 from lockstep.sweeps.ledger import Ledger, Trial, command_of, trial_of
-from lockstep.sweeps.pool import Pool, environ_of
+from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.table import Objective, description, table, text, write
 from lockstep.sweeps.views import View, show
 from lockstep.system.signals import STOP_SIGNALS
@@ -376,6 +377,29 @@ def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() ->
     assert command_of(typed) == ["lr=1,2", "search=tpe"]
     assert trial_of(typed) == ["lr=1,2"]
     assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
+
+
+def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) -> None:
+    ledger = book(tmp_path / "sweep", "lr=1")
+    process = parent.start(partial(_saves, tmp_path / "saved"), environ())
+
+    class Fails(Grid):
+        def proposed(self, num_free: int) -> Sequence[Trial]:
+            raise OSError("disk full")
+
+    pool = Pool(Devices(CPU, num_parallel=1))
+    view = View(partial(table, ledger, [ACCURACY], monitored=ACCURACY), 1, is_silent=True)
+    pool.running.append(Running(ledger.trials[0], Shard((), (0,), 1, False), process))
+    course = Course(ledger, Fails([]), pool, view, lambda trial: Need(1, ()), 1, None, "train")
+    with pytest.raises(OSError, match="disk full"):
+        course.run()
+    assert (tmp_path / "saved").exists()
+
+
+def _saves(path: Path) -> int:
+    signal.sigwait({signal.SIGTERM})
+    path.touch()
+    return 0
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
