@@ -1,5 +1,6 @@
 """How the processes of a job meet, and over which network; on a real SLURM: test_slurm_training.py."""
 
+import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -16,6 +17,7 @@ from lockstep.config import compose, overrides, storage, validation, workers
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema import Config
 from lockstep.config.workers import resolve_workers
+from lockstep.distributed import collectives
 from lockstep.launch import parent, worker
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World, first_node, outer_world, step_port
@@ -108,6 +110,15 @@ def test_a_missing_address_is_an_error(tmp_path: Path) -> None:
     path = RunFolder(tmp_path).rendezvous("7-0-2")
     with pytest.raises(TimeoutError, match=rf"{path} does not exist after 0 s .* not on a disk that all nodes share"):
         process_group._read_address(path, timedelta(seconds=0.2))
+
+
+def test_the_wait_for_a_store_that_does_not_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "PATIENCE_S", 0.5)
+    suspended = socket.create_server(("127.0.0.1", 0))  # as of a suspended process: the kernel accepts for it
+    with pytest.raises(dist.DistStoreError, match=r"rank 0 does not answer at 127\.0\.0\.1") as caught:
+        process_group._store("127.0.0.1", suspended.getsockname()[1], World("srun", 1, 1, 0, 2), timedelta(seconds=0.5))
+    assert collectives.is_missing_rank(caught.value)
+    suspended.close()  # ends the thread
 
 
 def test_a_meeting_that_fails_leaves_no_address_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,7 @@ def error(overrides):
 print(json.dumps([error(overrides) for overrides in (
     ["optimizer.lrr=1", "trainer.max_epochs=a"],
     ["optimizer.lr=0.1,0.2"],
+    ["-m", "seed=1"],
     ["cluster=local"],
     ["hydra.job.chdir=true"],
     "seed=1",
@@ -171,12 +172,13 @@ print(json.dumps([error(overrides) for overrides in (
     ["resume=nowhere"],
 )]))
 """
-    many, several, cluster, hydra, one, number, later, devices, nowhere = said(tmp_path, text)
+    many, several, sweep, cluster, hydra, one, number, later, devices, nowhere = said(tmp_path, text)
     assert many.splitlines() == [
         "unknown key optimizer.lrr: did you mean optimizer.lr?",
         "trainer.max_epochs=a must be int >= 1",
     ]
     assert several.startswith("optimizer.lr=0.1,0.2 lists several values")
+    assert sweep == "-m: sweeps need python train.py -m"
     assert cluster == "cluster=local: lockstep.train cannot submit jobs: use python train.py"
     assert hydra == "hydra.job.chdir=true: lockstep.train starts no Hydra job: remove it"
     assert one == "'seed=1' is not a list of overrides: lockstep.train(['optimizer.lr=0.1', 'seed=1'])"

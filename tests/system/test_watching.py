@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -290,6 +291,15 @@ def test_watching_shows_changes_until_ctrl_c_and_exits_with_0(three: Path) -> No
     assert "9/10" in after  # the last table stays
 
 
+@pytest.mark.full
+def test_sigterm_restores_the_terminal(three: Path) -> None:
+    with on_terminal(100, "runs", "--watch") as shown:
+        shown.wait_for("day/10_a")
+        shown.process.send_signal(signal.SIGTERM)
+        assert shown.end() == 128 + signal.SIGTERM
+    assert "\x1b[?1049l" in shown.text
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
     text = "seed: {}\noptimizer:\n  lr: {}\n  betas: [0.9, {}]\nmodel: {{_target_: M, width: 8}}\nnotify: {{url: {}}}\n"
@@ -358,7 +368,7 @@ def test_runs_that_cannot_be_compared_are_named(two: Any, lockstep: Any) -> None
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("lockstep: nowhere is no run folder: it has no config.yaml. Newest runs: ")
     assert "Name two or more runs" in lockstep("compare", "a").err
-    for text in ("a: [\n", "- 1\n"):
+    for text in ("a: [\n", "- 1\n", "x: [{? [1, 2]: 3}]\n", "a: " + "[" * 5000 + "]" * 5000 + "\n"):
         two[1].config.write_text(text)
         said = lockstep("compare", "a", "b")
         assert (said.code, len(said.err.splitlines())) == (2, 1)
@@ -513,6 +523,14 @@ def test_a_run_that_contains_another_stays_unless_both_go(tmp_path: Path, lockst
     assert left(root) == set()
 
 
+def test_a_run_that_contains_a_job_that_waits_stays(tmp_path: Path, lockstep: Any) -> None:
+    root = tmp_path / "outputs"
+    run(root / "outer", state="failed")
+    run(root / "outer" / "inner", state=None).lock_file.unlink()
+    assert "outer: it contains another run" in lockstep("runs", "--prune", "--yes").err
+    assert left(root) == {"outer", "inner"}
+
+
 def test_the_runs_of_a_benchmark_stay(tmp_path: Path, lockstep: Any) -> None:
     run(tmp_path / "outputs" / "it_benchmark" / "cpu", state="failed")
     (tmp_path / "outputs" / "it_benchmark" / BENCHMARK).write_text("{}")
@@ -583,5 +601,6 @@ def test_numbers_sizes_and_durations_are_readable() -> None:
     assert [cells.number(x) for x in (0.0, 0.98125, 3, 1e-5, 123456.0, None)] == [
         "0.0000", "0.9812", "3", "1e-05", "1.235e+05", "-",
     ]  # fmt: skip
+    assert cells.moment(1e17) == "-"
     seconds = (59.94, 3599, 72 * 3600 - 1, 100 * 3600)
     assert [duration(each) for each in seconds] == ["59.9 s", "59:59", "71:59:59", "4 d 4 h"]

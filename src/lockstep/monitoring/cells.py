@@ -43,7 +43,10 @@ def best(facts: Mapping[str, Any]) -> str:
 
 def moment(seconds: float | None) -> str:
     """Format seconds since 1970 as local date and time."""
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds is not None else NONE
+    try:
+        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds is not None else NONE
+    except (ValueError, OverflowError, OSError):  # beyond the calendar
+        return NONE
 
 
 def size(num_bytes: int) -> str:

@@ -65,7 +65,7 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
         settings = leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, "")
         # a date, which is a type of YAML, as text
         return {key: json.loads(json.dumps(redacted(value, key), default=str)) for key, value in settings}
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         text = " ".join(str(error).split())[:200]
         raise ValueError(f"{shown(folder.config)} cannot be read: {text}.") from error
 

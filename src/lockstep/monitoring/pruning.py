@@ -138,8 +138,9 @@ def _removed(run: DiscoveredRun, facts: dict[str, Any]) -> str:
         with folder.lock():
             if look(run).get("updated") != facts.get("updated"):
                 return "it was resumed meanwhile"
-            configs = folder.path.rglob(folder.config.name)
-            if any(path != folder.config and RunFolder(path.parent).lock_file.exists() for path in configs):
+            nested = (RunFolder(path.parent) for path in folder.path.rglob(folder.config.name) if path != folder.config)
+            # a job that waits has no lock yet
+            if any(inner.lock_file.exists() or inner.facts_file.exists() for inner in nested):
                 return "it contains another run"
             folder.remove()
     except BlockingIOError:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import time
 from collections import Counter
@@ -16,11 +15,11 @@ from lockstep.runs.folder import CODE, ENDED_STATES, LIVE_STATES, SWEEP, WANDB, 
 
 DEPTH = 6  # levels of folders that are searched
 STATES = ("not started", *LIVE_STATES, *ENDED_STATES, "no signal", "broken")
-FACTS = (
-    "state", "reason", "name", "device", "precision", "host", "monitor", "mode", "workers", "train_images", "pid",
-    "started", "updated", "epoch", "max_epochs", "step", "total_steps", "percent", "elapsed_s", "epoch_remaining_s",
-    "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
+NUMBERS = (
+    "workers", "train_images", "pid", "started", "updated", "epoch", "max_epochs", "step", "total_steps", "percent",
+    "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
 )  # fmt: skip
+TEXTS = ("state", "reason", "name", "device", "precision", "host", "monitor", "mode")
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def look_at(folder: RunFolder) -> dict[str, Any]:
 
 
 def look(run: DiscoveredRun) -> dict[str, Any]:
-    """Read a run: the known fields of its status, without empty ones.
+    """Read a run: the known fields of its status that have the right type, since anybody may have written the file.
 
     `state` is one of STATES, `metrics` maps names to numbers, `overrides` are those of the command line.
     """
@@ -86,8 +85,10 @@ def look(run: DiscoveredRun) -> dict[str, Any]:
         return facts | {"state": _state_before_status(folder)}
     if status.get("state") not in STATES:
         return facts | {"state": "broken", "reason": "status.json contains no state of a run"}
-    facts |= {name: status[name] for name in FACTS if status.get(name) is not None}
-    facts["metrics"] = {name: value for name, value in status.get("metrics", {}).items() if value is not None}
+    facts |= {name: status[name] for name in NUMBERS if _is_number(status.get(name))}
+    facts |= {name: status[name][:500] for name in TEXTS if isinstance(status.get(name), str)}
+    if isinstance(status.get("metrics"), dict):
+        facts["metrics"] = {name: value for name, value in status["metrics"].items() if _is_number(value)}
     return facts
 
 
@@ -158,8 +159,8 @@ def resume_command(run: DiscoveredRun) -> str | None:
 
 def _overrides(folder: RunFolder) -> list[str]:
     try:
-        return folder.read_overrides()
-    except (OSError, ValueError):
+        return [str(override) for override in folder.read_overrides()]
+    except (OSError, ValueError, TypeError):
         return []
 
 
@@ -183,7 +184,11 @@ def _number(text: str) -> float | None:
         value = json.loads(text)
     except (TypeError, ValueError):
         return None
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return value if _is_number(value) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
 
 
 def read_tests(folder: RunFolder) -> dict[str, float]:
@@ -193,7 +198,7 @@ def read_tests(folder: RunFolder) -> dict[str, float]:
     except (OSError, ValueError):
         return {}
     tests = {name: value for name, value in summary.items() if name.startswith("test_") and name != "test_images"}
-    return {name: value for name, value in tests.items() if value is not None}
+    return {name: value for name, value in tests.items() if _is_number(value)}
 
 
 def read_confusion(folder: RunFolder) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Texts and tables on a terminal and in a log. No torch: commands that only read start immediately."""
 
 import contextlib
+import signal
 import sys
 import textwrap
 import time
@@ -16,6 +17,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from lockstep.system import output
+from lockstep.system.signals import restored
 
 PROGRAMS = ("lockstep ", "python ", "cat ")  # a value that begins so is a command
 LOG_WIDTH = 10_000  # columns of a log, where nothing is cut
@@ -56,11 +58,16 @@ def watch(drawn: Callable[[Console], RenderableType]) -> None:
     out = terminal()
     if not sys.stdout.isatty() or out.is_dumb_terminal:
         raise ValueError("--watch needs a terminal: leave it out to print once.")
-    with contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
+    with restored(), contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
+        signal.signal(signal.SIGTERM, _exit)  # leaves the alternate screen
         while output.is_read():
             live.update(drawn(out), refresh=True)
             time.sleep(WATCH_EVERY_S)
     out.print(drawn(out))
+
+
+def _exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def is_cell() -> bool:

@@ -96,10 +96,12 @@ def _write(run: RunFolder, record: Record) -> None:
 def _read(run: RunFolder) -> Record | None:
     """Read the record of a run; None without one. Raises ValueError if it is damaged."""
     try:
-        return json.loads(gzip.decompress(run.images.read_bytes()))
+        record = json.loads(gzip.decompress(run.images.read_bytes()))
+        _rows(record)  # JSON of another kind
+        return record
     except FileNotFoundError:
         return None
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
         raise ValueError(
             f"{shown(run.images)} cannot be read ({error}): delete it, and add changed_data=accept"
         ) from error

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -90,15 +91,15 @@ def load_initial(module: Classifier, checkpoint: Path, init_from: str) -> None:
     """
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     hint = "choose model=... and data=... of that run, or remove init_from"
+    try:
+        module.load_state_dict(saved["state_dict"])
+    except RuntimeError as error:  # a line for each weight, or a list of all that are missing
+        first = textwrap.shorten(str(error).splitlines()[1].strip().rstrip("."), 200, placeholder=" ...")
+        raise ConfigError([f"init_from={init_from} is of another network ({first}): {hint}"]) from error
     names = zip(saved["image_format"]["class_names"], module.image_format.class_names, strict=False)
     for there, here in names:
         if there != here:
             raise ConfigError([f"init_from={init_from} was trained for other classes, {there!r} for {here!r}: {hint}"])
-    try:
-        module.load_state_dict(saved["state_dict"])
-    except RuntimeError as error:  # a line for each weight
-        first = str(error).splitlines()[1].strip().rstrip(".")
-        raise ConfigError([f"init_from={init_from} is of another network ({first}): {hint}"]) from error
 
 
 def load_pretrained(session: Session, net: nn.Module) -> None:
@@ -215,7 +216,7 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
         has_avx512 = torch.cpu.get_capabilities().get("avx512_f")
         num_written = layout.AVX512_NUMBERS if has_avx512 else layout.AVX2_NUMBERS
         faulty = layout.faulty_convolution(net, session.precision, num_written)
-    faulty = next(filter(None, gather_objects(faulty)), None)
+    faulty = next((name for name in gather_objects(faulty) if name is not None), None)  # "" is the network itself
     memory_format = session.config.trainer.memory_format
     if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
         error = f"trainer.memory_format=channels_last: oneDNN crashes in the gradient of {faulty} on this CPU, or"

@@ -34,7 +34,9 @@ def explained(error: BaseException, folder: Path, who: str) -> str | None:
     An OSError without a file of the run is another error, unless a disk is full.
     """
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()  # `raise error from error` makes a circle
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         if is_of_memory(cause):
             request = REQUEST.search(str(cause))
             return f"{who} ran out of memory{f' ({request[0]})' if request else ''}. {LESS_MEMORY}"
@@ -76,7 +78,7 @@ def _of_disk(error: OSError, folder: Path) -> str | None:
         return None
     if not folder.is_dir():
         return f"the run folder {shown(folder)} is gone: it was removed or moved while the run wrote into it"
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError | FileExistsError):  # an error of code, which needs its source line
         return None
     return f"{shown(path)} cannot be written: {error.strerror}. Fix that, then resume"
 

@@ -132,6 +132,39 @@ def test_a_run_is_read_by_its_folder_too(tmp_path: Path, monkeypatch: pytest.Mon
     assert (facts["run"], facts["state"]) == ("outputs/x", "finished")
 
 
+WRONG: dict[str, Any] = {
+    "reason": 3, "name": None, "host": ["x"], "pid": "7", "workers": True, "device": {}, "precision": 1.5,
+    "started": "now", "epoch": float("nan"), "max_epochs": float("inf"), "best": 10**400, "monitor": False,
+    "metrics": [1, 2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_field_of_the_wrong_type_is_left_out(tmp_path: Path, name: str) -> None:
+    folder = run(tmp_path / "run")
+    (folder.path / "status.json").write_text(json.dumps({**FULL, name: WRONG[name]}))
+    expected = {**FULL, "id": "id", "run": "name", "overrides": []}
+    expected.pop(name)
+    assert look(found(folder)) == (expected | {"metrics": {}} if name == "metrics" else expected)
+
+
+def test_wrong_fields_of_a_run_do_not_hide_the_other_runs(tmp_path: Path) -> None:
+    run(tmp_path / "good", **FULL)
+    (run(tmp_path / "odd").path / "status.json").write_text(json.dumps({**FULL, **WRONG}))
+    (tmp_path / "odd" / "run.json").write_text('{"overrides": [1, null]}')
+    listed = Watched(tmp_path, scan_every_s=0).look()
+    assert [(facts["run"], facts["overrides"]) for facts in listed] == [("good", []), ("odd", ["1", "None"])]
+
+
+def test_only_finite_numbers_are_metrics(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run")
+    metrics = {"good": 0.5, "nan": float("nan"), "inf": float("-inf"), "true": True, "text": "1", "huge": 10**400}
+    (folder.path / "status.json").write_text(json.dumps({"state": "finished", "metrics": metrics}))
+    assert look(found(folder))["metrics"] == {"good": 0.5}
+    (folder.path / "metrics.csv").write_text(f"epoch,val/loss,x\n1,{'9' * 400},true\n")
+    assert read_rows(folder) == [{"epoch": 1}]
+
+
 DAMAGED: dict[str, Callable[[Path], Any]] = {
     "a folder": Path.mkdir,
     "half of it": lambda path: path.write_text('{"state": "fini'),

@@ -53,3 +53,12 @@ def test_the_refusal_of_an_allocator_is_found_below_what_followed_from_it() -> N
     assert text(RuntimeError("the shapes differ")) is None
     real = raised(lambda: torch.empty(2**52, dtype=torch.uint8))
     assert "tried to allocate 4503599627370496 bytes" in (text(real) or "")
+
+
+def test_an_error_that_is_its_own_cause_ends_the_search() -> None:
+    error = ValueError("x")
+
+    def fail() -> None:
+        raise error from error
+
+    assert text(raised(fail)) is None
