@@ -31,7 +31,7 @@ def project(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new project in the environment of the wheel."""
     folder = tmp_path_factory.mktemp("projects")
     text = run(folder, installed / "lockstep", "new", "flowers")
-    assert text.startswith("flowers is a project, ")
+    assert text.startswith("flowers is a project with ")
     assert "  cd flowers\n  make train" in text
     project = folder / "flowers"
     lend(installed, project)
