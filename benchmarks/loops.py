@@ -60,7 +60,7 @@ def raw(task: Task) -> float:
     """Seconds a step by hand: all that is fast is used, nothing that Lockstep adds is there.
 
     The images lie in memory as one tensor, batches are gathers of it, the format is channels last, the optimizer is
-    fused; loss and hits are added up on the device and asked for when they would be logged.
+    fused; loss and hits are added up on the device and read when they would be logged.
     """
     pixels, labels = _data(task)
     torch.manual_seed(0)

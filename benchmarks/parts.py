@@ -1,4 +1,4 @@
-"""What a start is made of, in seconds of processor time, which says something on a busy machine, too.
+"""The parts of a start, in seconds of processor time, which is meaningful on a busy machine, too.
 
 `python -m benchmarks.parts` measures one start of one worker, and prints it as JSON.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from benchmarks.table import Row
 
 ROOT = Path(__file__).parents[1]
-# of a command that is measured: Python keeps what it has compiled, also where this process was told not to
+# of a command that is measured: Python keeps its compiled files, even if this process disabled that
 ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 # what a training no longer imports; each in a process that has imported torch and numpy
 WAITING = ("scipy.signal", "matplotlib.pyplot", "torch._dynamo", "torchvision", "torchmetrics", "lightning")
@@ -28,7 +28,7 @@ def parts(num_rounds: int = 5) -> "list[Row]":
     """Return the parts of a start to the first step, then what would be imported if nothing waited."""
     from benchmarks.table import row  # it imports torch, which is one of the parts
 
-    _last_line("-m", __name__)  # compiles what it imports, where nobody has yet
+    _last_line("-m", __name__)  # compiles the imported modules, if they are not yet compiled
     rounds = [json.loads(_last_line("-m", __name__)) for _ in range(num_rounds)]
     rows = [row(name, [one[name] for one in rounds], "{:.2f} s") for name in rounds[0]]
     for name in WAITING:

@@ -58,7 +58,7 @@ def _first_step(num_workers: int) -> float:
 
 
 def start_up(num_rounds: int = 7) -> list[Row]:
-    """Help, an error, and the first step of one worker and of three, beside importing torch alone."""
+    """Help, an error, and the first step of one worker and of three, compared with importing only torch."""
     _first_step(1)  # Python compiles what it imports, where it has not yet
     times = alternate(
         num_rounds,
@@ -102,7 +102,7 @@ SMALL = ("data=digits", "model.width=16", "global_batch_size=64", "trainer.max_e
 
 
 def _images_per_s(num_workers: int, overrides: Sequence[str], num_trainings: int = 1) -> float:
-    """Images per second of the last epoch of a training on all cores of the machine; of several at once, their sum."""
+    """Images per second of the last epoch of a training on all cores of the machine; of parallel ones, their sum."""
     environ = {name: value for name, value in ENVIRON.items() if name != "OMP_NUM_THREADS"}
     if num_trainings > 1:
         environ["OMP_NUM_THREADS"] = str(max(1, num_cores() // num_trainings))

@@ -1,6 +1,6 @@
 """How long `python train.py cluster=slurm` takes until the shell is free again: `python -m benchmarks.submit [--n 10]`.
 
-Needs a SLURM; its jobs are cancelled at once.
+Needs SLURM; its jobs are cancelled immediately.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Sweeps: how soon each trial makes its first step, and what several at once are worth: python -m benchmarks.sweep."""
+"""Sweeps: time to the first step of each trial, and the gain of parallel trials: python -m benchmarks.sweep."""
 
 import statistics
 import subprocess
@@ -26,7 +26,7 @@ class Measured:
 
 
 def sweep(num_trials: int = NUM_TRIALS, at_once: int = NUM_AT_ONCE, num_workers: int = 1) -> Measured:
-    """One sweep of short trainings, so many at once."""
+    """One sweep of short trainings, with this many in parallel."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         clock = f"+callbacks.clock={{_target_: benchmarks.first_step.FirstStep, path: {folder}/${{hydra:job.num}}}}"
@@ -76,7 +76,7 @@ def sweeps(num_rounds: int = 3) -> list[Row]:
 
 
 def of_two_workers(num_rounds: int = 7) -> list[Row]:
-    """Short trials of two workers, one after the other, beside importing torch alone."""
+    """Short trials of two workers, one after the other, compared with importing only torch."""
 
     def median_s() -> float:
         return statistics.median(sweep(NUM_OF_TWO, 1, 2).later_steps_s)

@@ -17,7 +17,7 @@ AT_ONCE = 2
 def main() -> int:
     """Print every case as it ends, then write the page. Returns 1 where a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs; a call that was cut goes on there")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs; an interrupted call resumes there")
     folder: Path = parser.parse_args().out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     results = folder / "results.json"

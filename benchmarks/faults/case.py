@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
     reason: str
     step: int | None
     seconds: float  # from the signal, or from SIGCONT where `is_continued`, to the end of the last process
-    is_continued: bool  # frozen until it was told to go on, which nobody but the user can do
+    is_continued: bool  # frozen until SIGCONT, which only the user can send
     num_left: int  # processes that were alive a while after the command had ended
     has_traceback: bool  # on the screen
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from benchmarks.faults.case import STEPS_PER_EPOCH, Case, Outcome
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED
 
-STOPS = ("TERM", "INT", "USR1", "HUP")  # a request to stop in good order
+STOPS = ("TERM", "INT", "USR1", "HUP")  # requests to stop with a checkpoint
 NO_RUN = "no run"
 # Of the newest checkpoint, at least: the moments are in the second epoch, the test is after the third.
 NEWEST_STEP = {
@@ -42,9 +42,9 @@ def promised(case: Case, *, has_run: bool) -> End:
             EXIT_STOPPED, "stopped", 2 * STEPS_PER_EPOCH if case.moment in ("validation", "checkpoint") else kept
         )
     if case.signal == "STOP" and (case.target == "parent" or case.num_processes == 1):
-        return End(0, "finished", 3 * STEPS_PER_EPOCH)  # nobody waits for it
+        return End(0, "finished", 3 * STEPS_PER_EPOCH)  # no process waits for it
     if case.target == "parent":
-        return End(-number, "no signal", kept)  # nobody is left who could tell
+        return End(-number, "no signal", kept)  # no process is left to report it
     return End(128 + number if case.num_processes == 1 else EXIT_FAILED, "failed", kept)
 
 

@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.gpu --out FOLDER`; docs/gpu.md says how to call and read it."""
+"""The command `python -m benchmarks.gpu --out FOLDER`; docs/gpu.md describes its use."""
 
 import argparse
 import sys
@@ -32,7 +32,7 @@ def _stages(text: str) -> list[str]:
 
 
 def main() -> int:
-    """Run the stages that were asked for. Returns the exit code."""
+    """Run the requested stages. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description="Check and measure Lockstep on a GPU, stage by stage.",
@@ -53,7 +53,7 @@ def main() -> int:
         return EXIT_UNUSABLE
     extra = [REHEARSAL] if arguments.is_rehearsal else []
     stages = []
-    for name in dict.fromkeys(["facts", *arguments.stages]):  # a page without its GPU says nothing
+    for name in dict.fromkeys(["facts", *arguments.stages]):  # a page without its GPU is useless
         function, limit_s = STAGES[name]
         words = [sys.executable, "-m", "benchmarks.gpu.stage", function, *extra]
         stages.append(Stage(name, limit_s * arguments.patience, words))

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 WARM_UP, TIMED, PROFILER_WARM_UP, PROFILED = 20, 40, 5, 20  # steps
 NUM_STEPS = WARM_UP + TIMED + PROFILER_WARM_UP + PROFILED + 5
-# The first pattern that a kernel's name contains says in words what the kernel does.
+# The first pattern in a kernel's name gives the description of the kernel.
 KINDS = (
     ("wgrad", "convolutions, gradients of the weights"),
     ("dgrad", "convolutions, gradients of their inputs"),

@@ -1,6 +1,6 @@
 """A step of the same network without Lockstep: `python -m benchmarks.gpu.raw on|off BATCH WIDTH FILE`.
 
-It tells the host's part of a step from the GPU's, and what cuDNN's search for algorithms, on or off, costs and gains.
+It separates the host time of a step from the GPU time, and measures cuDNN's search for algorithms, on and off.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Stages one after the other, each a process with a limit of its own, and what is known on disk after every one.
 
 A stage is killed with all processes it started, and never stops the next one. This module imports the standard library
-and no torch: it must answer a signal at once, and work where packages are missing.
+and no torch: it must react to a signal immediately, and work where packages are missing.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Trainings as a person types them: the first of all, every option at once, and the ends that are no success."""
+"""Trainings from typed commands: the first run, all options together, and runs that stop or fail."""
 
 import csv
 import re
@@ -58,7 +58,7 @@ def smoke(bench: Bench) -> None:
 def options(bench: Bench) -> None:
     """All side by side, but for the one that takes all memory."""
     bench.together(
-        ("everything at once", _everything),
+        ("all options together", _everything),
         ("streamed images", _streamed),
         ("float32", _float32),
         ("NaN guard", _nan),
@@ -69,7 +69,7 @@ def options(bench: Bench) -> None:
 
 def _everything(bench: Bench) -> None:
     _, done = bench.train("everything", *DATA, *NARROW, *TINY, *ALL, "data.memory=host")
-    bench.check("everything at once, from host memory", "in host memory" in done.output)
+    bench.check("all options together, from host memory", "in host memory" in done.output)
 
 
 def _streamed(bench: Bench) -> None:
@@ -80,7 +80,7 @@ def _streamed(bench: Bench) -> None:
         Image.effect_noise((32, 32), 60).convert("RGB").save(path)
     data = ("data=image_folder", f"data.root={images}", "data.memory=stream", "data.num_workers=4")
     _, done = bench.train("streamed", *data, *NARROW, *TINY, *ALL)
-    bench.check("everything at once, streamed", "streamed by 4 processes" in done.output)
+    bench.check("all options together, streamed", "streamed by 4 processes" in done.output)
 
 
 def _float32(bench: Bench) -> None:

@@ -43,7 +43,7 @@ class Bench(NamedTuple):
         return ("model.width=4", "eval_batch_size=200", *limits) if self.is_rehearsal else ()
 
     def tell(self, what: str, result: str, *, aim: str = "", is_met: bool | None = None, **values: Any) -> None:
-        """Add a row, at once and for good: a stage that is killed later has still found it."""
+        """Write a row immediately: it survives if the stage is killed later."""
         with open(self.rows, "a") as file:
             file.write(json.dumps({"what": what, "result": result, "aim": aim, "is_met": is_met, **values}) + "\n")
         print(f"row: {what}: {result}", flush=True)
@@ -68,7 +68,7 @@ class Bench(NamedTuple):
         """Do a part of the stage; a failure is a row, and the other parts follow."""
         try:
             part(self)
-        except Exception as error:  # as at the border of a process: whatever it was, the other parts follow
+        except Exception as error:  # as at a process border: the other parts follow after any error
             traceback.print_exc()
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
             self.check(what, False, f"failed: {text[:200]}")

@@ -117,7 +117,7 @@ class Study(Sweeper):
             config, _ = self._compose([*fixed, *first], 0)
             if config.cluster.name != "none":
                 raise ConfigError(
-                    ["search=... needs the results of earlier trials before it draws: leave cluster=... out"]
+                    ["search=... needs the results of earlier trials before it draws: remove cluster=..."]
                 )
             if config.search is None:
                 raise ConfigError(["hydra/sweeper=optuna is chosen by search=...: use search=tpe"])

@@ -1,7 +1,6 @@
 """Lockstep: N workers compute what one worker would.
 
-These names are public: projects use them. They wait with their imports until somebody asks for one of them, so that
-every command starts at once.
+These names are public: projects use them. Each is imported on first use, so that every command starts immediately.
 """
 
 import lazy_loader

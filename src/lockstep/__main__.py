@@ -8,7 +8,7 @@ from lockstep.cli import entry
 def main() -> NoReturn:
     """Entry point of the `lockstep` command."""
     entry.begin()
-    from lockstep.cli.main import main  # a moment later, in which a signal is met already
+    from lockstep.cli.main import main  # after the handlers, which may receive a signal during these imports
 
     main()
 

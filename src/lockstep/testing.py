@@ -1,4 +1,4 @@
-"""For tests of your own: the promise, held to your network, loss and data."""
+"""For your tests: checks the promise for your network, loss and data."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ def assert_exact(*overrides: str, cwd: Path | str | None = None) -> None:
     """Assert that a configuration computes the same on 1, 2 and 3 workers, as `lockstep verify` shows it.
 
     `overrides` are those of `python train.py`; `cwd` is the folder to start in, None: this one. Raises AssertionError
-    with the whole report where something differs, fails, or is no configuration.
+    with the whole report where something differs or fails, or the configuration has errors.
     """
     command = [sys.executable, "-m", "lockstep", "verify", *overrides]
     done = subprocess.run(command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

@@ -80,10 +80,10 @@ def test_a_folder_with_another_class_or_more_images_and_a_run_without_a_record_a
     (root / "emu").mkdir()
     write_image(root / "emu" / "0.png")
     assert evaluated(folder, tmp_path, "changed_data=accept") == EXIT_CONFIG
-    assert "Its network has another number of outputs" in capfd.readouterr().err
+    assert "Its network has a different number of outputs" in capfd.readouterr().err
     folder.images.unlink()
     assert evaluated(folder, tmp_path) == EXIT_CONFIG
-    assert "there is no record of its images" in capfd.readouterr().err
+    assert "its images were not recorded" in capfd.readouterr().err
 
 
 def test_data_that_moved_is_found_by_its_new_place_or_from_the_project(tmp_path: Path) -> None:

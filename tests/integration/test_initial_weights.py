@@ -83,7 +83,7 @@ def test_after_a_nan_loss_a_lower_rate_continues_from_the_last_good_weights(tmp_
     typed = [*recipe, "optimizer.lr=0.05", f"hydra.run.dir={tmp_path}/bad"]
     done = commands.run(command(*typed), ROOT)
     assert done.returncode == EXIT_FAILED
-    assert "init_from=... starts it with the weights of this one's last checkpoint" in done.stderr
+    assert "init_from=... starts it from the last checkpoint of this run" in done.stderr
     assert "epoch 1" not in done.stderr, "there must be a checkpoint to start from"
     fixed = [*recipe, "optimizer.lr=1e-5", f"init_from={tmp_path}/bad", f"hydra.run.dir={tmp_path}/good"]
     assert commands.run(command(*fixed), ROOT).returncode == 0
@@ -106,7 +106,7 @@ def test_what_has_no_weights_is_rejected_before_a_folder_is_made(source: RunFold
     broken = tmp_path / "broken.ckpt"
     broken.write_bytes(source.last_checkpoint.read_bytes()[:-100])
     for name, reason in (
-        (str(tmp_path / "nowhere"), "nowhere is no run folder"),
+        (str(tmp_path / "nowhere"), "nowhere is not a run folder"),
         (str(empty.path), "has no checkpoint yet"),
         (str(broken), "is damaged"),
     ):

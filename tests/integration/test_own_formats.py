@@ -29,7 +29,7 @@ pytestmark = pytest.mark.full
         (
             (*TENSOR, "+data.is_float=true", "augment.flip=true"),
             "augment.flip=true, augment.cutout=4 needs uint8 images, and data._target_=tests.support.sources."
-            "few_digits returns floats: leave it out, and change the images in the source",
+            "few_digits returns floats: remove it, and change the images in the source",
         ),
     ],
     ids=["statistics", "stream", "floats"],

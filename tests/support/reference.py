@@ -29,11 +29,11 @@ CONFIGURATION = """\
 # Configuration
 
 Written by `python -m tests.support.reference configuration > docs/configuration.md` from the schema and `conf/`; a test
-fails when it is not current. `python train.py --help` says the same of the options that you choose there.
+fails when it is not current. `python train.py --help` prints the same for the options that you choose there.
 
-A key is set by `key=value`, a group by `group=option`. What a key decides says when it may change:
+A key is set by `key=value`, a group by `group=option`. The effect of a key decides when it may change:
 
-| decides | that is | on `resume=` | when a sweep goes on | between the jobs of a sweep |
+| decides | that is | on `resume=` | when a sweep resumes | between the jobs of a sweep |
 | --- | --- | --- | --- | --- |
 """
 CHANGES = {
@@ -58,9 +58,9 @@ Configurations and projects use these names, which stay where modules move: `_ta
 `from lockstep.data import Images, Splits`. All else in `lockstep` may change with any version. Few parameters have a
 default, because `conf/` is the home of values. Types with a range, such as `Fraction`, are in
 `lockstep.system.kinds`; [configuration.md](configuration.md) has range and meaning of each parameter.
-[own-network.md](own-network.md) says what a network, a schedule or an optimizer of your own must be,
-[own-data.md](own-data.md) what data, [own-loss.md](own-loss.md) what a task, [own-module.md](own-module.md) what a
-training step. [python.md](python.md) shows how a script or a notebook trains, looks at runs and predicts.
+[own-network.md](own-network.md) specifies custom networks, schedules and optimizers,
+[own-data.md](own-data.md) custom data, [own-loss.md](own-loss.md) tasks, [own-module.md](own-module.md) training
+steps. [python.md](python.md) shows how a script or a notebook trains, looks at runs and predicts.
 """
 PACKAGES = ("data", "models", "tasks", "callbacks")
 ENTRY = "+parameters.NAME={pattern:'^fc',lr_factor:1.0,weight_decay:null,frozen_epochs:0}"

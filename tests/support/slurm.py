@@ -54,7 +54,7 @@ class Slurm:
         return self.run("sbatch", "--parsable", *options, "--wrap", script, cwd=cwd).stdout.strip()
 
     def show(self, job: str) -> dict[str, str]:
-        """What scontrol says of a job, e.g. JobState, Reason, Restarts, NodeList, ExitCode; also of an ended one."""
+        """The fields of scontrol for a job, such as Reason, Restarts, NodeList, ExitCode; also of an ended one."""
         words = self.run("scontrol", "--oneliner", "show", "job", job).stdout.split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -97,12 +97,12 @@ class Slurm:
 def started(*, has_accounting: bool = False) -> Iterator[Slurm]:
     """A fresh cluster; skips where there can be none. It goes also when this process is killed.
 
-    One that has accounting forgets jobs after some seconds: then only the data base knows of them.
+    One that has accounting forgets jobs after some seconds: then only the database has them.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-slurm-") as folder:
         environ = {**_without_slurm(harness.environ()), "SLURM_ROOT": folder}
         environ |= {"SLURM_ACCOUNTING": "yes"} if has_accounting else {}
-        # once on a machine, and not what is measured; `up` says why where it fails
+        # once on a machine, and not what is measured; `up` prints the reason if it fails
         subprocess.run([SCRIPT, "install"], env=environ, capture_output=True, timeout=harness.PATIENCE_S)
         with nodes.kept(SCRIPT, environ):
             yield Slurm(Path(folder))

@@ -190,7 +190,7 @@ def test_every_error_is_in_one_message() -> None:
 def test_keys_of_the_environments_and_of_the_benchmark_are_refused_elsewhere() -> None:
     assert "set by each environment of a benchmark" in errors("trainer.devices=2")[0]
     for key in ("resume", "init_from"):
-        assert errors(f"{key}=x") == [f"{key}=x: a benchmark starts new runs: leave it out"]
+        assert errors(f"{key}=x") == [f"{key}=x: a benchmark starts new runs: remove it"]
     assert "only `lockstep benchmark` reads" in errors("benchmark.budget_s=3", is_benchmark=False)[0]
     assert "only `lockstep benchmark` reads" in errors("+benchmark=default", is_benchmark=False)[0]
     assert not errors("experiment=fashion_mnist", "model.width=16", "benchmark.budget_s=60")

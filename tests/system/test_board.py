@@ -66,7 +66,7 @@ def id_of(client: Client, name: str = "live") -> str:
 def test_the_page_stops_a_live_run_by_its_stop_file(client: Client, live: RunFolder) -> None:
     answer = stop(client, id_of(client))
     assert answer.status_code == 200
-    assert told(answer)["message"] == "Asked live to stop; it saves a checkpoint first."
+    assert told(answer)["message"] == "Stop requested for live; it saves a checkpoint first."
     assert live.stop_reason() == "Training tab of TensorBoard"
     assert listed(client)["live"]["state"] == "stopping"
 

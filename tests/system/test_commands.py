@@ -140,13 +140,13 @@ def test_a_finished_run_is_not_resumed_but_can_train_longer(trained: RunFolder) 
     cwd = cwd_of(trained)
     done = commands.run(command("resume=outputs/latest"), cwd)
     assert done.returncode == 2
-    assert "is finished: train longer with trainer.max_epochs above 2" in done.stderr
+    assert "is finished: set trainer.max_epochs above 2 to train longer" in done.stderr
 
 
 def test_an_unknown_run_is_named_with_those_there_are(trained: RunFolder) -> None:
     done = lockstep(cwd_of(trained), "eval", "nowhere")
     assert done.returncode == 2
-    assert "nowhere is no run folder" in done.stderr
+    assert "nowhere is not a run folder" in done.stderr
     assert "outputs/" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -35,7 +35,7 @@ def test_a_narrow_terminal_has_as_many_columns_as_fit() -> None:
 @pytest.mark.parametrize(("width", "rest"), [(80, "step 120/5000  6:40 left  612 images/s"), (40, "step 120/5000")])
 def test_the_live_line_is_cropped_to_the_terminal(width: int, rest: str) -> None:
     out = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    facts = ["step 120/5000", "6:40 left", "612 images/s", "in all 1:08:00 left"]
+    facts = ["step 120/5000", "6:40 left", "612 images/s", "1:08:00 in total"]
     out.print(live_line(width, "1/10", 0.5, facts))
     (line,) = out.file.getvalue().splitlines()
     assert re.match(rf" +1/10  ━+╸? +{rest}", line)
@@ -57,7 +57,7 @@ LONG = (
 @pytest.mark.full
 @pytest.mark.processes
 def test_rank_0_prints_speed_and_time_left_inside_the_first_epoch(tmp_path: Path) -> None:
-    line = re.compile(r"^ {6}1/2  step (\d+)/5000, [\d:. s]+ left, [\d,]+ images/s, in all [\d:. s]+ left$", re.M)
+    line = re.compile(r"^ {6}1/2  step (\d+)/5000, [\d:. s]+ left, [\d,]+ images/s, [\d:. s]+ in total$", re.M)
     with training(tmp_path, *LONG, "model._target_=tests.support.networks.Slow", "trainer.devices=2") as run:
 
         def steps() -> list[int]:
@@ -106,7 +106,7 @@ def test_a_terminal_shows_the_time_left_in_a_live_line(tmp_path: Path) -> None:
     )
     os.close(them)
     text, deadline = "", time.monotonic() + PATIENCE_S
-    shown = re.compile(r"1/2  \S*━?\S*  step \d+/5000  [\d:. s]+ left  \d+ images/s  in all [\d:.]+ left")
+    shown = re.compile(r"1/2  \S*━?\S*  step \d+/5000  [\d:. s]+ left  \d+ images/s  [\d:.]+ in total")
     try:
         while not shown.search(re.sub(r"\x1b\[[0-9;?]*\w", "", text)):
             assert time.monotonic() < deadline, text

@@ -136,7 +136,7 @@ def test_a_death_that_cannot_be_written_is_printed(tmp_path: Path, capsys: pytes
 def test_a_failure_without_a_text_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunFolder(tmp_path).failure.touch()  # by a version that wrote in place, and was killed
     worker.show_failure(worker.Job("train", str(tmp_path), {}))
-    assert capsys.readouterr().err.splitlines()[0] == "a worker failed without a message"
+    assert capsys.readouterr().err.splitlines()[0] == "a worker failed without an error message"
 
 
 STACK = """Fatal Python error: Segmentation error

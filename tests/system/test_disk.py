@@ -96,7 +96,7 @@ def test_torchs_errors_of_shared_memory_are_recognized(tmp_path: Path) -> None:
 def test_a_place_where_nothing_can_be_made_is_found_by_trying(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert refusals.unwritable(tmp_path / "a" / "b") is None
-    assert "is no folder" in (refusals.unwritable(tmp_path / "file" / "a") or "")
+    assert "is not a folder" in (refusals.unwritable(tmp_path / "file" / "a") or "")
     assert "cannot be written to" in (refusals.unwritable(Path("/proc/lockstep")) or "")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -165,7 +165,7 @@ def test_where_no_run_folder_can_be_made_a_command_exits_with_code_2(tmp_path: P
     assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
     line, end = done.stderr.splitlines()
     assert line.startswith("config error: ")
-    assert ("/proc" if len(more) == 1 else "outputs is no folder") in line
+    assert ("/proc" if len(more) == 1 else "outputs is not a folder") in line
     assert end.startswith("1 error; nothing was started")
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
@@ -175,8 +175,8 @@ def test_where_no_run_folder_can_be_made_a_command_exits_with_code_2(tmp_path: P
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        (["name=it", "hydra.run.dir=file/${name}"], "hydra.run.dir=file/it: file is no folder"),
-        (["-m", "seed=0,1", "++hydra.sweep.dir=file/x"], "hydra.sweep.dir=file/x: file is no folder"),
+        (["name=it", "hydra.run.dir=file/${name}"], "hydra.run.dir=file/it: file is not a folder"),
+        (["-m", "seed=0,1", "++hydra.sweep.dir=file/x"], "hydra.sweep.dir=file/x: file is not a folder"),
         (["hydra.run.dir=file/${hydra.nothing}"], "hydra.run.dir: Interpolation key 'hydra.nothing' not found"),
     ],
 )
@@ -198,5 +198,5 @@ def test_a_current_folder_that_is_gone_is_one_line(tmp_path: Path, words: list[s
     there.mkdir()
     done = run(there, ["bash", "-c", 'rmdir "$PWD" && exec "$@"', "-", *words])
     assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
-    assert "the current folder is gone" in done.stderr
+    assert "the current folder no longer exists" in done.stderr
     assert len(done.stderr.splitlines()) <= 2

@@ -67,7 +67,7 @@ def test_a_signal_before_there_is_a_run_ends_the_command_with_one_line(
     tmp_path: Path, number: signal.Signals, module: str
 ) -> None:
     done, lines = signalled(tmp_path, command(*SMALL), number, module)
-    assert lines == [f"lockstep: terminated by {number.name}, no run is under way"]
+    assert lines == [f"lockstep: terminated by {number.name}, no run was started"]
     assert done.returncode == 128 + number
     assert not list(tmp_path.glob("outputs/*/*"))
 

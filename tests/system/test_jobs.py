@@ -88,10 +88,10 @@ def errors(*overrides: str) -> list[str]:
         ((*SLURM, "strategy=cpu", "cluster.gpus_per_node=2"), "cluster.gpus_per_node=2, but strategy=cpu uses no GPUs"),
         ((*SLURM, "strategy=single_device"), "strategy=single_device has one worker, not 2"),
         ((*SLURM, "cluster.partition='a b'"), "cluster.partition"),
-        ((*SLURM, "sweep.max_failed=1"), "sweep.max_failed=1 is for trials on this machine"),
-        (("cluster=local", "cluster.time_min=5"), "cluster.time_min=5 is read by cluster=slurm alone, not by local"),
-        (("cluster.memory_gib=4",), "cluster.memory_gib=4.0 is read by cluster=slurm alone, not by none"),
-        (("cluster.setup=[module load x]",), "cluster.setup=['module load x'] is for a job: add cluster=slurm"),
+        ((*SLURM, "sweep.max_failed=1"), "sweep.max_failed=1 applies only to trials on this machine"),
+        (("cluster=local", "cluster.time_min=5"), "cluster.time_min=5 applies only to cluster=slurm, not to local"),
+        (("cluster.memory_gib=4",), "cluster.memory_gib=4.0 applies only to cluster=slurm, not to none"),
+        (("cluster.setup=[module load x]",), "cluster.setup=['module load x'] applies only to jobs: add cluster=slurm"),
         (("dry_run=true",), "dry_run=true shows what would be submitted, and cluster=none submits nothing"),
     ],
 )
@@ -723,7 +723,7 @@ def test_a_job_is_found_by_id_array_folder_and_latest_and_others_are_named(tmp_p
     assert ids("7") == ids(str(tmp_path / "sweep")) == ["7_2", "7_1", "7_0"]
     assert ids("7_1", "latest") == ["7_1", "7_0"]
     assert ids(str(tmp_path / "sweep" / "2")) == ["7_2"]
-    with pytest.raises(ValueError, match="8 is no job: known are 7_0, 7_1, 7_2"):
+    with pytest.raises(ValueError, match=r"8 is not a job\. Known jobs: 7_0, 7_1, 7_2"):
         jobs.chosen(found, ["8"])
 
 
@@ -733,7 +733,7 @@ def test_a_broken_record_hides_no_other_job(tmp_path: Path, capsys: pytest.Captu
     RunFolder(tmp_path / "bad").job_file.write_text('{"id": "x; rm"}')
     RunFolder(tmp_path / "worse").job_file.write_text("[")
     assert [run.folder.path.name for run, _ in jobs.recorded([tmp_path])] == ["good"]
-    assert capsys.readouterr().err.count("is no record of a job") == 2
+    assert capsys.readouterr().err.count("is not a job record") == 2
 
 
 def test_what_waits_is_cancelled_unless_slurm_refuses_and_what_has_ended_is_not(

@@ -105,14 +105,14 @@ def test_a_training_outlives_the_process_that_sends_its_points(tmp_path: Path) -
         os.kill(sender, signal.SIGTERM)  # as a cluster sends it to all processes of a job
         has_ended = started.process.poll
         wait_until(
-            lambda: "receives no more metrics" in started.log.read_text() or has_ended() is not None,
+            lambda: "are no longer sent to Weights & Biases" in started.log.read_text() or has_ended() is not None,
             "the line that reports it",
         )
         started.wait_for_step(int(started.folder.read_status()["step"]) + 8)
         started.process.send_signal(signal.SIGTERM)
         assert started.exit_code() == EXIT_STOPPED, started.log.read_text()
     text = started.log.read_text()
-    assert text.count("receives no more metrics") == 1
+    assert text.count("are no longer sent to Weights & Biases") == 1
     assert "Traceback" not in text
 
 
@@ -131,7 +131,7 @@ def test_a_run_without_a_login_ends_before_its_first_step(tmp_path: Path) -> Non
     assert done.returncode == EXIT_CONFIG, done.stderr
     errors = [line for line in done.stderr.splitlines() if "config error" in line]
     assert errors == [
-        "config error: logger=wandb finds no key for Weights & Biases: run `wandb login` once, or write "
+        "config error: logger=wandb needs a key for Weights & Biases: run `wandb login` once, or write "
         "logger.wandb.offline=true"
     ]
 

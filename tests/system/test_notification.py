@@ -235,7 +235,7 @@ def test_sigterm_waits_and_a_second_ctrl_c_ends_it(folder: RunFolder, capfd: pyt
         ("notify.url=ftp://x/y", "notify.url=*** must be an http(s) URL, no user in it or null"),
         ("notify.url='http://user:word@x/'", "must be an http(s) URL"),
         ("notify.command=''", "notify.command=*** must be a command line or null"),
-        ("notify.command='\"tell me'", "is no command line: No closing quotation"),
+        ("notify.command='\"tell me'", "is not a valid command line: No closing quotation"),
         ("notify.timeout_s=0.0", "notify.timeout_s=0.0 must be 0 < float <= 600"),
     ],
 )

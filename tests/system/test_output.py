@@ -83,7 +83,7 @@ EVIL = "\x1b]0;title\x07\x1b[2J\x1b[35;7m\x9b35m"
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        ("status no{evil}thing", "thing is no run folder"),
+        ("status no{evil}thing", "thing is not a run folder"),
         ("data check data=image_folder data.root='{root}' data.image_size=8 data.cache=null", "leaks"),
     ],
 )

@@ -24,7 +24,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("guide", GUIDES.values(), ids=lambda guide: guide.title)
 def test_its_trainings_end_and_are_exact(project: Path, guide: Guide) -> None:
     train, verify = guide.commands
-    checks = "not checked: lockstep verify with these settings does"
+    checks = "not verified: run lockstep verify with these settings"
     assert trained(project, *train, *SMALL).read_summary()["exact"] == checks
     assert "Exact: nothing differs by more than " in run(project, *verify, "model.width=2")
     assert "verified on 20" in trained(project, *train, *SMALL).read_summary()["exact"]

@@ -212,7 +212,7 @@ def test_wrong_arguments_are_rejected_with_the_accepted_ones(
 ) -> None:
     path = trained["colour"].path
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="nowhere is no run folder"):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a run folder"):
         lockstep.load("nowhere")
     wrong: Any = "newest"
     with pytest.raises(ValueError, match=r'checkpoint=.newest. does not exist: choose "best" or "last"'):
@@ -227,11 +227,13 @@ def test_wrong_arguments_are_rejected_with_the_accepted_ones(
 
 def test_a_missing_or_damaged_checkpoint_is_named_with_the_hint(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", SMALL)
-    with pytest.raises(FileNotFoundError, match=r"best\.ckpt is not there: has the run finished an epoch"):
+    with pytest.raises(FileNotFoundError, match=r"best\.ckpt does not exist: has the run finished an epoch"):
         lockstep.load(folder.path)
     folder.checkpoints.mkdir()
     folder.last_checkpoint.write_text("half of it")
-    with pytest.raises(ValueError, match=r'last\.ckpt is damaged.*: put a copy of it back, or try checkpoint="best"'):
+    with pytest.raises(
+        ValueError, match=r'last\.ckpt is damaged.*: restore it from a backup, or try checkpoint="best"'
+    ):
         lockstep.load(folder.path, checkpoint="last")
 
 

@@ -157,13 +157,13 @@ def test_a_project_that_has_moved_is_missed_by_name_and_found_from_its_new_place
     for command in (("eval", folder.path), ("predict", folder.path, "test", "--output", "out.csv")):
         said = lockstep(tmp_path, *command, "--trust", code=EXIT_CONFIG)
         assert "Traceback" not in said
-        assert f"model._target_=my_package.networks.Net: there is no package 'my_package' in {project}" in said
-        assert "the folder is gone" in said
-        assert "start this command in the folder that holds my_package now" in said
+        assert f"model._target_=my_package.networks.Net: package 'my_package' was not found in {project}" in said
+        assert "which no longer exists" in said
+        assert "run this command in the folder that contains my_package now" in said
         assert "test images" in lockstep(tmp_path / "new place", "eval", folder.path)
     done = run(tmp_path, "-m", "lockstep.launch.runner", folder.path, "--task", "test")
     assert done.returncode == EXIT_CONFIG
-    assert "there is no package 'my_package' in" in folder.failure.read_text()
+    assert "package 'my_package' was not found in" in folder.failure.read_text()
 
 
 @pytest.mark.full

@@ -185,7 +185,7 @@ print(json.dumps([error(overrides) for overrides in (
     assert number.startswith("[1] is not a list of overrides")
     assert later == "name uses a value of Hydra that only python train.py has: set it"
     assert devices.startswith("trainer.devices=0 must be")
-    assert nowhere.startswith("resume=nowhere is no run folder")
+    assert nowhere.startswith("resume=nowhere is not a run folder")
     assert not (tmp_path / "outputs").exists()
 
 

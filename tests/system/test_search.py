@@ -294,7 +294,7 @@ def test_a_search_is_stopped_and_goes_on_and_a_pruned_trial_of_two_workers_leave
     first, second = trials_of(tmp_path)
     status = first.read_status()
     assert (status["state"], status["workers"]) == ("pruned", 2)
-    assert "other trials were better by now" in status["reason"]
+    assert "other trials were better at this point" in status["reason"]
     listed = subprocess.run(
         [sys.executable, "-m", "lockstep.cli.main", "runs"], cwd=tmp_path, capture_output=True, text=True, check=True
     )

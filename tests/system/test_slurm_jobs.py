@@ -193,7 +193,7 @@ def test_a_submitted_job_is_followed_from_another_shell_and_runs_the_code_of_its
     job = run.id
     shell.jobs("delete", job, "--yes")
     assert not run.folder.path.exists()
-    assert f"{job} is no job: known are " in shell.jobs("show", job, code=EXIT_CONFIG).stderr
+    assert f"{job} is not a job. Known jobs: " in shell.jobs("show", job, code=EXIT_CONFIG).stderr
 
 
 @pytest.mark.full

@@ -64,7 +64,7 @@ def test_a_sweep_is_an_array_whose_broken_trial_is_submitted_again_and_no_other(
     ("overrides", "words"),
     [
         (["cluster=local"], "cluster=local trains one run in the background, no sweep"),
-        ([*SLURM, "search=random", "optimizer.lr=interval(0.01,0.1)"], "leave cluster=... out"),
+        ([*SLURM, "search=random", "optimizer.lr=interval(0.01,0.1)"], "remove cluster=..."),
         (["cluster=slurm", "cluster.time_min=1,2"], "all jobs of a sweep share it: give one"),
         ([*SLURM, "trainer.num_nodes=1,2"], "must have the same cluster.*, devices, num_nodes and strategy"),
     ],

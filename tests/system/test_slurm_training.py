@@ -80,7 +80,7 @@ def test_two_steps_of_one_allocation_train_in_parallel(slurm: Slurm, alone: RunF
 
 def test_more_devices_than_tasks_are_a_config_error(slurm: Slurm, tmp_path: Path) -> None:
     done = slurm.run("srun", "--ntasks=1", *command(*BRIEF, "trainer.devices=2"), cwd=tmp_path, code=2)
-    assert "trainer.devices=2 asks for 2 workers, but srun started 1 process" in done.stderr
+    assert "trainer.devices=2 requires 2 workers, but srun started 1 process" in done.stderr
     assert not (tmp_path / "outputs").exists()
 
 
@@ -145,7 +145,9 @@ def test_a_taken_port_is_an_error_with_a_hint(slurm: Slurm, tmp_path: Path) -> N
     assert slurm.wait(job) == "FAILED"
     assert slurm.show(job)["ExitCode"] == "2:0"
     text = (tmp_path / f"slurm-{job}.out").read_text()
-    assert f"config error: port {step_port(int(job), 0)} of n1, where the processes of this step meet, is taken" in text
+    assert (
+        f"config error: port {step_port(int(job), 0)} of n1, where the processes of this step meet, is in use" in text
+    )
     assert "set MASTER_ADDR=n1 and MASTER_PORT to a free one" in text
 
 

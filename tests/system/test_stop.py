@@ -121,7 +121,7 @@ def test_the_time_limit_stops_the_run(tmp_path: Path) -> None:
         assert run.folder.read_status()["reason"] == "time limit, trainer.max_time_s=1"
         command, hint = run.log.read_text().splitlines()[-2:]
     assert command.startswith("  lockstep train resume=")
-    assert hint == "It stops after the same time again; add trainer.max_time_s=null for no limit"
+    assert hint == "The time limit applies again; add trainer.max_time_s=null to remove it"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -153,8 +153,8 @@ def test_a_job_of_somebody_else_is_not_requeued(theirs: RunFolder, tmp_path: Pat
 
 def test_a_command_inside_of_a_run_takes_nothing_there_for_a_project(theirs: RunFolder) -> None:
     (theirs.path / "PIL.py").write_text("import os\nos.system('touch ran')\n")
-    refused(theirs.path, ("predict", ".", "test", "--output", "/tmp/out.csv"), "inside of the run")
-    refused(theirs.path, ("train", "resume=.", "trainer.max_epochs=3"), "inside of the run")
+    refused(theirs.path, ("predict", ".", "test", "--output", "/tmp/out.csv"), "inside the run")
+    refused(theirs.path, ("train", "resume=.", "trainer.max_epochs=3"), "inside the run")
 
 
 def test_from_python_a_run_is_trusted_by_name(

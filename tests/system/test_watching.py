@@ -149,7 +149,7 @@ def test_the_time_of_a_live_run_includes_that_since_its_last_status(tmp_path: Pa
     run(tmp_path / "ended", updated=time.time() - 60, epoch_remaining_s=400.0)
     rows = rows_of(lockstep("status", "live").out)
     assert re.fullmatch(r"2:1\d so far, about 1:50 left", rows["time"])
-    assert rows["epoch"] == "4 of 10, step 312 of 780, 6:40 left in it"
+    assert rows["epoch"] == "4 of 10, step 312 of 780, 6:40 left in this epoch"
     rows = rows_of(lockstep("status", "ended").out)
     assert (rows["time"], rows["epoch"]) == ("1:12", "4 of 10, step 312 of 780")
 
@@ -220,7 +220,7 @@ def test_every_term_of_the_filter_must_occur(three: Path, lockstep: Any, terms: 
     said = lockstep("runs", "--filter", terms)
     assert names(said) == expected
     if not expected:
-        assert said.err == "None of the 3 runs below outputs matches: leave out --filter or --state.\n"
+        assert said.err == "None of the 3 runs below outputs matches: remove --filter or --state.\n"
 
 
 def test_states_are_chosen_by_their_names(three: Path, lockstep: Any) -> None:
@@ -229,7 +229,7 @@ def test_states_are_chosen_by_their_names(three: Path, lockstep: Any) -> None:
     assert names(lockstep("runs", "--state", "no-signal")) == "d"
     said = lockstep("runs", "--state", "lost")
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("lockstep: --state lost: there is no such state, choose from not-started, starting,")
+    assert said.err.startswith("lockstep: --state lost is not a state: choose from not-started, starting,")
 
 
 def test_json_has_all_facts_of_every_run(three: Path, lockstep: Any) -> None:
@@ -252,15 +252,15 @@ def test_an_empty_folder_has_a_hint_and_a_missing_one_is_an_error(tmp_path: Path
     assert said.err == "No runs below outputs: start one with lockstep train, or name another folder.\n"
     said = lockstep("runs", "nowhere")
     assert said.code == 2
-    assert said.err == "lockstep: nowhere is no folder: name one with runs, or none for outputs/.\n"
+    assert said.err == "lockstep: nowhere is not a folder: give a folder of runs, or none for outputs/.\n"
 
 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--sort", "speed"), "--sort speed: there is no such column, choose from state, run, best, overrides, epoch,"),
-        (("--watch",), "--watch needs a terminal: leave it out to print once."),
-        (("--yes",), "--yes is for --prune"),
+        (("--sort", "speed"), "--sort speed is not a column: choose from state, run, best, overrides, epoch,"),
+        (("--watch",), "--watch needs a terminal: remove it to print once."),
+        (("--yes",), "--yes needs --prune"),
     ],
 )
 def test_wrong_options_are_one_clear_line(three: Path, lockstep: Any, words: tuple[str, ...], error: str) -> None:
@@ -366,8 +366,8 @@ def test_runs_that_do_not_fit_next_to_each_other_are_in_a_second_table(two: Any)
 def test_runs_that_cannot_be_compared_are_named(two: Any, lockstep: Any) -> None:
     said = lockstep("compare", "a", "nowhere")
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("lockstep: nowhere is no run folder: it has no config.yaml. Newest runs: ")
-    assert "Name two or more runs" in lockstep("compare", "a").err
+    assert said.err.startswith("lockstep: nowhere is not a run folder: it has no config.yaml. Newest runs: ")
+    assert "compare needs two or more runs" in lockstep("compare", "a").err
     for text in ("a: [\n", "- 1\n", "x: [{? [1, 2]: 3}]\n", "a: " + "[" * 5000 + "]" * 5000 + "\n"):
         two[1].config.write_text(text)
         said = lockstep("compare", "a", "b")
@@ -463,7 +463,7 @@ def test_a_run_that_resumes_before_the_answer_stays(every_state: Path) -> None:
             shown.type("y\r")
             assert shown.end() == 1
     assert left(every_state) == EVERY - {"unstarted"}
-    assert "day/failed: it was resumed meanwhile" in shown.text
+    assert "day/failed: it was resumed in the meantime" in shown.text
     assert "day/silent: it is being trained" in shown.text
 
 

@@ -53,9 +53,9 @@ def test_a_project_requires_lockstep_from_its_origin(
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("torch", "a module torch exists, which the project would hide"),
-        ("Roses", "'Roses' is no name of a package"),
-        ("class", "'class' is no name of a package"),
+        ("torch", "a module torch exists already, and the project would shadow it"),
+        ("Roses", "'Roses' is not a valid package name"),
+        ("class", "'class' is not a valid package name"),
         ("here", "here exists"),
         ("file/roses", "file/roses cannot be created: Not a directory"),
     ],

@@ -1,6 +1,6 @@
 """`lockstep benchmark`: trains in one environment after the other, each in its own processes, and reports the speed.
 
-Ctrl-C stops the current run in good order, skips the rest and reports what was measured. The exit code is 130 (143
+Ctrl-C stops the current run with a checkpoint, skips the rest and reports what was measured. The exit code is 130 (143
 after SIGTERM), not 75, because a benchmark cannot be resumed. A second Ctrl-C exits immediately, without a report.
 """
 

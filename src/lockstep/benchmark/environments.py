@@ -1,4 +1,4 @@
-"""The environments of a benchmark that this machine offers, and the configuration of the run in each."""
+"""The environments of a benchmark on this machine, and the configuration of the run in each."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ def environments(config: BenchmarkConfig, num_cores: int, num_gpus: int) -> list
         except ConfigError as error:
             errors += [f"benchmark.environments.{name}: {message}" for message in error.errors]
     if not built and not errors:
-        errors.append("benchmark.environments has no entry: leave one, or add +benchmark.environments.NAME=...")
+        errors.append("benchmark.environments has no entry: keep one, or add +benchmark.environments.NAME=...")
     if errors:
         raise ConfigError(errors)
     return built
@@ -82,7 +82,7 @@ def _missing(device: str, entry: ExecutionEnvironment, num_present: int) -> str:
 
 
 def _without_bfloat16() -> str:
-    """Why a CPU does not train in bfloat16; empty if it does. Without such arithmetic a product takes minutes."""
+    """Reason why a CPU does not train in bfloat16, or "". Emulated bfloat16 products take minutes."""
     import torch
 
     from lockstep.training.precision import bfloat16_unit

@@ -29,7 +29,7 @@ class _Server(program.WerkzeugServer):
 
 class _Board(program.TensorBoard):
     def _register_info(self, server: Any) -> None:
-        """Write no file for notebooks: it lies in /tmp, where another user may have placed a link."""
+        """Write no file for notebooks: it would be in /tmp, where another user may have placed a link."""
 
 
 def run(logdir: Path, host: str | None, port: int | None, known_hosts: str) -> int:

@@ -28,7 +28,7 @@ class Refusal(Exception):
 class Hosts:
     """The host names under which this TensorBoard answers: those of this machine, and those that its user allowed.
 
-    Another name may have been pointed here by somebody else. An address cannot be.
+    Someone else may have pointed another name to this machine. An address cannot be redirected.
     """
 
     def __init__(self, flags: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The tab Training of TensorBoard: lists runs, shows one, and asks it to stop; guard.py restricts who may do so.
+"""The tab Training of TensorBoard: lists runs, shows one, and requests a stop; guard.py checks the permission.
 
 Every `tensorboard` command imports this module, so it needs nothing that TensorBoard does not need itself. A page
 refers to a run by its id, never by a path.
@@ -40,7 +40,7 @@ class TrainingLoader(base_plugin.TBLoader):
             "--training_control",
             choices=("on", "off"),
             default="off",
-            help="May everybody who reaches TensorBoard stop runs in the Training tab? Default: off.",
+            help="Allow everyone who can reach TensorBoard to stop runs in the Training tab. Default: off.",
         )
         group.add_argument(
             "--training_hosts",
@@ -134,12 +134,12 @@ class TrainingPlugin(base_plugin.TBPlugin):
             run.folder.request_stop("Training tab of TensorBoard")
         except OSError as error:
             raise Refusal(403, f"{run.name} cannot be stopped from here: {error.strerror}.") from error
-        return {"message": f"Asked {run.name} to stop; it saves a checkpoint first."}
+        return {"message": f"Stop requested for {run.name}; it saves a checkpoint first."}
 
     def _find(self, key: Any, *, is_fresh: bool = False) -> discovery.DiscoveredRun:
         run = self._watched.runs(is_fresh=is_fresh).get(key) if isinstance(key, str) else None
         if run is None:
-            raise Refusal(404, "This run does not exist any more.")
+            raise Refusal(404, "This run no longer exists.")
         return run
 
     def _application(self, method: str, answer: Callable[[Request], dict[str, Any]]) -> "WSGIApplication":

@@ -179,7 +179,7 @@ class Console(L.Callback):
         facts += [f"{duration(epoch_left)} left"] if epoch_left is not None else []
         facts += [f"{pace.images_per_s:,.0f} images/s"] if pace.images_per_s else []
         is_last_epoch = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
-        facts += [f"in all {duration(left)} left"] if left is not None and not is_last_epoch else []
+        facts += [f"{duration(left)} in total"] if left is not None and not is_last_epoch else []
         return pace.num_done / max(1, pace.num_batches), facts
 
 

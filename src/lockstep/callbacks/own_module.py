@@ -30,7 +30,7 @@ def micro_batches(module: L.LightningModule) -> int:
 
 
 def steps_done(trainer: L.Trainer, module: L.LightningModule) -> int:
-    """Return the number of steps so far; each batch is one, whatever number of optimizers a custom module has."""
+    """Return the number of steps so far; each batch is one, for any number of optimizers of a custom module."""
     return trainer.global_step if isinstance(module, Classifier) else trainer.fit_loop.total_batch_idx + 1
 
 

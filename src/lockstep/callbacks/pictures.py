@@ -40,8 +40,8 @@ class Pictures(L.Callback):
     def __init__(
         self,
         *,
-        every_n_epochs: Annotated[Positive | None, Doc("epochs between pictures of the validation; null = none")],
-        num_images: Annotated[Positive, Doc("number of predictions, and of worst mistakes")],
+        every_n_epochs: Annotated[Positive | None, Doc("epochs between pictures of the validation set; null = none")],
+        num_images: Annotated[Positive, Doc("number of predictions, and of worst mistakes, to show")],
     ) -> None:
         self._every_n_epochs = every_n_epochs
         self._num_images = num_images

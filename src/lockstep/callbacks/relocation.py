@@ -10,8 +10,8 @@ from typing_extensions import override
 class Relocation(L.Callback):
     """Replaces the paths in the state of every ModelCheckpoint when a run resumes in another folder.
 
-    Lightning 2.6.6 would forget the best score and all files but the best, with a warning: the next state, however bad,
-    would replace best.ckpt.
+    Lightning 2.6.6 would forget the best score and all files but the best, with a warning: the next state, even a
+    worse one, would replace best.ckpt.
     """
 
     @override

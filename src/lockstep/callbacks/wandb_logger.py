@@ -68,7 +68,7 @@ class ResumableWandbLogger(WandbLogger):
         is_sent = not self._offline and wandb.setup().settings.mode == "online"
         if is_sent and not wandb.login(prompt=False):
             hint = "run `wandb login` once, or write logger.wandb.offline=true"
-            raise ValueError(f"logger=wandb finds no key for Weights & Biases: {hint}")
+            raise ValueError(f"logger=wandb needs a key for Weights & Biases: {hint}")
         argv, sys.argv = sys.argv, redacted(sys.argv)  # wandb saves it with the run
         try:
             _ = self.experiment
@@ -97,6 +97,6 @@ class ResumableWandbLogger(WandbLogger):
             yield
         except Exception as error:  # the border of a process
             if not self._is_lost:
-                text = f"Weights & Biases receives no more metrics ({error}); the run continues."
+                text = f"Metrics are no longer sent to Weights & Biases ({error}); the run continues."
                 print(text, file=sys.stderr, flush=True)
             self._is_lost = True

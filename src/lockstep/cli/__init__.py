@@ -1,1 +1,1 @@
-"""The commands: `python train.py`, and `lockstep` with all that it does."""
+"""The commands `python train.py` and `lockstep`."""

@@ -14,14 +14,14 @@ from lockstep.system.signals import STOP_SIGNALS, report_end
 
 
 def begin() -> None:
-    """Let this command outlive its terminal, and end with one line by a signal until a run starts."""
+    """Let this command outlive its terminal. Until a run starts, a signal ends it with a one-line message."""
     output.outlive()
     for number in STOP_SIGNALS:
         signal.signal(number, _end)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    report_end(number, "no run is under way")
+    report_end(number, "no run was started")
     os._exit(128 + number)
 
 
@@ -32,7 +32,7 @@ def as_usual() -> None:
 
 
 def start_training() -> None:
-    """Start importing torch in the fork server, unless the command line asks for help.
+    """Start importing torch in the fork server, unless the command line contains --help.
 
     A process of torchrun or srun computes itself.
     """
@@ -41,7 +41,7 @@ def start_training() -> None:
     if not is_help and (world is None or world.world_size == 1):
         from lockstep.system import processes  # imports multiprocessing
 
-        with contextlib.suppress(FileNotFoundError):  # the current folder is gone; the command reports it
+        with contextlib.suppress(FileNotFoundError):  # the current folder no longer exists; the command reports it
             processes.start_server()
 
 

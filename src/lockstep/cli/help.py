@@ -20,15 +20,15 @@ ELSEWHERE = ("benchmark",)  # groups that a training does not read
 NO_BREAK = "\xa0"  # a type stays on one line
 HEAD = "Train an image classifier: {command} [group=option ...] [key=value ...]\n"
 EXAMPLES = (
-    ("{command}", "these settings, on all GPUs or the CPU"),
-    ("{command} data=image_folder data.root=flowers", "a folder of images for each class"),
+    ("{command}", "the settings below, on all GPUs or the CPU"),
+    ("{command} data=image_folder data.root=flowers", "one folder of images per class"),
     ("{command} model=torchvision model.name=resnet50 optimizer.lr=0.01", ""),
-    ("{command} trainer.devices=4", "four workers, the same weights"),
+    ("{command} trainer.devices=4", "four workers; the weights are the same"),
     ("{command} resume=outputs/latest", "resume a run"),
-    ("{command} -m optimizer.lr=0.05,0.1 seed=0,1", "a sweep: every combination, side by side"),
+    ("{command} -m optimizer.lr=0.05,0.1 seed=0,1", "a sweep: all combinations, in parallel"),
     ("{command} -m search=tpe 'optimizer.lr=interval(0.01,1)'", ""),
-    ("lockstep new flowers", "a project of your own"),
-    ("lockstep --help", "watch, stop, compare, evaluate, predict"),
+    ("lockstep new flowers", "create your own project"),
+    ("lockstep --help", "monitor, stop, compare, evaluate, predict"),
 )
 COMPLETION = """
 Tab completes groups, options and keys after this line; zsh and fish: install=zsh, install=fish
@@ -41,13 +41,13 @@ null removes a callback or a logger: callbacks.timer=null. + sets a parameter th
 resume=... --trust resumes a run of another project, whose code and commands then run here.
 """
 BENCHMARK = """\
-Train the chosen experiment in every environment this machine offers, and report whether more workers pay.
+Train the chosen experiment in every environment of this machine, and report whether more workers are faster.
 
   lockstep benchmark                                        scikit-learn's digits
   lockstep benchmark experiment=fashion_mnist model.width=16 benchmark.budget_s=120
   lockstep benchmark benchmark.environments.parallel-cpu=null
 
-null removes an environment; one more:
+null removes an environment. To add one:
 '+benchmark.environments.two-gpus={strategy:ddp,devices:2,scale_with_workers:true}'
 Exit code: 0, 1 if an environment failed, 2 for a wrong configuration, 130 after Ctrl-C (143 after SIGTERM).
 """
@@ -105,4 +105,7 @@ def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
     if path[-1] == "_target_":
         return ""
     field = declarations.meaning(tree, list(path))
-    return f"{field.description} ({kind_of(field).replace(' ', NO_BREAK)})" if field is not None else ""
+    if field is None:
+        return ""
+    kind = f"({kind_of(field).replace(' ', NO_BREAK)})"
+    return f"{field.description} {kind}" if field.description else kind

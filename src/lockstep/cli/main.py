@@ -19,19 +19,19 @@ from lockstep.system.process import leave
 if TYPE_CHECKING:
     from lockstep.config.compose import Source
 
-NEW = "Make a project of your own: images, a network, a task, their settings, a test that workers train the same."
+NEW = "Create a project with its own data source, network, task and settings, and a test of exact training."
 VERIFYING = """\
-Trains two epochs of three steps in float64 with 1 worker, and with several: even and uneven shards, an empty one, a cut
-and a resume by another number of workers. Exit code 0: the same up to rounding; 1: something differs, and the first
-difference is printed; 2: the configuration has errors.
+Trains two epochs of three steps in float64 with 1 worker, and compares with several workers: even shards, uneven
+shards, an empty shard, and a resume with another number of workers. Exit code 0: equal up to rounding; 1: different,
+and the first difference is printed; 2: errors in the configuration.
 """
 PRUNING = """\
---prune without --state removes runs that failed, lost their signal or never
-started, and have no checkpoint. With --state it removes all runs in these
-states (stopped, pruned, finished, failed, no-signal, not-started), with checkpoints.
---filter narrows either. It lists the runs with their sizes, and asks.
-Never removed: a run that is being trained, the runs of a benchmark, a run
-that contains another one that stays, and a folder that never held a training.
+--prune removes runs without a checkpoint that failed, lost their signal or
+never started. With --state it removes all runs in these states (stopped,
+pruned, finished, failed, no-signal, not-started) and their checkpoints.
+--filter limits both. The runs and their sizes are listed before you confirm.
+Never removed: a run in training, the runs of a benchmark, a run that contains
+a run to keep, and a folder in which nothing was trained.
 """
 
 
@@ -91,7 +91,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lockstep", description="Train, watch and use image classifiers.")
+    parser = argparse.ArgumentParser(prog="lockstep", description="Train, monitor and use image classifiers.")
     parser.add_argument("--version", action="version", version=f"lockstep {lockstep.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -102,82 +102,87 @@ def _parser() -> argparse.ArgumentParser:
         subparser.set_defaults(function=function)
         return subparser
 
-    commands.add_parser("train", help="the same as python train.py", add_help=False)
-    new = command("new", _new, "make a project of your own", description=NEW)
-    new.add_argument("path", type=Path, metavar="NAME", help="of the project: a folder that does not exist yet")
-    benchmark = command("benchmark", _benchmark, "do more workers pay here?", add_help=False)
+    commands.add_parser("train", help="train a network (same as python train.py)", add_help=False)
+    new = command("new", _new, "create a project with your own data and network", description=NEW)
+    new.add_argument("path", type=Path, metavar="NAME", help="name of the project, and of the folder to create")
+    benchmark = command("benchmark", _benchmark, "measure whether several workers train faster here", add_help=False)
     benchmark.add_argument("overrides", nargs="*")
     benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
-    text = "does this configuration compute the same on 1, 2 and 3 workers, with your network, loss and data?"
+    text = "check that a configuration gives the same results on 1, 2 and 3 workers"
     verify = command("verify", _verify, text, epilog=VERIFYING)
-    verify.add_argument("overrides", nargs="*", help="those of python train.py")
-    status = command("status", _status, "state of a run, and what can be done next")
+    verify.add_argument("overrides", nargs="*", help="settings, as for lockstep train")
+    status = command("status", _status, "show the state of a run, and the next commands")
     status.add_argument("run", nargs="?", default="latest", help="run folder, default: latest")
     runs = command(
         "runs",
         _runs,
-        "all runs below a folder; also removes some",
-        description="All runs below a folder, the newest first; in a pipe with all columns.",
+        "list or remove the runs in a folder",
+        description="List the runs in a folder, newest first. Output to a pipe has all columns.",
         epilog=PRUNING,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
-    order = "smallest first, -COLUMN: largest first; default: -started"
-    runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"a column of the table; {order}")
+    order = "smallest first, or largest first with -COLUMN; default: -started"
+    runs.add_argument("--sort", metavar="COLUMN", default="-started", help=f"sort by this column, {order}")
     runs.add_argument("--reverse", action="store_true", help="reverse the order")
     runs.add_argument(
-        "--filter", metavar="TEXT", default="", help="each word must occur in name, state, device or overrides"
+        "--filter",
+        metavar="TEXT",
+        default="",
+        help="only runs with all these words in name, state, device, overrides",
     )
     runs.add_argument("--state", metavar="STATE,...", default="", help="only runs in these states")
     what = runs.add_mutually_exclusive_group()
-    what.add_argument("--watch", action="store_true", help="repeat every two seconds until Ctrl-C")
-    what.add_argument("--prune", action="store_true", help="remove runs, after asking: see below")
-    runs.add_argument("--yes", action="store_true", help="remove without asking")
-    compare = command("compare", _compare, "settings in which runs differ, and their results, side by side")
+    what.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
+    what.add_argument("--prune", action="store_true", help="remove runs after confirmation, see below")
+    runs.add_argument("--yes", action="store_true", help="remove without confirmation")
+    compare = command("compare", _compare, "compare the settings and results of runs")
     compare.add_argument("runs", nargs="+", metavar="run", help="two or more run folders")
     for subparser in (status, what, compare):
         subparser.add_argument("--json", action="store_true", help="as JSON")
-    commands.add_parser("jobs", help="jobs submitted to a cluster: list, follow, cancel, ...", add_help=False)
+    commands.add_parser("jobs", help="list, follow, cancel and requeue submitted runs", add_help=False)
     stop = command("stop", _stop, "stop a run, or all trials of a sweep, with a checkpoint")
-    evaluate = command("eval", _evaluate, "loss and metrics of a trained network, by any number of workers")
-    predict = command("predict", _predict, "predictions for images, in order, as a CSV file")
+    evaluate = command("eval", _evaluate, "evaluate a trained network, on any number of workers")
+    predict = command("predict", _predict, "write predictions for images to a CSV file")
     for subparser in (stop, evaluate, predict):
         subparser.add_argument("run", help="run folder, or latest")
-    stop.add_argument("--reason", default="lockstep stop", help="kept in the status of the run")
+    stop.add_argument("--reason", default="lockstep stop", help="recorded in the status of the run")
     evaluate.add_argument("--split", choices=("test", "val"), default="test", help="default: test")
-    predict.add_argument("source", help="folder or file of images; or val or test, of the data of the run")
-    predict.add_argument("--output", required=True, help="CSV file: file, and class and probability, or numbers")
+    predict.add_argument("source", help="image file, folder of images, or split of the run's data: val or test")
+    predict.add_argument("--output", required=True, help="CSV file to write, one row per image")
     predict.add_argument("--strict", action="store_true", help="write nothing if an image cannot be read")
     for subparser in (evaluate, predict):
-        subparser.add_argument("overrides", nargs="*", help="settings that change, such as data.root=elsewhere")
+        subparser.add_argument("overrides", nargs="*", help="settings to change, such as data.root=elsewhere")
         subparser.add_argument("--trust", action="store_true", help=naming.TRUSTING)
         subparser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
         subparser.add_argument(
-            "--devices", type=int, metavar="N", help="number of workers; default: as many as trained it, on one machine"
+            "--devices", type=int, metavar="N", help="number of workers; default: as in training, on one machine"
         )
         subparser.add_argument("--strategy", choices=("auto", "cpu"), help="cpu: do not use GPUs")
-    board = command("board", _board, "show all runs in a browser", description="TensorBoard on all runs.")
+    board = command("board", _board, "show all runs in a browser", description="Show all runs in TensorBoard.")
     board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
-    board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine alone")
+    board.add_argument("--host", help="name or address to listen on; default: localhost, for this machine only")
     board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next free one")
-    board.add_argument("--training_hosts", default="", metavar="NAMES", help="more host names that are accepted")
+    board.add_argument("--training_hosts", default="", metavar="NAMES", help="additional host names to accept")
     _add_data_commands(command("data", _data, "check and prepare images"))
     return parser
 
 
 def _add_data_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="data_command")
-    text = "decode a folder of images before the first training; the defaults are those of conf/data/image_folder.yaml"
+    text = "decode a folder of images before the first training; defaults are in conf/data/image_folder.yaml"
     prepare = commands.add_parser("prepare", help=text, description=text)
-    prepare.add_argument("root", help="folder or URL with a folder per class, or train/, val/ and test/ of them")
+    prepare.add_argument("root", help="folder or URL: one folder per class, or train/, val/ and test/ of these")
     prepare.add_argument(
-        "--image-size", metavar="N|null", help="resize and crop to N x N pixels; null: all have one size"
+        "--image-size",
+        metavar="N|null",
+        help="resize and crop to N x N pixels; null: all have one size",
     )
     prepare.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
-    prepare.add_argument("--cache", metavar="FOLDER", help="folder that keeps the decoded images")
-    text = "check every image: classes, sizes, broken and duplicate ones, leaks between splits; exit code 1 if wrong"
+    prepare.add_argument("--cache", metavar="FOLDER", help="folder for the decoded images")
+    text = "check all images for errors, duplicates and leaks between splits; exit code 1 if there are any"
     check = commands.add_parser("check", help=text, description=text)
-    check.add_argument("overrides", nargs="*", help="as of python train.py: data=image_folder data.root=flowers")
+    check.add_argument("overrides", nargs="*", help="settings, such as data=image_folder data.root=flowers")
 
 
 def _current() -> Path:
@@ -256,7 +261,7 @@ def _runs(arguments: argparse.Namespace) -> int:
     if arguments.prune:
         return pruning.prune(chosen, is_sure=arguments.yes)
     if arguments.yes:
-        raise ValueError("--yes is for --prune: add it, or leave --yes out.")
+        raise ValueError("--yes needs --prune: add --prune, or remove --yes.")
     order = {"sort": arguments.sort, "is_reversed": arguments.reverse}
     return table.watch(chosen, **order) if arguments.watch else table.show(chosen, **order, is_json=arguments.json)
 
@@ -265,7 +270,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from lockstep.monitoring import comparison
 
     if len(arguments.runs) < 2:
-        raise ValueError(f"compare {arguments.runs[0]} with what? Name two or more runs.")
+        raise ValueError(f"compare needs two or more runs, not only {arguments.runs[0]}.")
     return comparison.show([naming.find(name) for name in arguments.runs], is_json=arguments.json)
 
 
@@ -282,7 +287,7 @@ def _stop(arguments: argparse.Namespace) -> int:
         print(f"lockstep: {name} is not running{f': {state}' if state else ''}", file=sys.stderr)
         return EXIT_CONFIG
     folder.request_stop(arguments.reason)
-    print(f"Asked {name} to stop; {its} saves a checkpoint first.")
+    print(f"Stop requested for {name}; {its} saves a checkpoint first.")
     return 0
 
 

@@ -63,14 +63,14 @@ def _parsed(folder: Path) -> "tuple[Namespace, Source]":
         with contextlib.suppress(errors.ConfigError):  # reported later, unless this is --help
             run = saved_run.named(sys.argv[1:])
     elif is_trusted:
-        raise errors.ConfigError(["--trust is for a run that is resumed: leave it out, or add resume=..."])
+        raise errors.ConfigError(["--trust is for a run that is resumed: remove it, or add resume=..."])
     project.enter(folder, None if is_trusted else run)
     source = compose.source_of(folder)
     arguments = get_args_parser().parse_args()
     arguments.is_trusted = is_trusted
     if arguments.config_path:
         source = source._replace(conf=folder / arguments.config_path)
-        sys.argv.append(f"--config-path={source.conf}")  # the last one counts; Hydra takes this file for the script
+        sys.argv.append(f"--config-path={source.conf}")  # the last one is used; Hydra treats this file as the script
     if arguments.config_name:
         source = source._replace(name=arguments.config_name)
     if arguments.config_dir:
@@ -79,7 +79,7 @@ def _parsed(folder: Path) -> "tuple[Namespace, Source]":
 
 
 def _saved_run(arguments: "Namespace", source: "Source") -> "SavedRun | None":
-    """Return the run to resume, as this command changes it; Hydra gets only what it must read. Raises ConfigError."""
+    """Return the run to resume, with the changes of this command; Hydra gets the necessary part. Raises ConfigError."""
     is_help = any((arguments.help, arguments.hydra_help, arguments.cfg, arguments.info, arguments.shell_completion))
     if is_help or arguments.multirun or not any("resume=" in text for text in arguments.overrides):
         return None
@@ -135,7 +135,7 @@ def _check_launcher(typed: Sequence[str], source: "Source") -> None:
 
     target = overrides.hydra_value("hydra.launcher._target_", typed, source)
     if target not in (None, "hydra_plugins.lockstep.Workstation"):
-        hint = "leave hydra/launcher out; launcher.mode=sequential runs one trial at a time"
+        hint = "remove hydra/launcher; launcher.mode=sequential runs one trial at a time"
         raise errors.ConfigError([f"{target} cannot run a sweep of Lockstep: {hint}"])
 
 
@@ -144,7 +144,7 @@ def _check_inputs(configs: Sequence["Config"]) -> None:
     from lockstep.config import presence  # it imports numpy, which neither help nor an error needs
     from lockstep.training import checkpoints
 
-    if configs[0].cluster.name == "none":  # else the data may exist on the nodes alone
+    if configs[0].cluster.name == "none":  # else the data may exist only on the nodes
         for index, config in enumerate(configs):
             if all(config.data != other.data for other in configs[:index]):
                 presence.check(config.data)

@@ -1,4 +1,4 @@
-"""A copy of the project's source for each submission: later edits do not affect a job that waits."""
+"""A copy of the project's source for each submission: later edits do not affect a waiting job."""
 
 import os
 import shutil

@@ -26,14 +26,14 @@ from lockstep.system.terminal import duration, new_table, print_table, printable
 from lockstep.system.wording import plural
 
 NAMES = "id of a job or an array, run folder, or latest"
-EPILOG = "Names are ids such as 17, 17_3 (of an array: 17) and local-3fa9c1, run folders, or latest."
+EPILOG = "A job is given by its id (17, 17_3 of the array 17, local-3fa9c1), its run folder, or latest."
 
 
 def run(texts: Sequence[str]) -> int:
     """Run a `lockstep jobs` command. Returns its exit code. Raises ValueError if it is not possible."""
     arguments = _parser().parse_args(texts)
     if not all([arguments.folder, *arguments.names]):
-        raise ValueError("a name is empty, perhaps an unset variable: give an id, a run folder, or latest.")
+        raise ValueError("a name is empty, perhaps an unset variable: give a job id, a run folder, or latest.")
     return arguments.function(_chosen(arguments), arguments)
 
 
@@ -46,7 +46,7 @@ def _chosen(arguments: argparse.Namespace) -> list[Job]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lockstep jobs", description="Jobs: submitted runs.", epilog=EPILOG)
+    parser = argparse.ArgumentParser(prog="lockstep jobs", description="Manage submitted runs.", epilog=EPILOG)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(
@@ -59,18 +59,18 @@ def _parser() -> argparse.ArgumentParser:
         subparser.set_defaults(function=function)
         return subparser
 
-    listed = command("list", _list, "all jobs, the newest last")
+    listed = command("list", _list, "list jobs, newest last")
     listed.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
-    for subparser in (listed, command("show", _show, "all facts of a job, and why it waits")):
+    for subparser in (listed, command("show", _show, "show the details of a job, and why it is waiting")):
         subparser.add_argument("--json", action="store_true", help="as JSON")
-    command("follow", following.follow, "print the log of a job until it ends; Ctrl-C does not end the job")
-    command("wait", following.wait, "wait for the end; exit code 0 only if all runs are finished")
-    command("result", following.result, "summary.json of the run, a list for several")
-    command("cancel", _cancel, "end jobs; running ones save a checkpoint first", names="+")
-    requeue = command("requeue", _requeue, "resume runs whose jobs have ended, as new jobs", names="+")
+    command("follow", following.follow, "print the log of a job until it ends; Ctrl-C does not stop the job")
+    command("wait", following.wait, "wait until jobs end; exit code 0 only if all runs are finished")
+    command("result", following.result, "print summary.json of a run, or a list of several")
+    command("cancel", _cancel, "cancel jobs; running ones save a checkpoint first", names="+")
+    requeue = command("requeue", _requeue, "resume the runs of ended jobs in new jobs", names="+")
     requeue.add_argument("--trust", action="store_true", help=TRUSTING)
-    text = "remove record and run folder of jobs that have ended, after confirmation"
-    command("delete", _delete, text, names="+").add_argument("--yes", action="store_true", help="do not ask")
+    text = "remove the records and run folders of ended jobs, after confirmation"
+    command("delete", _delete, text, names="+").add_argument("--yes", action="store_true", help="without confirmation")
     return parser
 
 
@@ -83,7 +83,7 @@ def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     elif arguments.json:
         print(to_json([jobs.as_json(job) for job in chosen_jobs]))
     elif not chosen_jobs:
-        print("No jobs: submit a run with cluster=slurm or cluster=local, or name another --folder.", file=sys.stderr)
+        print("No jobs: submit a run with cluster=slurm or cluster=local, or choose another --folder.", file=sys.stderr)
     else:
         out = terminal.terminal()
         print_table(_table(chosen_jobs, out), out)

@@ -44,12 +44,12 @@ class Job:
 
     @property
     def state(self) -> str:
-        """The state as people read it: pending, running, completed, failed, cancelled, timeout, ..., unknown."""
+        """The displayed state: pending, running, completed, failed, cancelled, timeout, ..., unknown."""
         return self.scheduled.state
 
     @property
     def reason(self) -> str:
-        """Why the job waits, or what its run reports; empty if there is nothing to report."""
+        """Reason why the job is waiting, or the report of its run; empty if there is none."""
         run_reason = self.facts.get("reason", "")
         if self.scheduled.reason or not self.is_live:
             return self.scheduled.reason or run_reason
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def is_live(self) -> bool:
-        """True if the job waits or runs."""
+        """True if the job is waiting or running."""
         return self.scheduled.is_live
 
     @property
@@ -103,7 +103,7 @@ def chosen(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorded]:
             matches = list(found[-1:])
         if not matches:
             newest = ", ".join(known.id for _, known in list(reversed(found))[:20])
-            raise ValueError(f"{name} is no job: known are {newest or 'none, submit one with cluster=slurm'}.")
+            raise ValueError(f"{name} is not a job. Known jobs: {newest or 'none, submit one with cluster=slurm'}.")
         picked |= {pair[1].id: pair for pair in matches}
     return list(picked.values())
 
@@ -111,8 +111,8 @@ def chosen(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorded]:
 def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job]:
     """Return the jobs of these records with their present states.
 
-    Raises ValueError if SLURM does not answer and a run has no final exit code: its job may wait or run. If SLURM is
-    not needed, prints a note in place of that; the states of such jobs are unknown.
+    Raises ValueError if SLURM does not answer and a run has no final exit code: its job may be waiting or running.
+    If SLURM is not needed, prints a note instead; the states of such jobs are unknown.
     """
     facts = [discovery.look(run) for run, _ in found]
     ids = [known.id for _, known in found if known.engine == "slurm"]

@@ -39,16 +39,16 @@ class Record:
 
 
 def read(folder: RunFolder) -> Record | None:
-    """Return the record of a run, None if it was never submitted. Raises ValueError for a file that is no record."""
+    """Return the record of a run, None if it was never submitted. Raises ValueError for a file that is not a record."""
     try:
         values = folder.read_job()
         if not values:
             return None
         record = Record(**{**values, "earlier": tuple(values["earlier"])})
         if not ID.fullmatch(record.id):
-            raise ValueError(f"{record.id!r} is no id of a job")
+            raise ValueError(f"{record.id!r} is not a job id")
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder.job_file} is no record of a job: {error}") from error
+        raise ValueError(f"{folder.job_file} is not a job record: {error}") from error
     return record
 
 

@@ -36,7 +36,7 @@ class Scheduled(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """True if the job waits, runs, or is about to run again."""
+        """True if the job is waiting, running or being requeued."""
         return self.state.upper() in LIVE
 
 

@@ -18,7 +18,7 @@ from lockstep.runs.folder import EXIT_STOPPED, RunFolder
 if TYPE_CHECKING:
     import submitit
 
-# variables of an outer launcher, which a job would take for its own
+# variables of an outer launcher, which a job would mistake for its own
 OUTER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 # SBATCH_* override the script: kept are the defaults of a site, where the configuration does not set the option

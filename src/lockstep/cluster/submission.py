@@ -152,7 +152,7 @@ def again(folder: RunFolder, job: Record) -> Record:
         raise ConfigError([f"{job.code}, the code of job {job.id}, is gone: use {resuming(folder.path)}"])
     tree = storage.to_tree(storage.load(folder.config)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(tree)
-    # targets may be known to that code alone
+    # targets may exist only in that code
     errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
     if errors:
         raise ConfigError(errors)
@@ -185,7 +185,7 @@ def refuse_live(folder: RunFolder) -> None:
 def _need_empty(chosen: Path) -> None:
     """Raise ConfigError for a folder that is not empty: `lockstep jobs delete` removes the folder of a run whole."""
     if RunFolder(chosen).config.exists():
-        raise ConfigError([f"{chosen} already holds a run: resume it with {resuming(chosen)}"])
+        raise ConfigError([f"{chosen} already contains a run: resume it with {resuming(chosen)}"])
     if chosen.is_dir() and any(chosen.iterdir()):
         raise ConfigError([f"hydra.run.dir={chosen} is not empty: choose a new folder, for example {chosen}/run"])
 

@@ -54,7 +54,7 @@ def answering(config: Config, section: str) -> Iterator[None]:
 def build(section: Target | Open, **supplied: Any) -> Any:
     """Call the target of a section, or bind its arguments if it is partial. Raises what the target raises.
 
-    Values are passed unchanged: Hydra alone would resolve the text ${...} in them.
+    Values are passed unchanged: only Hydra would resolve the text ${...} in them.
     """
     is_partial = getattr(section, "partial", False)
     return _built({"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied)
@@ -76,7 +76,7 @@ def _built(value: Any, /, **supplied: Any) -> Any:
 
 
 def _bound(target: str) -> Any:
-    """Hydra's functools.partial of a dotted name: Hydra refuses what no configuration should call."""
+    """Hydra's functools.partial of a dotted name: Hydra rejects functions that no configuration should call."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 

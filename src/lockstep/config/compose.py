@@ -56,7 +56,7 @@ class Defaults(SearchPathPlugin):
 
 
 def search_defaults() -> None:
-    """Register `Defaults` in this process alone: other Hydra applications of the environment do not get it."""
+    """Register `Defaults` only in this process: other Hydra applications of the environment do not get it."""
     Plugins.instance().register(Defaults)
 
 

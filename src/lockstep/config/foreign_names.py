@@ -36,5 +36,5 @@ NAMES = {
 
 
 def hint(*names: str) -> str:
-    """Return what to write in place of the first of these names that is listed above; empty if none is."""
+    """Return the replacement of the first of these names that is listed above, or ""."""
     return next((f"write {line}" for name in names for line, theirs in NAMES.items() if name in theirs.split()), "")

@@ -1,4 +1,4 @@
-"""Which keys may change on a resume, and which belong to a whole command: by the scope of each key."""
+"""Keys that may change on a resume, and keys that apply to a whole command, by the scope of each key."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from lockstep.system.trees import at
 FREE_ON_RESUME = frozenset(Scope) - {Scope.NUMBERS}
 FREE_IN_A_RESUMED_SWEEP = FREE_ON_RESUME - {Scope.LENGTH}
 SAME_FOR_ALL_JOBS = frozenset({Scope.OUTPUT, Scope.SWEEP, Scope.SUBMISSION})
-NOT_OF_A_TRAINING = frozenset({Scope.SWEEP, Scope.SUBMISSION})  # these change nothing that a run computes
+NOT_OF_A_TRAINING = frozenset({Scope.SWEEP, Scope.SUBMISSION})  # these do not change the numbers of a run
 
 # callbacks that a resume may add, remove and change: they only observe, or end a training
 FREE_CALLBACKS = (

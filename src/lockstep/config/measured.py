@@ -1,4 +1,4 @@
-"""Names of the metrics of a run, and the direction in which each is better, known before anything starts."""
+"""Names of the metrics of a run, and the direction in which each is better, before anything starts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -92,5 +92,5 @@ def _is_higher_better(target: str) -> bool | None:
     """Return the attribute of a metric; True if it cannot be imported, which the second round reports."""
     try:
         return getattr(signatures.load(target), "higher_is_better", None)
-    except Exception:  # whatever its module raises
+    except Exception:  # any error of its module
         return True

@@ -115,9 +115,9 @@ def _sweep_errors(config: Config, first: Config, *, is_multirun: bool) -> list[s
     if different:
         return [f"{different[0]} differs between the jobs of a sweep, which share it: choose one experiment"]
     if config.search is not None and not is_multirun:
-        return ["search draws values for a sweep: add -m, and what to search, e.g. 'optimizer.lr=interval(0.01,1)'"]
+        return ["search draws values for a sweep: add -m and an interval, e.g. 'optimizer.lr=interval(0.01,1)'"]
     if config.resume is not None and is_multirun:
-        return ["resume continues one run: leave -m out; a sweep resumes by repeating its command"]
+        return ["resume continues one run: remove -m; a sweep resumes by repeating its command"]
     return []
 
 
@@ -132,13 +132,13 @@ def _misplaced(override: Override, *, is_multirun: bool, is_benchmark: bool) -> 
     key, text = override.key_or_group, override.input_line
     if is_benchmark:
         if key == "resume":
-            return f"{text}: a benchmark starts new runs: leave it out"
+            return f"{text}: a benchmark starts new runs: remove it"
         if scope(key) is Scope.SUBMISSION:
-            return f"{text}: a benchmark measures the machine it is started on: leave it out"
+            return f"{text}: a benchmark measures the machine it is started on: remove it"
         if key in OF_ENVIRONMENTS:
             return f"{text}: set by each environment of a benchmark: see benchmark.environments and budget_s"
     elif key.partition(".")[0] == "benchmark":
-        return f"{text}: only `lockstep benchmark` reads benchmark: leave it out"
+        return f"{text}: only `lockstep benchmark` reads benchmark: remove it"
     if override.is_sweep_override() and not is_multirun:
         line = "give one" if is_benchmark else "add -m to sweep over them"
         return f"{text} lists several values: {line}, or quote a value with commas"
@@ -241,7 +241,7 @@ def _option_error(override: Override, options: Groups) -> str | None:
     wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options.get(key, ())]
     if key not in options or not wrong:
         return None
-    text = f"{override.input_line} is no option"
+    text = f"{override.input_line} is not an option"
     if line := hint(f"{key}={wrong[0]}"):
         return f"{text}: {line}"
     meant = near(str(wrong[0]), options[key])

@@ -32,13 +32,13 @@ def check_weights(section: Target) -> None:
     """Raise ConfigError if the file with the initial weights of a new run does not exist."""
     pretrained = section.arguments().get("pretrained")
     if is_ours(section.target) and isinstance(pretrained, str) and not Path(pretrained).is_file():
-        raise ConfigError([f"model.pretrained={pretrained} is no file: correct the path, or use true or false"])
+        raise ConfigError([f"model.pretrained={pretrained} is not a file: correct the path, or use true or false"])
 
 
 def _imported(target: str) -> Callable[..., object]:
     try:
         return signatures.load(target)
-    except Exception as error:  # whatever its module raises
+    except Exception as error:  # any error of its module
         raise ConfigError([f"data._check_={target} cannot be imported ({error}): fix its module"]) from error
 
 
@@ -49,7 +49,7 @@ def _check_list(section: Data) -> None:
     setting = f"data.file={file}"
     path = existing(file, setting)
     if not path.is_file() or path.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"{setting} is no file that ends in .csv or .parquet: give one of these.")
+        raise ValueError(f"{setting} is not a .csv or .parquet file: use one of these formats.")
     if path.suffix == ".parquet" and not signatures.is_there("pyarrow"):
         raise ValueError(f"{setting} needs pyarrow: pip install 'lockstep[parquet]', or give a CSV file.")
     if section.root is not None:

@@ -35,7 +35,7 @@ def enter(folder: Path, run: RunFolder | None = None) -> None:
     """
     started_in = current()
     if run is not None and any(path.resolve().is_relative_to(run.path) for path in (folder, started_in)):
-        raise ConfigError([f"this is typed inside of the run {run.path}, whose files are no modules: {naming.TRUST}"])
+        raise ConfigError([f"the current folder is inside the run {run.path}: {naming.TRUST}"])
     if not processes.is_safe_path:
         _search(Project(_modules(folder), (str(started_in),)), after=0)
 
@@ -45,7 +45,7 @@ def current() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise ConfigError([f"the current folder is gone ({error.strerror}): start this in another one"]) from error
+        raise ConfigError([f"the current folder no longer exists ({error.strerror}): change to another one"]) from error
 
 
 def root() -> Path:
@@ -92,13 +92,13 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
     folders = dict.fromkeys((*recorded.modules, *recorded.started_in))
     if not folders:
         return  # a run of an earlier version
-    looked_in = ", ".join(path if os.path.isdir(path) else f"{path} (the folder is gone)" for path in folders)
+    looked_in = ", ".join(path if os.path.isdir(path) else f"{path} (which no longer exists)" for path in folders)
     errors = []
     for key, target in called(to_tree(config)):
         package = target.partition(".")[0]
         if not signatures.is_there(package):
-            error = f"{key}={target}: there is no package {package!r} in {looked_in}, where the run had its modules"
-            errors.append(f"{error}: start this command in the folder that holds {package} now")
+            error = f"{key}={target}: package {package!r} was not found in {looked_in}, where the run found its modules"
+            errors.append(f"{error}: run this command in the folder that contains {package} now")
     if errors:
         raise ConfigError(errors)
 
@@ -123,7 +123,7 @@ def _modules(folder: Path) -> tuple[str, ...]:
 
 
 def _search(project: Project, *, after: int) -> None:
-    """Add the folders that exist to the search path of Python, the first ones after so many entries."""
+    """Add the folders that exist to the search path of Python, the first at position `after`."""
     modules, started_in = (filter(os.path.isdir, folders) for folders in project)
     sys.path[:] = dict.fromkeys([*sys.path[:after], *modules, *sys.path[after:], *started_in])
 

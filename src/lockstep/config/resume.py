@@ -71,7 +71,7 @@ def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, An
     before, after = redacted(before), redacted(after)
     return [
         f"{key}={shown(after.get(key))} cannot change on resume, this run has {shown(before.get(key))}: "
-        "leave it out, or start a new run"
+        "remove it, or start a new run"
         for key in changed
         if not key.startswith(replaced) or key.removesuffix("_target_") in replaced
     ]

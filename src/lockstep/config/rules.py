@@ -16,7 +16,7 @@ from lockstep.system.trees import at
 
 # Lightning's callbacks that need its automatic optimization, another loop or a single worker, and what to use instead
 _FREEZING = "freeze by parameters.NAME.frozen_epochs"
-_PROGRESS = "leave it out, Lockstep shows the progress"
+_PROGRESS = "remove it, Lockstep shows the progress"
 INSTEAD = {
     "BackboneFinetuning": _FREEZING,
     "BaseFinetuning": _FREEZING,
@@ -27,7 +27,7 @@ INSTEAD = {
     "ModelPruning": "prune the network of a finished run",
     "ProgressBar": _PROGRESS,
     "RichProgressBar": _PROGRESS,
-    "SpikeDetection": "leave it out, a loss that is not finite ends the run",
+    "SpikeDetection": "remove it, a loss that is not finite ends the run",
     "StochasticWeightAveraging": "use callbacks=ema",
     "TQDMProgressBar": _PROGRESS,
 }
@@ -39,7 +39,7 @@ SUMMARY_NUMBERS = ("training_s", "epoch_s_median", "images_per_s", "parameters",
 
 
 def conflicts(config: Config) -> list[str]:
-    """Return the errors between keys that are valid alone."""
+    """Return the errors between keys, each of which is valid."""
     rules: tuple[Callable[[Config], Iterable[str]], ...] = (
         _module_rules, _task_rules, _data_rules, _file_rules, _package_rules, _batch_rules, _optimizer_rules,
         _callback_rules, _notify_rules, _search_rules, _benchmark_rules, slurm_rules.errors,
@@ -65,9 +65,9 @@ def _benchmark_rules(config: Config) -> Iterator[str]:
     if not isinstance(config, BenchmarkConfig):
         return
     if config.init_from is not None:
-        yield f"init_from={config.init_from}: a benchmark starts new runs: leave it out"
+        yield f"init_from={config.init_from}: a benchmark starts new runs: remove it"
     if config.has_own_module:
-        yield f"lockstep benchmark measures Lockstep's own module: leave out module._target_={config.module.target}"
+        yield f"lockstep benchmark measures Lockstep's own module: remove module._target_={config.module.target}"
     elif "val/accuracy" not in measured.names(config):
         yield "lockstep benchmark compares environments by val/accuracy, which task.metrics does not measure: add it"
 
@@ -88,7 +88,7 @@ def _module_rules(config: Config) -> Iterator[str]:
     for key, value, default, hint in settings:
         if value != default:
             error = f"{key}={shown(value)} is of Lockstep's own module, which module._target_={config.module.target}"
-            yield f"{error} replaces: leave it out, or {hint}"
+            yield f"{error} replaces: remove it, or {hint}"
 
 
 def _task_rules(config: Config) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _task_rules(config: Config) -> Iterator[str]:
         if isinstance(weights, list) and not any(weights):
             yield f"task.class_weights={shown(weights)} counts no sample: give a class more than 0"
     if config.flip_test and task.target.endswith(".Regression"):
-        yield "flip_test=true averages an image and its mirror image, whose numbers may differ: leave it out"
+        yield "flip_test=true averages an image and its mirror image, whose numbers may differ: remove it"
     for name in task.metrics:
         if name in ("loss", "count") or "/" in name:
             yield f"task.metrics.{name} cannot have this name: loss is always measured, choose another"
@@ -118,7 +118,7 @@ def _package_rules(config: Config) -> Iterator[str]:
 
 
 def _missing(package: str) -> str:
-    return f"needs the package {package}, which is not here: install it by: pip install 'lockstep[{package}]'"
+    return f"needs the package {package}: install it with: pip install 'lockstep[{package}]'"
 
 
 def _data_rules(config: Config) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _file_rules(config: Config) -> Iterator[str]:
     if data.root is None:
         for key, value in (("copy_to", data.copy_to), ("copy_remove", data.copy_remove)):
             if value:
-                yield f"data.{key}={shown(value)} is for a copy of data.root, which is not set: leave it out"
+                yield f"data.{key}={shown(value)} is for a copy of data.root, which is not set: remove it"
         return
     is_url = remote.is_url(data.root)
     if is_url and is_ours(data.target):
@@ -143,7 +143,7 @@ def _file_rules(config: Config) -> Iterator[str]:
         if data.copy_to is None and data.arguments().get("cache") is None:
             yield f"data.root={data.root} is a URL: choose a folder for its files, data.copy_to=data/cache"
     if data.copy_remove and data.copy_to is None and not is_url:
-        yield "data.copy_remove=true removes the copy of this run, and there is none: set data.copy_to, or leave it out"
+        yield "data.copy_remove=true has no copy to remove: set data.copy_to, or remove it"
 
 
 def _callback_rules(config: Config) -> Iterator[str]:
@@ -162,7 +162,7 @@ def _callback_rules(config: Config) -> Iterator[str]:
                 continue
         yield from _monitor_rules(config, key, callback)
         if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not any(config.logger.values()):
-            yield f"{key} needs a logger, and there is none: set {key}=null, or choose logger=tensorboard"
+            yield f"{key} needs a logger: set {key}=null, or choose logger=tensorboard"
         if arguments.get("train_time_interval") is not None:
             # Lightning 2.6 skips it in manual optimization, which the step here is
             yield f"{key}.train_time_interval has no effect: use {key}.every_n_train_steps"
@@ -172,17 +172,17 @@ def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[str]:
     monitor, mode = (callback.arguments().get(name) for name in ("monitor", "mode"))
     known, trainer = measured.names(config), config.trainer
     if monitor is not None and monitor not in known and not _may_log(config):
-        yield f"{key}.monitor={monitor} is never measured: choose from {', '.join(known)}"
+        yield f"{key}.monitor={monitor} is not measured: choose from {', '.join(known)}"
         return
     better = measured.direction(monitor, measured.targets(config))
     if mode == measured.AUTO and better is None:
         yield f"{key}.mode=auto: the direction of {monitor} is not known: set {key}.mode=min or max"
     elif better and mode not in (None, better):
-        yield f"{key}.mode={mode} takes the worst {monitor} for the best: set {key}.mode={better}"
+        yield f"{key}.mode={mode} selects the worst {monitor} as the best: set {key}.mode={better}"
     if str(monitor).startswith("val/") and trainer.check_val_every_n_epoch > trainer.max_epochs:
         yield (
             f"trainer.check_val_every_n_epoch={trainer.check_val_every_n_epoch} is above "
-            f"trainer.max_epochs={trainer.max_epochs}: {key} needs {monitor}, which is never measured then"
+            f"trainer.max_epochs={trainer.max_epochs}: {key} needs {monitor}, which is then never measured"
         )
 
 
@@ -202,7 +202,7 @@ def _notify_rules(config: Config) -> Iterator[str]:
     try:
         shlex.split(config.notify.command or "")
     except ValueError as error:
-        yield f"notify.command is no command line: {error}, close the quotes"
+        yield f"notify.command is not a valid command line: {error}, close the quotes"
 
 
 def _search_rules(config: Config) -> Iterator[str]:
@@ -211,9 +211,9 @@ def _search_rules(config: Config) -> Iterator[str]:
         return
     known = (*measured.names(config), *SUMMARY_NUMBERS)
     if not search.objectives:
-        yield "search.objectives={} optimizes nothing: name one, or use null for the metric of best.ckpt"
+        yield "search.objectives={} optimizes nothing: give a metric, or null for the metric of best.ckpt"
     for name in search.objectives:
         if name not in known and not _may_log(config):
-            yield f"search.objectives has {name}, which is never measured: choose from {', '.join(known)}"
+            yield f"search.objectives has {name}, which is not measured: choose from {', '.join(known)}"
     if len(search.objectives) > 1 and search.pruner is not None:
         yield "search.pruner compares by one objective, and search.objectives has several: use search.pruner=null"

@@ -56,11 +56,11 @@ def resumed(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trust
     max_epochs = config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
-        hint = f"train longer with trainer.max_epochs above {max_epochs}"
+        hint = f"set trainer.max_epochs above {max_epochs} to train longer"
         raise ConfigError([f"resume={shown(folder.path)} is finished: {hint}"])
     if max_epochs < epoch:
-        where = f"{shown(folder.path)} is in epoch {epoch} already"
-        raise ConfigError([f"trainer.max_epochs={max_epochs}: {where}: take that, or more"])
+        where = f"{shown(folder.path)} is already in epoch {epoch}"
+        raise ConfigError([f"trainer.max_epochs={max_epochs}: {where}: set at least that"])
     return SavedRun(folder, config)
 
 

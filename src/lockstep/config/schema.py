@@ -1,4 +1,4 @@
-"""Schema of a configuration: type, range and meaning of every key. Values are in conf/ alone.
+"""Schema of a configuration: type, range and meaning of every key. Values are only in conf/.
 
 It does not import torch, so that errors are reported immediately.
 """
@@ -40,36 +40,36 @@ METRICS = ("task", "metrics")  # sections with a target and a name chosen by the
 class Config(Section):
     """One run."""
 
-    name: Annotated[Name | None, Scope.WATCHING] = Field(description="end of the run folder's name; null = data_model")
-    seed: Annotated[Seed, Scope.NUMBERS] = Field(description="of initial weights, order, augmentation and dropout")
+    name: Annotated[Name | None, Scope.WATCHING] = Field(description="suffix of the run folder; null = data_model")
+    seed: Annotated[Seed, Scope.NUMBERS] = Field(description="seed of initial weights, order, augmentation and dropout")
     global_batch_size: Annotated[Positive, Scope.NUMBERS] = Field(
-        description="images of one optimizer step, over all workers"
+        description="images per optimizer step, over all workers"
     )
     eval_batch_size: Annotated[Positive, Scope.PLACE] = Field(
-        description="images of one evaluation step, over all workers"
+        description="images per evaluation step, over all workers"
     )
     scale_with_workers: Annotated[bool, Scope.NUMBERS] = Field(
         description="multiply batch size and learning rate by the number of workers"
     )
     compile: Annotated[bool | Literal["reduce-overhead"], Scope.PLACE] = Field(
-        description="compile the network, up to minutes at the start; reduce-overhead: also as CUDA graphs, on one GPU"
+        description="compile the network, which can take minutes; reduce-overhead: also use CUDA graphs, on one GPU"
     )
     flip_test: Annotated[bool, Scope.WATCHING] = Field(
-        description="also test with logits averaged over image and mirror image, reported separately"
+        description="also test with logits averaged over each image and its mirror image, reported separately"
     )
     augment: Augment
-    silent: Annotated[bool, Scope.OUTPUT] = Field(description="print errors alone")
+    silent: Annotated[bool, Scope.OUTPUT] = Field(description="print only errors")
     notify: Notify
     resume: Annotated[PathText | None, Scope.PLACE] = Field(description="run folder to resume")
     init_from: Annotated[PathText | None, Scope.NUMBERS] = Field(
-        description="run folder, or checkpoint file, whose weights a new run starts with; of a run its last checkpoint"
+        description="initial weights of a new run: a checkpoint file, or a run folder for its last checkpoint"
     )
     changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
         default="refuse",  # runs of earlier versions have no such key
-        description="if images differ from those of the run that is resumed or evaluated: refuse, or warn and use them",
+        description="if the images differ from those the run was trained on: refuse, or accept them with a warning",
     )
     dry_run: Annotated[bool, Scope.SUBMISSION] = Field(
-        description="with a cluster: print the script, and submit nothing"
+        description="with a cluster: print the script without submitting it"
     )
     launcher: Launcher
     sweep: Sweep
@@ -81,7 +81,7 @@ class Config(Section):
     optimizer: Optimizer
     scheduler: Scheduler
     parameters: Annotated[dict[str, ParameterGroup | None], Scope.NUMBERS] = Field(
-        description="parts of the network with their own learning rate, decay or freezing, by names of your choice"
+        description="parts of the network with their own learning rate, weight decay or freezing, under any name"
     )
     strategy: Strategy
     trainer: Trainer

@@ -65,13 +65,13 @@ class Augment(Section):
 
     scope = Scope.NUMBERS
 
-    crop_padding: Count = Field(description="shift by up to this many pixels, zeros move in; 0 = off")
+    crop_padding: Count = Field(description="shift by up to this many pixels, filled with zeros; 0 = off")
     flip: bool | Literal["alternating"] = Field(
         description="mirror left-right with probability 1/2, or each image in every second epoch"
     )
     cutout: Count = Field(description="side in pixels of a square set to the mean colour; 0 = off")
     erasing: Probability = Field(description="probability of a rectangle set to the mean colour (Random Erasing)")
-    trivial: bool = Field(description="one operation of TrivialAugment, wide space, on each image")
+    trivial: bool = Field(description="TrivialAugment (wide): one random operation on each image")
     mixup: NonNegative = Field(
         description="MixUp, lambda of Beta(mixup, mixup); 0 = off; with cutmix, each half the time"
     )
@@ -79,7 +79,7 @@ class Augment(Section):
 
 
 class Strategy(Section):
-    """Devices, and the communication between them."""
+    """Devices and their communication."""
 
     name: Annotated[Literal["auto", "single_device", "cpu", "ddp"], Scope.PLACE] = Field(
         description="set by strategy=..."
@@ -88,19 +88,19 @@ class Strategy(Section):
         description="auto: nccl on GPUs, gloo on CPUs"
     )
     timeout_s: Annotated[int, Scope.PLACE] = Field(
-        ge=5, le=LARGEST, description="a collective that takes more seconds than this ends the run"
+        ge=5, le=LARGEST, description="time limit of a collective in seconds; after it the run fails"
     )
     bucket_size_mib: Annotated[Positive, Scope.PLACE] = Field(
-        description="gradients are reduced in buckets of so many MiB"
+        description="size of the buckets in which gradients are reduced, in MiB"
     )
     gradient_dtype: Annotated[Literal["same", "bfloat16"], Scope.NUMBERS] = Field(
-        description="type of gradients while they are reduced; bfloat16 halves the traffic and rounds"
+        description="data type of gradients in the all-reduce; bfloat16 halves the traffic, but rounds"
     )
     interface: Annotated[Interface | None, Scope.PLACE] = Field(
-        description="network interface of the workers, e.g. ib0; null = they choose"
+        description="network interface of the workers, e.g. ib0; null = automatic"
     )
     variables: Annotated[Variables, Scope.PLACE] = Field(
-        description="environment of the workers: +strategy.variables.NCCL_DEBUG=INFO"
+        description="environment variables of the workers: +strategy.variables.NCCL_DEBUG=INFO"
     )
 
 
@@ -114,34 +114,34 @@ class Trainer(Section):
         description="workers on each node: auto, a number, or GPU numbers [0,2]"
     )
     process_limit: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
-        description="most workers on a machine without GPUs; auto: 16 for each core, 0.5 GiB for each"
+        description="maximum number of workers on a machine without GPUs; auto: 16 per core, and 0.5 GiB of memory each"
     )
-    num_nodes: Annotated[Positive, Scope.PLACE] = Field(description="machines, started by torchrun or srun")
+    num_nodes: Annotated[Positive, Scope.PLACE] = Field(description="number of machines, with torchrun or srun")
     loads: Annotated[list[Count] | None, Scope.PLACE] = Field(
         description="relative shard size of each worker, e.g. [2,1,1,0]; null = even"
     )
     precision: Literal["auto", "bfloat16", "tf32", "float32", "float64"] = Field(
-        description="bfloat16 = autocast; auto uses it if the hardware has it; tf32 = float32 multiplied in short"
+        description="bfloat16 = autocast; auto = bfloat16 if the hardware has it; tf32 = float32 with TF32 products"
     )
     memory_format: Annotated[Literal["auto", "channels_last", "contiguous"], Scope.PLACE] = Field(
         description="auto: channels_last, or contiguous if the CPU cannot train the network in it"
     )
     deterministic: Annotated[bool, Scope.PLACE] = Field(
-        description="only deterministic kernels: same bits on the same hardware"
+        description="use only deterministic kernels: same bits on the same hardware"
     )
-    accumulate_grad_batches: Positive = Field(description="micro-batches a global batch is cut into")
+    accumulate_grad_batches: Positive = Field(description="micro-batches per global batch")
     gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")
     log_every_n_steps: Annotated[Positive, Scope.WATCHING] = Field(
         description="optimizer steps between two points of a curve"
     )
     check_val_every_n_epoch: Positive = Field(description="epochs between validations")
     max_time_s: Annotated[PositiveFloat | None, Scope.PLACE] = Field(
-        description="stop with a checkpoint after so many seconds of training, counted from 0 on each resume"
+        description="stop with a checkpoint after this many seconds of training; a resume counts from 0 again"
     )
-    limit_train_batches: Positive | None = Field(description="at most so many micro-batches an epoch")
-    limit_val_batches: Positive | None = Field(description="at most so many validation batches")
-    limit_test_batches: Positive | None = Field(description="at most so many test batches")
-    overfit_batches: Count = Field(description="train, validate and test on the first so many global batches; 0 = off")
+    limit_train_batches: Positive | None = Field(description="maximum number of micro-batches per epoch")
+    limit_val_batches: Positive | None = Field(description="maximum number of validation batches")
+    limit_test_batches: Positive | None = Field(description="maximum number of test batches")
+    overfit_batches: Count = Field(description="train, validate and test on the first N global batches; 0 = off")
     profiler: Annotated[Literal["simple", "advanced", "pytorch"] | None, Scope.WATCHING] = Field(
         description="Lightning's profiler"
     )
@@ -151,7 +151,7 @@ def _compiled(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError("no regular expression") from error
+        raise ValueError("not a regular expression") from error
     return pattern
 
 
@@ -161,57 +161,55 @@ class ParameterGroup(Section):
     scope = Scope.NUMBERS
 
     pattern: Annotated[str, Field(min_length=1), AfterValidator(_compiled), "a regular expression"] = Field(
-        description="searched in names such as layer1.0.conv1.weight"
+        description="regular expression, searched in names such as layer1.0.conv1.weight"
     )
-    lr_factor: PositiveFloat = Field(default=1.0, description="multiplies the learning rate of the schedule")
+    lr_factor: PositiveFloat = Field(default=1.0, description="factor of the scheduled learning rate")
     weight_decay: NonNegative | None = Field(
-        default=None, description="of their weights, not of norms and biases; null = as the optimizer"
+        default=None, description="weight decay of weights, not of norms and biases; null = that of the optimizer"
     )
     frozen_epochs: Count | None = Field(
-        default=0, description="epochs without training; 0 = trained from the start, null = never trained"
+        default=0, description="epochs before training starts; 0 = train from the start, null = never train"
     )
 
 
 class Notify(Section):
-    """Receivers of a message at the end of a run, as JSON on standard input or as a POST."""
+    """Notification at the end of a run: JSON to the standard input of a command, or in a POST request."""
 
     scope = Scope.SWEEP
 
-    command: Command | None = Field(description="run without a shell; LOCKSTEP_RUN, _STATE and _REASON are set")
-    url: Url | None = Field(description="receives a POST; secrets in it are kept in config.yaml")
-    timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(description="seconds each of the two may take")
+    command: Command | None = Field(description="run without a shell, with LOCKSTEP_RUN, _STATE and _REASON set")
+    url: Url | None = Field(description="URL of the POST request; secrets in it are stored in config.yaml")
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(description="time limit of each, in seconds")
 
 
 class Cluster(Section):
-    """Job that trains the run, on trainer.num_nodes nodes."""
+    """Cluster job that trains the run on trainer.num_nodes nodes."""
 
     scope = Scope.SUBMISSION
 
     name: Literal["none", "local", "slurm"] = Field(description="set by cluster=...")
-    partition: Word | None = Field(description="SLURM's partition; null = its default, as in the next two")
-    account: Word | None = Field(description="account that is charged")
+    partition: Word | None = Field(description="SLURM partition; null = its default, as for the next two")
+    account: Word | None = Field(description="account to charge")
     qos: Word | None = Field(description="quality of service")
     time_min: Positive | None = Field(description="time limit in minutes, after which the job is requeued")
-    memory_gib: PositiveFloat | None = Field(description="GiB of memory on each node; null = SLURM's default")
-    cpus_per_worker: Positive | None = Field(description="cores for each worker; null = SLURM's default")
-    gpus_per_node: Count | None = Field(
-        description="null = one for each worker, none with strategy=cpu; 0 = request none"
-    )
+    memory_gib: PositiveFloat | None = Field(description="memory per node in GiB; null = SLURM's default")
+    cpus_per_worker: Positive | None = Field(description="cores per worker; null = SLURM's default")
+    gpus_per_node: Count | None = Field(description="GPUs per node; null = one per worker, none with strategy=cpu")
     constraint: Line | None = Field(description="required features of a node")
-    sbatch: list[Line] = Field(description="other options of sbatch, e.g. [--exclusive,'--reservation=class']")
+    sbatch: list[Line] = Field(description="additional options of sbatch, e.g. [--exclusive,'--reservation=class']")
     setup: list[Line] = Field(description="shell lines before the training, e.g. [module load cuda]")
     container: Line | None = Field(
-        description="prefix of python, e.g. 'apptainer exec --nv image.sif'; python is then the container's"
+        description="command before python, e.g. 'apptainer exec --nv image.sif'; uses the container's python"
     )
     warn_s: Annotated[int, Field(ge=1, le=65535)] = Field(
         description="seconds before the time limit at which the run saves and is requeued"
     )
-    max_requeues: Count = Field(description="most requeues of a job")
-    parallel: Positive | None = Field(description="jobs of a sweep that run at the same time; null = all")
+    max_requeues: Count = Field(description="maximum number of requeues of a job")
+    parallel: Positive | None = Field(description="maximum number of parallel jobs of a sweep; null = all")
 
 
 class Launcher(Section):
-    """Use of this machine by the trials of a sweep (-m)."""
+    """How the trials of a sweep (-m) use this machine."""
 
     scope = Scope.SWEEP
 
@@ -219,18 +217,18 @@ class Launcher(Section):
         description="parallel: several trials, each on its own devices; sequential: one at a time, on all"
     )
     parallel: Literal["auto"] | Positive = Field(
-        description="most trials at the same time; auto: the number of GPUs or cores"
+        description="maximum number of parallel trials; auto: the number of GPUs or cores"
     )
 
 
 class Sweep(Section):
-    """Trials of one command; repeating the command resumes them."""
+    """Trials of one command; repeat the command to resume them."""
 
     scope = Scope.SWEEP
 
-    name: Name | None = Field(description="end of the folder's name, which resumes it; null = the same command")
-    max_failed: Count | None = Field(description="stop if more trials than this fail; null = no limit")
-    test: Literal["best", "all", "none"] = Field(description="trials that are evaluated on the test set")
+    name: Name | None = Field(description="suffix of the sweep folder, to resume it; null = the same command")
+    max_failed: Count | None = Field(description="stop after more failed trials than this; null = no limit")
+    test: Literal["best", "all", "none"] = Field(description="trials to evaluate on the test set")
 
 
 class ExecutionEnvironment(Section):
@@ -242,13 +240,13 @@ class ExecutionEnvironment(Section):
         description="cpu = processes on the CPU; single_device = one GPU; ddp = data-parallel GPUs"
     )
     devices: Literal["all"] | Positive = Field(
-        description="workers; all = every GPU, or a process per core, and at least two"
+        description="workers; all = every GPU, or one process per core, at least two"
     )
     scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
 
 
 class Benchmark(Section):
-    """Settings of `lockstep benchmark` alone."""
+    """Settings of `lockstep benchmark` only."""
 
     scope = Scope.BENCHMARK
 

@@ -57,10 +57,10 @@ def is_there(package: str) -> bool:
 
 
 def load(target: str) -> Any:
-    """Import the object of a dotted name. Raises Missing, and whatever its module raises while it is imported."""
+    """Import the object of a dotted name. Raises Missing, and any error of its module during import."""
     package, *names = target.split(".")
     if not is_there(package):
-        raise Missing(f"there is no package {package!r} here", package)
+        raise Missing(f"package {package!r} was not found", package)
     found: Any = importlib.import_module(package)
     for name in names:
         path = f"{package}.{name}"
@@ -83,7 +83,7 @@ def find(target: str) -> Signature | None:
         return None
     try:
         types = get_type_hints(called.__init__ if inspect.isclass(called) else called, include_extras=True)
-    except (AttributeError, NameError, TypeError):  # names that exist for type checkers alone
+    except (AttributeError, NameError, TypeError):  # names that exist only for type checkers
         types = {}
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return Signature(
@@ -173,7 +173,7 @@ def _parameter_errors(
         yield f"{key}._target_", f"{key}._target_={target} does not take {' and '.join(refused)} from the training"
     if TOTAL_STEPS in supplied and value.get("_interval_") == "epoch":
         error = f"{key}._interval_=epoch is for schedules by epoch, and {name} counts optimizer steps, {TOTAL_STEPS}"
-        yield f"{key}._interval_", f"{error}: leave it out"
+        yield f"{key}._interval_", f"{error}: remove it"
 
 
 def _found(key: str, target: str) -> Errors:
@@ -185,8 +185,8 @@ def _found(key: str, target: str) -> Errors:
             ".".join(like if part == error.name else part for part in target.split("."))
             for like in near(error.name, error.known)
         ]
-        yield key, f"{key}={target}: {error}" + question(meant, "correct the name, or install the package that has it")
-    except Exception as error:  # whatever a module raises while it is imported
+        yield key, f"{key}={target}: {error}" + question(meant, "correct the name, or install the package")
+    except Exception as error:  # any error of a module during its import
         yield key, f"{key}={target} cannot be imported: {type(error).__name__}: {one_line(error)}"
     return None
 
@@ -231,6 +231,6 @@ def _network_errors(tree: dict[str, Any]) -> Errors:
     if library is not None:
         names: Sequence[str] = importlib.import_module(library).list_models()
         if name.partition(".")[0] not in names:
-            hint = f"its documents list the {len(names)} there are"
-            package = library.partition(".")[0]
-            yield "model.name", f"model.name={name} is no network of {package}" + question(near(name, names, 3), hint)
+            hint = f"see its documentation for all {len(names)} names"
+            error = f"model.name={name} is not a network of {library.partition('.')[0]}"
+            yield "model.name", error + question(near(name, names, 3), hint)

@@ -25,7 +25,7 @@ ALSO = {
     "cluster.memory_gib": ("mem-per-cpu", "mem-per-gpu"),
     "cluster.gpus_per_node": ("gres", "gpus", "gpus-per-task", "gpus-per-socket"),
 }
-# settings of `cluster` without a default value: those that SLURM alone reads, and those of any job
+# settings of `cluster` without a default value: those that only SLURM reads, and those of any job
 OF_SLURM = (
     *("partition", "account", "qos", "time_min", "memory_gib", "cpus_per_worker", "gpus_per_node", "constraint"),
     *("sbatch", "parallel"),
@@ -48,7 +48,7 @@ def num_workers(config: Config) -> tuple[int, list[str]]:
         typed = f"trainer.devices={devices}".replace(" ", "")
         return max(1, len(devices)), [f"{typed} names GPUs, but SLURM chooses them: use trainer.devices={len(devices)}"]
     if name == "cpu" and gpus:
-        return 1, [f"cluster.gpus_per_node={gpus}, but strategy=cpu uses no GPUs: leave one of them out"]
+        return 1, [f"cluster.gpus_per_node={gpus}, but strategy=cpu uses no GPUs: remove one of them"]
     if devices == "auto":
         if name == "single_device" or name == "cpu":
             return 1, []
@@ -84,17 +84,17 @@ def _submit_errors(config: Config) -> Iterator[str]:
 def _unread_errors(cluster: Cluster) -> Iterator[str]:
     for key in OF_SLURM:
         if (value := getattr(cluster, key)) not in (None, []):
-            hint = "add cluster=slurm, or leave it out"
-            yield f"cluster.{key}={value} is read by cluster=slurm alone, not by {cluster.name}: {hint}"
+            hint = "add cluster=slurm, or remove it"
+            yield f"cluster.{key}={value} applies only to cluster=slurm, not to {cluster.name}: {hint}"
     for key in OF_JOBS if cluster.name == "none" else ():
         if value := getattr(cluster, key):
-            yield f"cluster.{key}={value} is for a job: add cluster=slurm or cluster=local, or leave it out"
+            yield f"cluster.{key}={value} applies only to jobs: add cluster=slurm or cluster=local, or remove it"
 
 
 def _slurm_errors(config: Config) -> Iterator[str]:
     cluster, failed = config.cluster, config.sweep.max_failed
     if failed is not None:
-        yield f"sweep.max_failed={failed} is for trials on this machine, not for jobs: leave it out"
+        yield f"sweep.max_failed={failed} applies only to trials on this machine, not to jobs: remove it"
     if cluster.time_min is None:
         yield "cluster.time_min has no value, and cluster=slurm needs one: add cluster.time_min=MINUTES"
     elif cluster.warn_s >= 60 * cluster.time_min:

@@ -1,4 +1,4 @@
-"""Values that a sweep visits, and the space that a search samples."""
+"""Values of a sweep, and the space that a search samples."""
 
 import itertools
 import math
@@ -60,7 +60,7 @@ def searched(overrides: Sequence[str], options_of: Callable[[str], Sequence[str]
     fixed = [override.input_line or "" for override in typed if not override.is_sweep_override()]
     space = {o.get_key_element(): _values(o, options_of) for o in typed if o.is_sweep_override()}
     if not space:
-        raise ConfigError(["search=... needs something to draw: e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"])
+        raise ConfigError(["search=... needs an interval to search: e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"])
     return fixed, space
 
 

@@ -54,7 +54,7 @@ class Optimizer(Partial):
 
     lr: PositiveFloat | None = Field(default=None, exclude_if=_is_none, description="peak learning rate")
     weight_decay: NonNegative | None = Field(
-        default=None, exclude_if=_is_none, description="on weights, not on norms and biases"
+        default=None, exclude_if=_is_none, description="weight decay of weights, not of norms and biases"
     )
 
 
@@ -62,7 +62,9 @@ class Scheduler(Partial):
     """Schedule of the learning rate."""
 
     interval: Literal["step", "epoch"] = Field(
-        default="step", alias="_interval_", description="step after every optimizer step, or after every epoch"
+        default="step",
+        alias="_interval_",
+        description="schedule by optimizer step, or by epoch",
     )
 
 
@@ -70,7 +72,7 @@ class TaskSection(Target):
     """Task of the network."""
 
     metrics: dict[str, Open | None] = Field(
-        default={}, description="measured in each pass, by name; the first one decides"
+        default={}, description="metrics by name; the first one selects the best checkpoint"
     )
 
 
@@ -79,20 +81,22 @@ class Data(Target):
 
     memory: Annotated[Literal["auto", "device", "host", "stream"], Scope.PLACE] = Field(
         default="auto",
-        description="place of pixels; auto: on the GPU if they fit, else in memory, else stream: made when needed",
+        description="storage of pixels; auto: GPU if they fit, else host memory, else stream (decoded when needed)",
     )
     num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
-        default="auto", description="processes of each worker that make streamed images; auto: one per core"
+        default="auto", description="processes per worker that load streamed images; auto: one per core"
     )
     copy_to: Annotated[PathText | None, Scope.PLACE] = Field(
         default=None,
-        description="folder on a disk of the node for a copy of data.root, which is read instead; null = no copy",
+        description="folder on a local disk of the node, to which data.root is copied and then read; null = no copy",
     )
     copy_remove: Annotated[bool, Scope.PLACE] = Field(
-        default=False, description="remove that copy when the run ends, unless another one uses it"
+        default=False, description="remove that copy when the run ends, unless another run uses it"
     )
     check: Dotted | None = Field(
-        default=None, alias="_check_", description="called before torch is imported; raises if data is missing"
+        default=None,
+        alias="_check_",
+        description="called before torch is imported; raises an error if data is missing",
     )
 
     @property
@@ -107,7 +111,7 @@ class Search(Section):
 
     scope = Scope.SWEEP
 
-    num_trials: Positive = Field(description="trials of the study that finish or are pruned")
+    num_trials: Positive = Field(description="number of finished and pruned trials in the study")
     objectives: dict[str, Literal["min", "max"]] | None = Field(
         description="what is optimized: metrics of the best epoch or numbers of summary.json; null = that of best.ckpt"
     )

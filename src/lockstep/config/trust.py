@@ -1,4 +1,4 @@
-"""Refuses targets and commands in the saved configuration of a run that may be of somebody else."""
+"""Refuses targets and commands in the saved configuration of a run of another user."""
 
 import ast
 import importlib
@@ -41,7 +41,7 @@ def check(
     is_trusted: bool = False,
     settings: tuple[str, ...] = VARIABLES,
 ) -> None:
-    """Raise ConfigError for targets of a saved configuration that are not known, and `settings` that run commands.
+    """Raise ConfigError for unknown targets of a saved configuration, and `settings` that run commands.
 
     Values that `own` has too are accepted, and those that `typed` overrides replace. Of a trusted run all are accepted,
     and its modules are found from now on, after all others.

@@ -1,4 +1,4 @@
-"""First round of the check: reports all errors of a composed configuration at once, before any work starts.
+"""First round of the check: reports all errors of a composed configuration together, before any work starts.
 
 It imports no target; the second round is `signatures.errors`.
 """
@@ -33,7 +33,7 @@ def check_tree(
 ) -> Config:
     """Return the typed configuration of plain values. Raises ConfigError, with one error for each key of the schema.
 
-    Rules between keys are checked if every key is valid alone.
+    Rules between keys are checked only if each key is valid.
 
     `unresolved` has the reason by key why a value is missing; an empty one reports nothing.
     """

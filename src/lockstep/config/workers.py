@@ -23,7 +23,7 @@ class Workers:
     """Workers of a run. `gpus` has the GPU of each worker of this node, by its number there; () for CPU processes.
 
     The numbers differ if workers see the same GPUs, and are all 0 if each sees its own. `errors` describes what the
-    machine, or the launcher that started this process, does not offer.
+    machine, or the launcher that started this process, lacks.
     """
 
     num_local: int
@@ -56,7 +56,7 @@ def resolve_workers(config: Config) -> Workers:
 
 
 def interface_errors(config: Config) -> list[str]:
-    """Describe a network interface that this machine does not have. Only machines that train need it."""
+    """Describe a network interface that this machine lacks. Only machines that train need it."""
     name, interfaces = config.strategy.interface, [name for _, name in socket.if_nameindex()]
     if name is None or name in interfaces:
         return []
@@ -80,7 +80,7 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[s
             errors.append(f"{setting} must list each GPU once, and at least one")
         elif _each_has_own(world, num_gpus, len(devices)):
             hint = f"use trainer.devices={len(devices)}"
-            errors.append(f"{setting} names GPUs, but srun gives each task its own, which is number 0 to it: {hint}")
+            errors.append(f"{setting} names GPUs, but srun gives each task its own, numbered 0: {hint}")
         elif absent:
             hint = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={len(devices)}"
             errors.append(f"{setting}, but this machine has {_gpus(num_gpus)}: {hint}")
@@ -119,7 +119,7 @@ def _each_has_own(world: launcher.World | None, num_gpus: int, num_local: int) -
     """Return whether each task of srun sees `num_gpus` GPUs that no other sees (--gpus-per-task), numbered from 0.
 
     Then the step has as many on this node as its tasks see together; if all tasks see the same GPUs, it has just those.
-    SLURM_GPUS_PER_TASK is no proof: a step inherits it from its job, and may request otherwise.
+    SLURM_GPUS_PER_TASK is not reliable: a step inherits it from its job, and may override it.
     """
     total = world.num_gpus_on_node if world is not None else None
     return total is not None and num_local > 1 and 0 < num_gpus * num_local <= total
@@ -146,7 +146,7 @@ def _device_errors(config: Config, workers: Workers) -> list[str]:
 
 
 def _graph_errors(config: Config, workers: Workers) -> list[str]:
-    """Refuse CUDA graphs that compute wrong gradients (pytorch issues 96693 and 169545), or may never end."""
+    """Refuse CUDA graphs that compute wrong gradients (pytorch issues 96693 and 169545), or may hang."""
     if config.compile != "reduce-overhead":
         return []
     errors, num_parts = [], config.trainer.accumulate_grad_batches
@@ -167,7 +167,7 @@ def _compiler_errors(config: Config, workers: Workers) -> list[str]:
     if not config.compile or workers.gpus or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         return []
     setting = f"compile={str(config.compile).lower()}"
-    return [f"{setting} needs a C++ compiler on a CPU, and there is none: install g++, or use compile=false"]
+    return [f"{setting} needs a C++ compiler on a CPU, and none was found: install g++, or use compile=false"]
 
 
 def _number_errors(config: Config, workers: Workers) -> list[str]:
@@ -177,10 +177,11 @@ def _number_errors(config: Config, workers: Workers) -> list[str]:
         most, reason = limit, f"trainer.process_limit={limit}"
     elif memory // WORKER_BYTES < most:
         most = max(1, memory // WORKER_BYTES)
-        per_worker = f"{WORKER_BYTES / 2**30:.1f} GiB for each in {memory / 2**30:.1f} GiB of memory"
-        reason = f"{most} worker processes, {per_worker}"
+        per_worker = f"{WORKER_BYTES / 2**30:.1f} GiB each in {memory / 2**30:.1f} GiB of memory"
+        reason = f"the limit of {most} worker processes, {per_worker}"
     else:
-        reason = f"{most} worker processes, {PROCESSES_PER_CORE} for each of {plural(hardware.num_cores(), 'core')}"
+        per_core = f"{PROCESSES_PER_CORE} per core on {plural(hardware.num_cores(), 'core')}"
+        reason = f"the limit of {most} worker processes, {per_core}"
     if workers.gpus or workers.num_local <= most:
         return []
     hint = "use fewer, or raise trainer.process_limit"
@@ -221,4 +222,4 @@ def _world_errors(workers: Workers, world: launcher.World | None) -> list[str]:
     else:
         hint = f"srun --nodes={workers.num_nodes} --ntasks-per-node={workers.num_local} {training_command()} ..."
     started = plural(world.world_size, "process", "processes")
-    return [f"{what} asks for {plural(n, 'worker')}, but {world.launcher} started {started}: start it with {hint}"]
+    return [f"{what} requires {plural(n, 'worker')}, but {world.launcher} started {started}: start it with {hint}"]

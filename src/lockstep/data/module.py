@@ -1,4 +1,4 @@
-"""The LightningDataModule of a run: the three splits, the place of their pixels, and the shards of this rank."""
+"""The LightningDataModule of a run: the three splits, the device of their pixels, and the shards of this rank."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ class ImageData(L.LightningDataModule):
 
     @property
     def placement(self) -> str:
-        """The place of the training images, for people."""
+        """Where the training images are, as text."""
         pixels = self.splits.train.pixels
         if self.is_on_device:
             return "on the GPU"
@@ -167,7 +167,7 @@ class ImageData(L.LightningDataModule):
 
 
 def _first_samples(splits: Splits, num_samples: int) -> Splits:
-    """Train, validate and test on the same first samples, which a network must be able to learn by heart."""
+    """Train, validate and test on the same first samples, which a network must be able to memorize."""
     train = splits.train
     pixels = train.pixels[:num_samples] if isinstance(train.pixels, Tensor) else train.pixels.head(num_samples)
     few = Images(pixels, train.targets[:num_samples], train.names[:num_samples])

@@ -19,7 +19,7 @@ T = TypeVar("T")
 def read_ahead(items: Iterable[T], depth: int, prepare: Callable[[T], T]) -> Iterator[T]:
     """Yield `prepare(item)` of every item, in order, while a thread prepares up to `depth` further items.
 
-    An exception of an item is raised in its place. The thread ends with the iteration, even if that is left early.
+    An exception of an item is raised in its place. The thread ends with the iteration, even if it is stopped early.
     """
     source = iter(items)
     thread = ThreadPoolExecutor(1, "read ahead")

@@ -28,7 +28,7 @@ class GlobalBatches(Sampler[ShardIndices]):
 
     The global batch of a step is cut into `accumulate_grad_batches` micro-batches of one size. A sample that would be
     alone in the last global batch or micro-batch joins the one before, because batch norm cannot normalize a
-    single value. Without `shuffle_seed` the order is that of the data set, with it it depends on (seed, epoch) alone.
+    single value. Without `shuffle_seed` the order is that of the data set, with it it depends only on (seed, epoch).
     `num_batches` limits the micro-batches of an epoch. `with_partner` adds to every shard the sample that its last one
     is mixed with.
     """

@@ -31,7 +31,7 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 def is_missing_rank(error: BaseException) -> bool:
-    """Return True if the ranks could not meet: one did not come in time, or rank 0 opened no store."""
+    """Return True if the ranks could not meet: one did not arrive in time, or rank 0 opened no store."""
     has_no_store = isinstance(error, dist.DistNetworkError) and "trying to connect" in str(error)
     return has_no_store or isinstance(error, dist.DistStoreError)
 

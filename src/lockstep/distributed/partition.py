@@ -1,4 +1,4 @@
-"""Which positions of a global batch each rank computes. Integers only: ranks agree without communication."""
+"""Positions of a global batch that each rank computes. Integers only: ranks agree without communication."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Shard(NamedTuple):
     """The part `[lo, hi)` of a global batch of `group_size` samples that a rank computes in one pass; may be empty.
 
-    The global batch is that of optimizer step `step` of its epoch. The part lies in micro-batch `micro_step` of the
+    The global batch is that of optimizer step `step` of its epoch. The part is in micro-batch `micro_step` of the
     epoch, which has `size` samples over all ranks.
     """
 

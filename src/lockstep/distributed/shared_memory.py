@@ -1,14 +1,14 @@
 """Sums and gathers between the processes of one machine, through shared memory.
 
-A message over gloo costs half a millisecond, whatever its size; here it costs a copy, a semaphore and a copy. Every
+A message over gloo costs half a millisecond at any size; here it costs a copy, a semaphore and a copy. Every
 ordered pair of ranks has a semaphore: a rank writes its row, posts one to each other rank, and waits for one from each.
-Rows alternate between two buffers. A rank reuses a buffer only after the exchange in between, to which every other rank
-came after it had read that buffer.
+Rows alternate between two buffers. A rank reuses a buffer only after the exchange in between, which every other rank
+starts only after it has read that buffer.
 
-Semaphores order memory, also on weakly ordered processors (POSIX, section 4.12, memory synchronization). So nothing
-here reads what another process writes without a semaphore in between, except the flag of a rank that left, a mere hint.
+Semaphores order memory, also on weakly ordered processors (POSIX, section 4.12, memory synchronization). So every
+value that another process writes is read after a semaphore, except the flag of an exited rank, which is only a hint.
 
-The memory has no name (memfd_create): ranks open it through /proc while its creator waits, and it ends with the last.
+The memory has no name (memfd_create): ranks open it through /proc while its creator waits, and the last exit frees it.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ SLICE_S = 0.1  # between two checks of a sleeping rank that the others are alive
 
 
 class RankLost(RuntimeError):
-    """Another rank of this machine does not come to an exchange: it has ended, it left, or it is late."""
+    """Another rank of this machine misses an exchange: it has died, exited, or is late."""
 
 
 def machine() -> tuple[str, str, int] | None:
@@ -133,7 +133,7 @@ class Segment:
             os.close(opened)
 
     def leave(self) -> None:
-        """Mark this rank: it comes to no further exchange."""
+        """Mark this rank: it joins no further exchange."""
         self.memory[LINE * self.rank] = 1
 
     def has_left(self, rank: int) -> bool:
@@ -210,7 +210,7 @@ class Channel:
                 return
         while not self._semaphores.wait(address, SLICE_S):
             lost = self._lost(other, is_late=time.monotonic() - started > self._timeout_s)
-            if lost and not has_taken(address):  # it may have posted before it ended
+            if lost and not has_taken(address):  # it may have posted before it died
                 raise RankLost(lost)
 
     def _lost(self, other: int, *, is_late: bool) -> str:
@@ -219,8 +219,8 @@ class Channel:
         if poll.poll(0):  # the process is gone, or a zombie
             return f"the process of rank {other} (pid {self._pids[other]}) has ended"
         if self._segment.has_left(other):
-            return f"rank {other} has left"
-        return f"rank {other} did not come within {self._timeout_s:g} s (strategy.timeout_s)" if is_late else ""
+            return f"rank {other} has exited"
+        return f"rank {other} did not arrive within {self._timeout_s:g} s (strategy.timeout_s)" if is_late else ""
 
 
 class Neighbours:
@@ -235,7 +235,7 @@ class Neighbours:
         )
 
     def leave(self) -> None:
-        """Come to no further exchange; a rank that waits for this one fails immediately."""
+        """Join no further exchange; a rank that waits for this one fails immediately."""
         self._segment.leave()
         for descriptor in self._pidfds:
             with suppress(OSError):

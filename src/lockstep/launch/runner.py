@@ -70,7 +70,7 @@ def start(
         kept = os.listdir(folder.path)
         held.enter_context(locked(folder))
         if folder.config.exists():
-            raise ConfigError([f"{chosen} contains a run already: resume it by {resuming(folder.path)}"])
+            raise ConfigError([f"{chosen} already contains a run: resume it with {resuming(folder.path)}"])
         held.push(partial(_remove_rejected, folder, kept, outputs, latest))
         save(folder, scaled, typed)
         if chosen is None:  # after `save`: init_from=outputs/latest is the run before this one
@@ -149,7 +149,7 @@ def train_prepared(folder: RunFolder, *, has_test: bool, is_worker: bool = False
         raise ConfigError(errors)
     saved_run.progress(folder)  # raises for damaged files
     if folder.is_locked():
-        print(f"{shown(folder.path)} is being trained by another process: waiting for its end", flush=True)
+        print(f"{shown(folder.path)} is being trained by another process: waiting for it to end", flush=True)
     while folder.is_locked():  # every rank: one that waits in a collective would run into its timeout
         if signal.sigpending() & set(STOP_SIGNALS):  # they are blocked until there is a run to stop
             return EXIT_STOPPED
@@ -268,7 +268,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
         with folder.lock():
             yield
     except BlockingIOError as error:
-        message = f"{shown(folder.path)} is being trained by another process: stop it first, or wait until it ends"
+        message = f"{shown(folder.path)} is being trained by another process: stop it, or wait for it to end"
         raise ConfigError([message]) from error
 
 

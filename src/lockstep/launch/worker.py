@@ -194,7 +194,7 @@ def run(job: Job, world: World | None, flag: SignalFlag) -> int:
 
 
 def _lost(error: BaseException, folder: RunFolder, world_size: int) -> str:
-    """Describe the ranks that did not come; empty if the error is another one."""
+    """Describe the ranks that did not join; empty for other errors."""
     if world_size == 1:
         return ""
     from lockstep.distributed.collectives import is_lost_rank, is_missing_rank
@@ -243,7 +243,7 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
     """Print the first failure of a job, by default to standard error, and update the status of a run."""
     folder = RunFolder(Path(job.folder))
     failure = folder.failure.read_text("utf-8").rstrip() if folder.failure.exists() else ""
-    text = failure or "a worker failed without a message"
+    text = failure or "a worker failed without an error message"
     lines = text.splitlines()
     try:
         if job.task == "train":

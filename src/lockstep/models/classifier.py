@@ -116,7 +116,7 @@ class Classifier(L.LightningModule):
             values = values.sub_(self.mean).div_(self.std)
         if values.dim() == 4:
             values = values.contiguous(memory_format=self.layout.memory_format)
-        # the network alone: autocast must not change the task
+        # only the network: autocast must not change the task
         with torch.autocast(inputs.device.type, torch.bfloat16) if self._uses_bfloat16 else nullcontext():
             outputs = self._outputs(values) if self._is_compiled else self.net(values)
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs

@@ -52,11 +52,11 @@ class ResNet18(nn.Module):
         *,
         in_channels: int,
         num_classes: int,
-        width: Annotated[Positive, Doc("channels of the first stage; the others have 2, 4, 8 times as many")],
-        stem: Annotated[Literal["small", "imagenet"], Doc("3x3 stride 1, or 7x7 stride 2 and max-pool")],
+        width: Annotated[Positive, Doc("channels of the first stage; 2, 4 and 8 times as many in the next ones")],
+        stem: Annotated[Literal["small", "imagenet"], Doc("3x3, stride 1; or 7x7, stride 2, and max-pool")],
         shortcut_norm: Annotated[bool, Doc("batch norm after the 1x1 shortcuts")],
-        bias: Annotated[bool, Doc("convolutions have a bias")],
-        dropout: Annotated[Fraction, Doc("before the last layer")],
+        bias: Annotated[bool, Doc("bias in the convolutions")],
+        dropout: Annotated[Fraction, Doc("dropout before the last layer")],
         init: Annotated[Literal["kaiming", "normal"], Doc("kaiming with zeroed last norms, or N(0, 0.01)")],
     ) -> None:
         super().__init__()

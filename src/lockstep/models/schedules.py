@@ -45,7 +45,7 @@ class Schedule(NamedTuple):
             supplied["mode"] = self.mode
         schedule = self.make(optimizer, **supplied)
         if not isinstance(schedule, LRScheduler):
-            raise TypeError(f"returns a {type(schedule).__name__}, no schedule of torch.optim.lr_scheduler")
+            raise TypeError(f"returns a {type(schedule).__name__}, not a schedule of torch.optim.lr_scheduler")
         if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != self.mode:
             raise ValueError(f"has mode={schedule.mode}, but {self.monitor} needs mode={self.mode}")
         return schedule
@@ -80,7 +80,7 @@ def one_cycle_linear(
     optimizer: Optimizer,
     total_steps: int,
     *,
-    warmup_fraction: Annotated[Fraction, Doc("part of all steps that go up")],
+    warmup_fraction: Annotated[Fraction, Doc("fraction of the steps with a rising learning rate")],
 ) -> LambdaLR:
     """Linear warm-up to the optimizer's learning rate, then linear to 0.
 
@@ -94,8 +94,8 @@ def cosine(
     optimizer: Optimizer,
     total_steps: int,
     *,
-    warmup_fraction: Annotated[Fraction, Doc("part of all steps that go up")],
-    final_fraction: Annotated[Fraction, Doc("of the peak, at the end")],
+    warmup_fraction: Annotated[Fraction, Doc("fraction of the steps with a rising learning rate")],
+    final_fraction: Annotated[Fraction, Doc("final learning rate, as a fraction of the peak")],
 ) -> LambdaLR:
     """Linear warm-up to the optimizer's learning rate, then half a cosine down to `final_fraction` of it.
 

@@ -22,8 +22,8 @@ from lockstep.system import internals
 
 MOST_PENDING = 8  # steps that the host may be ahead of the device
 HINT = (
-    "In a new run a lower optimizer.lr, a smaller trainer.gradient_clip_norm or trainer.precision=float32 may help; "
-    "init_from=... starts it with the weights of this one's last checkpoint."
+    "Try a new run with a lower optimizer.lr, a smaller trainer.gradient_clip_norm or trainer.precision=float32; "
+    "init_from=... starts it from the last checkpoint of this run."
 )
 
 

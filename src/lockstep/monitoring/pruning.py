@@ -1,4 +1,4 @@
-"""`lockstep runs --prune`: removes run folders, by default failed ones without a checkpoint, after asking."""
+"""`lockstep runs --prune`: removes run folders, by default failed ones without a checkpoint, after confirmation."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ LEFTOVERS = ("failed", "no signal", "not started")
 
 
 def prune(selection: Selection, *, is_sure: bool) -> int:
-    """Remove the selected runs after asking, or those in LEFTOVERS without a checkpoint. Returns the exit code."""
+    """Remove the selected runs, by default LEFTOVERS without a checkpoint, after confirmation. Return the exit code."""
     wrong = [state for state in selection.states if state not in REMOVABLE]
     if wrong:
         known = ", ".join(state.replace(" ", "-") for state in REMOVABLE)
@@ -52,7 +52,7 @@ def prune(selection: Selection, *, is_sure: bool) -> int:
 
 
 def remove(runs: Sequence[DiscoveredRun], root: Path, *, is_sure: bool) -> int:
-    """Remove these runs below `root` after asking. Returns the exit code."""
+    """Remove these runs below `root` after confirmation. Returns the exit code."""
     runs = sorted(runs, key=lambda run: len(run.folder.path.parts), reverse=True)  # inner ones first
     found = [(run, look(run), _size(run.folder)) for run in runs]
     total = f"{plural(len(runs), 'run')}, {cells.size(sum(size for *_, size in found))}"
@@ -137,7 +137,7 @@ def _removed(run: DiscoveredRun, facts: dict[str, Any]) -> str:
     try:
         with folder.lock():
             if look(run).get("updated") != facts.get("updated"):
-                return "it was resumed meanwhile"
+                return "it was resumed in the meantime"
             nested = (RunFolder(path.parent) for path in folder.path.rglob(folder.config.name) if path != folder.config)
             # a job that waits has no lock yet
             if any(inner.lock_file.exists() or inner.facts_file.exists() for inner in nested):

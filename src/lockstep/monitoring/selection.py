@@ -31,7 +31,7 @@ class Selection:
     def listed(self, watched: Watched) -> list[Listed]:
         """List the matching runs, the newest first."""
         matching = [facts for facts in watched.look() if self._matches(facts)]
-        by_id = watched.runs()  # may search again: a run may be gone since
+        by_id = watched.runs()  # may search again: a run may have been removed since
         discovered = [(by_id[facts["id"]], facts) for facts in matching if facts["id"] in by_id]
         runs = [Listed(run, facts, _since(run, facts)) for run, facts in discovered]
         return sorted(runs, key=lambda run: (run.since, run.discovered.name), reverse=True)
@@ -51,12 +51,12 @@ def selection(folder: str, filter_text: str, state_text: str) -> Selection:
     """
     root = Path(folder)
     if folder != DEFAULT_ROOT and not root.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder: name one with runs, or none for {DEFAULT_ROOT}/.")
+        raise FileNotFoundError(f"{folder} is not a folder: give a folder of runs, or none for {DEFAULT_ROOT}/.")
     known = {state.replace(" ", "-"): state for state in STATES}
     names = [name.strip().replace(" ", "-") for name in state_text.split(",") if name.strip()]
     for name in names:
         if name not in known:
-            raise ValueError(f"--state {name}: there is no such state, choose from {', '.join(known)}.")
+            raise ValueError(f"--state {name} is not a state: choose from {', '.join(known)}.")
     return Selection(root, filter_text.casefold().split(), tuple(known[name] for name in names))
 
 

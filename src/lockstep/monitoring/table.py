@@ -58,7 +58,7 @@ def in_order(runs: Sequence[Listed], sort: str, *, is_reversed: bool) -> list[Li
     """
     name, is_down = sort.removeprefix("-"), sort.startswith("-") != is_reversed
     if name not in COLUMNS:
-        raise ValueError(f"--sort {sort}: there is no such column, choose from {', '.join(COLUMNS)}.")
+        raise ValueError(f"--sort {sort} is not a column: choose from {', '.join(COLUMNS)}.")
     overrides = differing_overrides([run.facts for run in runs])
     valued = [(_value(run, name, overrides[run.discovered.id]), run) for run in runs]
     with_value = sorted((pair for pair in valued if pair[0] is not None), key=lambda pair: pair[0], reverse=is_down)
@@ -115,7 +115,7 @@ def _nothing(selection: Selection, *, num_found: int) -> str:
     where = printable(str(selection.root))
     if not num_found:
         return f"No runs below {where}: start one with {naming.training_command()}, or name another folder."
-    return f"None of the {plural(num_found, 'run')} below {where} matches: leave out --filter or --state."
+    return f"None of the {plural(num_found, 'run')} below {where} matches: remove --filter or --state."
 
 
 def _plain_facts(run: Listed) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Converts the inputs of a predictor to the tensors that training has of the same images."""
+"""Converts the inputs of a predictor to the tensors of the same images in training."""
 
 import os
 from collections.abc import Sequence

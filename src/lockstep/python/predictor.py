@@ -43,7 +43,7 @@ def load(
 
     Device and precision are those of a training with these settings on this machine: its first GPU, else its CPU.
     `device` selects another one: "cpu", "cuda", "cuda:1". Random states and switches of this process stay unchanged.
-    Only code of known libraries and of the project in the current folder is called; with `trust`, whatever the run
+    Only code of known libraries and of the project in the current folder is called; with `trust`, any code that the run
     folder names.
 
     Raises FileNotFoundError if the run or its checkpoint does not exist, ValueError if the checkpoint is damaged or the

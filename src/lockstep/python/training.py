@@ -23,7 +23,7 @@ class TrainingFailed(RuntimeError):
 def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     """Train with the overrides of `python train.py`, e.g. `["data=digits", "trainer.devices=2"]`. Returns the run.
 
-    `trust` is `--trust` of a resume: whatever the run folder names is called, including code of another project.
+    `trust` is `--trust` of a resume: any code that the run folder names is called, including that of another project.
 
     The training runs in worker processes, which print where this process prints; this process stays unchanged.
 
@@ -46,7 +46,7 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
         submission.refuse_live(folder)
         code = runner.resume(folder, request.config, stop_signals=stop_signals)[1]
     if code not in (0, EXIT_CONFIG, EXIT_STOPPED, EXIT_INTERRUPTED):
-        reason = folder.read_status().get("reason") or "a worker failed without a message"
+        reason = folder.read_status().get("reason") or "a worker failed without an error message"
         where = f"\nSee {shown(folder.failure)}" if folder.failure.exists() else ""
         raise TrainingFailed(f"{shown(folder.path)}: {reason}{where}", Run(folder.path))
     if code == EXIT_CONFIG:

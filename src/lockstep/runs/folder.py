@@ -197,7 +197,7 @@ class RunFolder:
     # -- the request to stop -----------------------------------------------------------------------------------------
 
     def request_stop(self, reason: str) -> None:
-        """Ask all ranks to stop together. An earlier request keeps its reason."""
+        """Request that all ranks stop together. An earlier request keeps its reason."""
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -248,7 +248,7 @@ class RunFolder:
     # -- one trainer at a time ---------------------------------------------------------------------------------------
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the run for this process; the kernel releases it when the process ends, however it ends.
+        """Lock the run for this process; the kernel releases the lock when the process ends, for any reason.
 
         Raises BlockingIOError while another process holds it.
         """

@@ -14,7 +14,7 @@ from lockstep.runs.folder import CODE, SWEEP, RunFolder
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
 SCRIPTLESS = "lockstep train"  # trains in any folder
 TRUST = "run this in the project's folder, or add --trust (in Python trust=True)"
-TRUSTING = "run any code and commands that the run folder names, not only those of this project and known libraries"
+TRUSTING = "allow any code and commands in the run folder, not only those of this project and known libraries"
 
 
 def create_path(root: Path, name: str, now: datetime) -> Path:
@@ -81,7 +81,7 @@ def find(name: str) -> RunFolder:
     configs = (path for path in Path("outputs").glob("**/config.yaml") if CODE not in path.parts)
     newest = sorted(configs, key=lambda p: p.stat().st_mtime, reverse=True)[:3]
     known = ", ".join(str(p.parent) for p in newest) or "none below outputs/"
-    raise FileNotFoundError(f"{name} is no run folder: it has no config.yaml. Newest runs: {known}.")
+    raise FileNotFoundError(f"{name} is not a run folder: it has no config.yaml. Newest runs: {known}.")
 
 
 def shown(path: Path) -> str:

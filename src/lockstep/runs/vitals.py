@@ -57,7 +57,7 @@ def forget(folder: RunFolder, rank: int) -> None:
 
 def _touch(path: Path, is_over: threading.Event) -> None:
     while not is_over.wait(HEARTBEAT_S):
-        with contextlib.suppress(OSError):  # a network disk may be away for a moment
+        with contextlib.suppress(OSError):  # a network disk may be unavailable for a moment
             os.utime(path)  # by the clock of the disk, which is the same for all machines
 
 
@@ -98,7 +98,7 @@ def absent(folder: RunFolder, world_size: int) -> str:
     ranks = ", ".join(str(rank) for rank in range(world_size) if rank not in found)
     if not ranks:
         return ""
-    return f"rank {ranks} of {world_size} never came: not started, stopped before its imports, or killed"
+    return f"rank {ranks} of {world_size} did not start: not launched, stopped during its imports, or killed"
 
 
 def _heartbeats(folder: RunFolder) -> dict[int, Heartbeat]:

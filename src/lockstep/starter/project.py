@@ -25,9 +25,9 @@ def create(path: Path) -> str:
     name = path.name
     package = name.replace("-", "_")
     if not package.isidentifier() or keyword.iskeyword(package) or package != package.lower():
-        raise ValueError(f"{name!r} is no name of a package: use lower-case letters, digits and _, as in flowers.")
+        raise ValueError(f"{name!r} is not a valid package name: use lower-case letters, digits and _, as in flowers.")
     if importlib.util.find_spec(package) is not None:
-        raise ValueError(f"a module {package} exists, which the project would hide: use another name.")
+        raise ValueError(f"a module {package} exists already, and the project would shadow it: use another name.")
     if path.exists():
         raise ValueError(f"{shown(path)} exists: use another name, or another folder.")
     requirement = _requirement()

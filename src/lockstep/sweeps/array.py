@@ -22,7 +22,7 @@ def script(path: Path, config: Config, num_trials: int) -> str:
 def check(config: Config) -> None:
     """Raise ConfigError for a cluster that runs no sweeps."""
     if config.cluster.name == "local":
-        hint = "leave it out and start the sweep with nohup ... &, the same command resumes it"
+        hint = "remove it and start the sweep with nohup ... &, the same command resumes it"
         raise ConfigError([f"cluster=local trains one run in the background, no sweep: {hint}"])
 
 

@@ -55,7 +55,7 @@ def prepared(
 
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
-    """Raise ConfigError if a trial would compute something else than before; the number of workers may change."""
+    """Raise ConfigError if a trial would compute something different than before; the number of workers may change."""
     tree = storage.to_tree(config)
     before, after = (dict(leaves(config_tree, "")) for config_tree in (storage.to_tree(saved), tree))
     for key in {**before, **after}:
@@ -181,7 +181,7 @@ def _refuse_live(ledger: Ledger) -> None:
     for trial in ledger.trials:
         if trial.state in LIVE_STATES:
             what = f"{shown(trial.folder.path)} is being trained by another process"
-            raise ConfigError([f"{what}: stop it first, or wait for its end"])
+            raise ConfigError([f"{what}: stop it, or wait for it to end"])
 
 
 def machine_here() -> Machine:
@@ -213,7 +213,7 @@ def opened(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Led
             ledger = Ledger.opened(path.resolve(), name, redacted(command))
         except BlockingIOError as error:
             what = f"{shown(path)} is being run by another process"
-            raise ConfigError([f"{what}: stop it, or wait for its end"]) from error
+            raise ConfigError([f"{what}: stop it, or wait for it to end"]) from error
         except (OSError, ValueError) as error:
             what = f"{shown(path)}/sweep.json cannot be read ({error})"
             raise ConfigError([f"{what}: choose another sweep.name"]) from error

@@ -13,7 +13,7 @@ from lockstep.system.signals import LEAVE, SignalList
 from lockstep.system.wording import plural
 
 LOOK_EVERY_S = 0.5
-PRUNED = "other trials were better by now"
+PRUNED = "other trials were better at this point"
 
 
 class Grid:

@@ -34,7 +34,7 @@ class Shard(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The devices for people: `GPU 0,1` or `cores 2-3`."""
+        """The devices as text: `GPU 0,1` or `cores 2-3`."""
         if self.gpus:
             return f"GPU {','.join(self.gpus)}"
         first, last = self.cores[0], self.cores[-1]
@@ -52,7 +52,7 @@ def num_parallel(launcher: Launcher, machine: Machine, num_trials: int, configs:
     if launcher.mode == "sequential":
         if launcher.parallel not in ("auto", 1):
             what = f"launcher.parallel={launcher.parallel}, but launcher.mode=sequential runs one trial at a time"
-            raise ConfigError([f"{what}: leave one of them out"])
+            raise ConfigError([f"{what}: remove one of them"])
         return 1
     uses_gpus = any(_uses_gpus(config, machine) for config in configs)
     num_devices = len(machine.gpus) if uses_gpus else len(machine.cores)

@@ -63,7 +63,7 @@ class Ledger:
                 folder = RunFolder(path / entry["folder"])
                 ledger.trials.append(Trial(entry["number"], tuple(entry["overrides"]), folder, entry["device"]))
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{path / SWEEP} is no ledger of a sweep") from error
+            raise ValueError(f"{path / SWEEP} is not a sweep ledger") from error
         for trial in ledger.trials:
             if not trial.folder.path.resolve().is_relative_to(path.resolve()):
                 raise ValueError(f"{path / SWEEP} names a folder outside of the sweep: {trial.folder.path}")

@@ -29,7 +29,7 @@ class Running:
 
 
 class Pool:
-    """Parallel trials. The devices of a trial are free when it ends, however it ends."""
+    """Parallel trials. The devices of a trial are free when it ends, for any reason."""
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices

@@ -27,7 +27,7 @@ from lockstep.system.wording import plural
 
 JOURNAL = "study.journal"  # Optuna's storage, in the folder of the sweep
 NUMBER = "trial"  # attribute of Optuna's trial: the number in the ledger
-MOST_REPEATS = 20  # so many draws of known points in a row end the search
+MOST_REPEATS = 20  # this many draws of known points in a row end the search
 Point = frozenset[tuple[str, Any]]  # of the search space
 
 
@@ -206,5 +206,5 @@ class Draws(Grid):
 
 
 def _point(drawn: optuna.Trial | FrozenTrial) -> Point:
-    """Return the drawn values, whatever the order of the overrides was."""
+    """Return the drawn values, in any order of the overrides."""
     return frozenset(drawn.params.items())

@@ -101,7 +101,7 @@ def show(sweep_table: Table, where: str) -> None:
         out.print(f"... and {len(sweep_table.rows) - MOST_ROWS} more", style="dim")
     for note in sweep_table.notes:
         say(out, note, "red" if note.startswith("Trial ") else "")
-    say(out, f"In full: {where}/table.md, table.csv, table.json")
+    say(out, f"Full table: {where}/table.md, table.csv, table.json")
 
 
 def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console, *, is_live: bool = False) -> RichTable:

@@ -1,1 +1,1 @@
-"""The machine and this process: signals, terminal, memory of cores and devices, packages. Knows nothing of runs."""
+"""The machine and this process: signals, terminal, memory of cores and devices, packages. Independent of runs."""

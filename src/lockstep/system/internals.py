@@ -21,7 +21,7 @@ InstanceNorm = _InstanceNorm
 
 
 def keep_signals(trainer: L.Trainer) -> None:
-    """Disable the signal handlers of Lightning: that of SIGTERM hangs in a broadcast if one rank alone received it.
+    """Disable the signal handlers of Lightning: that of SIGTERM hangs in a broadcast if only one rank received it.
 
     Otherwise they are active until the stop callback replaces them at the start of the training.
     """

@@ -24,16 +24,14 @@ PathText = Annotated[str, MinLen(1), "a path"]  # a plain string is shown instea
 Channels = Annotated[Literal[1, 3], Doc("1 = grey, 3 = RGB")]
 ImageSize = Annotated[
     Annotated[int, Ge(8), Le(LARGEST)] | None,
-    Doc("resize and crop to a square of so many pixels; null = all have one size"),
+    Doc("side of the square to resize and crop to, in pixels; null = all images have one size"),
 ]
-Background = Annotated[Literal["white", "black", "grey"], Doc("what transparent pixels are laid on")]
-Cache = Annotated[PathText | None, Doc("folder that keeps the decoded images; null = decode in every run")]
-FilesRoot = Annotated[PathText, Doc("folder of the files, or a URL as s3://bucket/files or zip://::https://...")]
-SplitSeed = Annotated[Seed, Doc("which images are kept for validation and test")]
+Background = Annotated[Literal["white", "black", "grey"], Doc("background of transparent pixels")]
+Cache = Annotated[PathText | None, Doc("folder for the decoded images; null = decode in every run")]
+FilesRoot = Annotated[PathText, Doc("folder of the files, or a URL such as s3://bucket/files or zip://::https://...")]
+SplitSeed = Annotated[Seed, Doc("seed of the random split into train, validation and test")]
 # shared by the libraries of networks
-Pretrained = Annotated[
-    bool | PathText, Doc("start with the weights of the library, downloaded once, or with those in a file")
-]
-HeadOnly = Annotated[bool, Doc("train the last layer alone")]
-Dropout = Annotated[Fraction | None, Doc("of the network; null = its own")]
-DropPath = Annotated[Fraction | None, Doc("stochastic depth of the network; null = its own")]
+Pretrained = Annotated[bool | PathText, Doc("initial weights: true = those of the library, downloaded once, or a file")]
+HeadOnly = Annotated[bool, Doc("train only the last layer")]
+Dropout = Annotated[Fraction | None, Doc("dropout of the network; null = its default")]
+DropPath = Annotated[Fraction | None, Doc("stochastic depth of the network; null = its default")]

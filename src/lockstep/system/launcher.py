@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class World:
-    """The rank of this process, and what its launcher (torchrun, srun or Lockstep) reports of the others."""
+    """The rank of this process, and the facts that its launcher (torchrun, srun or Lockstep) provides on the others."""
 
     launcher: str
     rank: int

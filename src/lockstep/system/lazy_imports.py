@@ -58,7 +58,7 @@ class _Finder(MetaPathFinder, Loader):
             return None
         if package in _deferred and not (self.is_lazy and package.startswith(METRICS)):
             _complete(package)
-            if fullname in sys.modules:  # hide its spec meanwhile, or Python would execute it again
+            if fullname in sys.modules:  # hide its spec until then, or Python would execute it again
                 names = vars(sys.modules[fullname])
                 spec, names["__spec__"] = names["__spec__"], None
                 return ModuleSpec(fullname, self, loader_state=spec)

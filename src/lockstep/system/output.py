@@ -1,6 +1,6 @@
-"""Standard output and error that never end a process: what cannot be printed is dropped, and the work continues.
+"""Standard output and error that never end a process: text that cannot be printed is dropped.
 
-Handles a pipe whose reader is gone, a closed descriptor, a closed terminal and characters that an encoding lacks.
+Handles a pipe without a reader, a closed descriptor, a closed terminal and characters that an encoding lacks.
 Removes terminal commands from printed names of files and classes; only `Terminal` of terminal.py writes commands.
 """
 

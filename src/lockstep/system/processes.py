@@ -135,7 +135,7 @@ def _answer(sender: Connection, function: Callable[..., Any], arguments: Sequenc
 def share_server() -> None:
     """Let this process, a fork of the server, start processes from the same server.
 
-    Contrary to its documentation, multiprocessing would start another server.
+    Contrary to its documentation, multiprocessing would start a second server.
     """
     if _has_shared_server():
         forkserver._forkserver.ensure_running = _nothing  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]

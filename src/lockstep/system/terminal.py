@@ -57,7 +57,7 @@ def watch(drawn: Callable[[Console], RenderableType]) -> None:
     """Draw on the whole screen every two seconds until Ctrl-C. Raises ValueError without a terminal."""
     out = terminal()
     if not sys.stdout.isatty() or out.is_dumb_terminal:
-        raise ValueError("--watch needs a terminal: leave it out to print once.")
+        raise ValueError("--watch needs a terminal: remove it to print once.")
     with restored(), contextlib.suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
         signal.signal(signal.SIGTERM, _exit)  # leaves the alternate screen
         while output.is_read():

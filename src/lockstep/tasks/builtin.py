@@ -32,12 +32,10 @@ class Classification(SupervisedTask):
         *,
         loss: Annotated[
             Callable[[Tensor, Tensor], Tensor] | None,
-            Doc("a function (outputs, targets) -> (B,); null = cross-entropy"),
+            Doc("function (outputs, targets) -> (B,); null = cross-entropy"),
         ],
-        label_smoothing: Annotated[Fraction, Doc("of the training loss")],
-        class_weights: Annotated[
-            Sequence[NonNegative] | None, Doc("weight of the samples of each class; null = all equal")
-        ],
+        label_smoothing: Annotated[Fraction, Doc("label smoothing of the training loss")],
+        class_weights: Annotated[Sequence[NonNegative] | None, Doc("weight of each class; null = all equal")],
     ) -> None:
         super().__init__(loss=loss or F.cross_entropy)
         self._has_custom_loss = loss is not None
@@ -108,7 +106,7 @@ class Classification(SupervisedTask):
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return probabilities: torchmetrics decides batch by batch if numbers are logits.
 
-        In float64, so that two logits that differ are no tie.
+        In float64, so that two different logits are not a tie.
         """
         return self.predictions(outputs.double()), batch.targets
 

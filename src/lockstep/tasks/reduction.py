@@ -1,6 +1,6 @@
 """Reduction of torchmetrics' metrics over all ranks, by the states they declare, in one message.
 
-torchmetrics' own way sends state by state, and hangs if a rank with an empty shard has another number of them.
+torchmetrics sends state by state, and hangs if a rank with an empty shard has another number of them.
 """
 
 import functools
@@ -18,8 +18,8 @@ from lockstep.distributed.collectives import gather_objects, is_distributed
 def prepare(key: str, metric: Metric) -> None:
     """Make a metric keep its sums in float64, and leave the ranks to `reduce`.
 
-    Raises ValueError, with its `key`, for one that averages over the ranks: with uneven shards that is no mean over the
-    samples.
+    Raises ValueError, with its `key`, for one that averages over the ranks: with uneven shards that is not the mean
+    over the samples.
     """
     _widen(key, metric)
     for part in _parts(metric):

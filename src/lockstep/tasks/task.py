@@ -96,7 +96,7 @@ def checked_losses(task: Task, outputs: Tensor, batch: Batch) -> Losses:
 
 
 class SupervisedTask(Task):
-    """A task whose loss is a function of outputs and targets alone; samples of MixUp or CutMix by their weights.
+    """A task whose loss is a function of only outputs and targets; samples of MixUp or CutMix by their weights.
 
     `loss` takes (outputs, targets) and returns (B,) or (B, ...), which is averaged for each sample.
     """
@@ -106,7 +106,7 @@ class SupervisedTask(Task):
     def __init__(
         self,
         *,
-        loss: Annotated[Callable[[Tensor, Tensor], Tensor], Doc("a function (outputs, targets) -> (B, ...)")],
+        loss: Annotated[Callable[[Tensor, Tensor], Tensor], Doc("function (outputs, targets) -> (B, ...)")],
     ) -> None:
         super().__init__()
         self.loss = loss

@@ -102,7 +102,7 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
         found.append(f"{name} has no training image of {errors.several(absent)}: add some, or remove the class")
     used = [f"augment.{name}={errors.shown(value)}" for name, value in config.augment.model_dump().items() if value]
     if used and images.train.dtype != torch.uint8:
-        hint = "leave it out, and change the images in the source"
+        hint = "remove it, and change the images in the source"
         found.append(f"{', '.join(used)} needs uint8 images, and {name} returns floats: {hint}")
     if found:
         raise errors.ConfigError(found)

@@ -38,7 +38,7 @@ def chosen(folder: RunFolder, path: Path) -> Chosen:
         errors.append(f"{shown(each)} {error}")
     if not path.exists() and not others:
         return Chosen(None, "")
-    raise ConfigError([f"{'; '.join(errors)}: put a copy of one of them back, or start a new run"])
+    raise ConfigError([f"{'; '.join(errors)}: restore one of them from a backup, or start a new run"])
 
 
 def requested(folder: RunFolder, name: str, *, option: str) -> Path:
@@ -48,10 +48,10 @@ def requested(folder: RunFolder, name: str, *, option: str) -> Path:
     """
     path = folder.best_checkpoint if name == "best" else folder.last_checkpoint
     if not path.exists():
-        raise FileNotFoundError(f"{shown(path)} is not there: has the run finished an epoch?")
+        raise FileNotFoundError(f"{shown(path)} does not exist: has the run finished an epoch?")
     if (error := damage(path)) is not None:
         other = option.format("last" if name == "best" else "best")
-        raise ValueError(f"{shown(path)} {error}: put a copy of it back, or try {other}.")
+        raise ValueError(f"{shown(path)} {error}: restore it from a backup, or try {other}.")
     return path
 
 

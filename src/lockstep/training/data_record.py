@@ -33,12 +33,14 @@ def compare(here: Session, images: Splits, run: RunFolder) -> None:
         if here.rank != 0:
             return
         before, now = _read(run), record_of(images)
-        changes = ["there is no record of its images"] if before is None else differences(before, now)
+        changes = ["its images were not recorded"] if before is None else differences(before, now)
         if not changes:
             return
         text = f"the data of {shown(run.path)} changed: {'; '.join(changes)}"
         if before is not None and len(before["class_names"]) != len(now["class_names"]):
-            raise ValueError(f"{text}. Its network has another number of outputs: restore the data, or train a new run")
+            raise ValueError(
+                f"{text}. Its network has a different number of outputs: restore the data, or train a new run"
+            )
         if here.config.changed_data == "refuse":
             raise ValueError(f"{text}. Restore the data, or add changed_data=accept to use them as they are now")
         print(f"changed_data=accept: {text}", file=sys.stderr, flush=True)

@@ -36,7 +36,7 @@ MUCH_SMALLER = 4  # times smaller than the images a network was made for: its la
 def classifier(
     session: Session, image_format: ImageFormat, *, total_steps: int, is_trained: bool = False
 ) -> Classifier:
-    """Build the network of the run for `total_steps` of training; initial weights depend on the seed alone.
+    """Build the network of the run for `total_steps` of training; initial weights depend only on the seed.
 
     Every rank must call it. Raises ConfigError.
     """
@@ -130,7 +130,7 @@ def _origin(net: nn.Module) -> Origin:
 
 
 def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Raise ConfigError if a layer draws random numbers by a function: they would depend on the rank.
+    """Raise ConfigError if a layer draws random numbers in a function call: they would depend on the rank.
 
     It tries a copy of the network with two images. A network that cannot be copied, or does not run on a CPU, is not
     checked.
@@ -172,7 +172,7 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
         except (TypeError, ValueError) as error:
             raise ValueError(f"task.metrics.{name}._target_={section.target}: {one_line(error)}") from error
         if not isinstance(metric, Metric):
-            raise TypeError(f"task.metrics.{name}._target_={section.target} is no metric of torchmetrics")
+            raise TypeError(f"task.metrics.{name}._target_={section.target} is not a torchmetrics metric")
         reduction.prepare(f"task.metrics.{name}", metric)
         metrics[name] = metric
     return metrics

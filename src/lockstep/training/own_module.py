@@ -44,7 +44,7 @@ def made(session: Session, images: ImageFormat, *, total_steps: int) -> tuple[L.
     with build.answering(config, "module"):
         module = build.build(config.module, **{name: known[name]() for name in taken})
         if not isinstance(module, L.LightningModule):
-            raise TypeError("it is no LightningModule of lightning")
+            raise TypeError("it is not a LightningModule of lightning")
         refuse_inexact_norms(module)
         dropouts = replace_dropout(module, config.seed)
         for path, part in module.named_modules():

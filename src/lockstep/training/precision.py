@@ -1,4 +1,4 @@
-"""The number format that a run computes in, chosen for its device."""
+"""The number format of a run, chosen for its device."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ AMPERE = (8, 0)  # the first compute capability with bfloat16 and TF32
 
 
 def lightning_precision(precision: str, *, is_own: bool) -> str:
-    """Return Lightning's name. Its bfloat16 is for custom modules (`is_own`): the classifier has an autocast."""
+    """Return Lightning's name. bfloat16 there is only for custom modules (`is_own`): the classifier has an autocast."""
     if precision == "float64":
         return "64-true"
     return "bf16-mixed" if precision == "bfloat16" and is_own else "32-true"

@@ -51,7 +51,9 @@ def predict(
         images = _images(here, RunFolder(Path(run)), source, image_format, None if is_strict else broken)
         gathered = sorted(row for shard in gather_objects(_predicted(here, module, images)) for row in shard)
         if [index for index, _ in gathered] != list(range(len(images))):
-            raise RuntimeError(f"{len(images)} images, but {len(gathered)} predictions: some are lost or double.")
+            raise RuntimeError(
+                f"{len(images)} images, but {len(gathered)} predictions: some are missing or duplicated."
+            )
         if here.rank == 0:
             columns = module.task.columns(image_format.class_names)
             table = [["file", *columns], *([images.names[index], *cells] for index, cells in gathered)]

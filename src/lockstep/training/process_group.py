@@ -197,12 +197,12 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
     except (OSError, dist.DistNetworkError) as error:
         if "address already in use" not in str(error).lower():
             raise
-        message = f"port {port} of {host}, where the processes of this step meet, is taken by another program: "
+        message = f"port {port} of {host}, where the processes of this step meet, is in use by another program: "
         raise ConfigError([message + f"set MASTER_ADDR={host} and MASTER_PORT to a free one"]) from error
 
 
 def _listener(host: str, port: int, world: World) -> socket.socket | None:
-    """Return the socket given to rank 0, or one on the address of `host` alone.
+    """Return the socket given to rank 0, or one on only the address of `host`.
 
     None, for all addresses, if only this machine resolves `host` so: Debian maps its own name to 127.0.1.1.
     """
@@ -214,7 +214,7 @@ def _listener(host: str, port: int, world: World) -> socket.socket | None:
 
 
 def _own_name() -> str:
-    """Return the name by which other machines find this one; loopback without one, which has no other machines."""
+    """Return the name by which other machines find this one; loopback without one: then there are no other machines."""
     try:
         socket.getaddrinfo(socket.gethostname(), None)
     except OSError:

@@ -25,7 +25,7 @@ LESS_MEMORY = (
 
 
 class Refused(Exception):
-    """Ends a run for lack of memory or disk. The text is for people."""
+    """Ends a run for lack of memory or disk space. Its text is printed."""
 
 
 def explained(error: BaseException, folder: Path, who: str) -> str | None:
@@ -59,7 +59,7 @@ def unwritable(path: Path) -> str | None:
     """Return why nothing can be created at `path`, found by trying; None if it can. Leaves nothing there."""
     folder = _existing(path)
     if not folder.is_dir():
-        return f"{shown(folder)} is no folder: use another path, or move it away"
+        return f"{shown(folder)} is not a folder: use another path, or move the file"
     try:
         with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder):
             return None
@@ -73,7 +73,9 @@ def _of_disk(error: OSError, folder: Path) -> str | None:
         disk = _existing(path or folder)
         free = f"{disk} has {shutil.disk_usage(disk).free / 2**20:,.1f} MiB free"
         what = "a file" if path is None else shown(path)
-        return f"the disk is full: {what} cannot be written, {free}. Make room, then resume: earlier files are whole"
+        return (
+            f"the disk is full: {what} cannot be written, {free}. Free some space and resume: earlier files are intact"
+        )
     if path is None or not path.is_relative_to(folder):
         return None
     if not folder.is_dir():

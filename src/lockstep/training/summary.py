@@ -21,7 +21,7 @@ from lockstep.training import own_module
 from lockstep.training.session import Session
 
 FEW_CORES = 8
-REHEARSAL = "to check and rehearse; one process with all threads is faster on few cores"
+REHEARSAL = "for testing; with few cores one process with all threads is faster"
 
 
 def facts(here: Session, data: ImageData) -> dict[str, Any]:
@@ -107,9 +107,9 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
 
 
 def _verified(here: Session, module: L.LightningModule) -> str:
-    """Return when `lockstep verify` has found a custom module exact, if it has."""
+    """Return the date on which `lockstep verify` found a custom module exact, if it did."""
     known = verified.recalled(own_module.digest(here.config, module))
-    return known or "not checked: lockstep verify with these settings does"
+    return known or "not verified: run lockstep verify with these settings"
 
 
 def _batch(here: Session, data: ImageData) -> str:
@@ -173,4 +173,4 @@ def show_stopped(here: Session, step: int, stopped: Stopped, command: str) -> No
         return
     print(f"Stopped after step {step} ({stopped.reason}), nothing is lost. Resume with:\n  {command}", flush=True)
     if stopped.is_out_of_time:
-        print("It stops after the same time again; add trainer.max_time_s=null for no limit", flush=True)
+        print("The time limit applies again; add trainer.max_time_s=null to remove it", flush=True)

@@ -1,4 +1,4 @@
-"""One training run, from its saved configuration to its summary. Every rank reads this straight down."""
+"""One training run, from its saved configuration to its summary. Every rank runs this from top to bottom."""
 
 import dataclasses
 import time
@@ -151,7 +151,7 @@ def prepared(here: Session, *, is_new: bool) -> tuple[ImageData, L.LightningModu
 def built_callbacks(config: Config) -> list[Callback]:
     """Build the callbacks of the configuration. Raises ConfigError for a subclass of one that does not work here.
 
-    The check of the command, which does not import them, has checked their names alone.
+    The check of the command, which does not import them, has checked only their names.
     """
     built: list[Callback] = []
     for name, section in config.callbacks.items():
@@ -202,6 +202,6 @@ def _next_step(checkpoint: Path | None, *, is_own: bool) -> int:
     if checkpoint is None:
         return 0
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    # Lightning logs a custom module at the number of batches, whatever its optimizers
+    # Lightning logs a custom module at the number of batches, for any optimizers
     batches = saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
     return (batches if is_own else saved["global_step"]) + 1

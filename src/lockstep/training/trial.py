@@ -1,4 +1,4 @@
-"""A trial of network, loss and metrics with two samples before the first step, with errors of one line."""
+"""A trial of network, loss and metrics with two samples before the first step, with one-line errors."""
 
 import contextlib
 import warnings

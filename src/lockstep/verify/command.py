@@ -1,7 +1,7 @@
 """Trains a few steps of a configuration by one worker and by several, and compares them.
 
 Networks, losses, data and callbacks are those of the configuration. It is trained in float64, where rounding is far
-below any mistake: with even, uneven and empty shards, and cut and continued by another number of workers.
+below any mistake: with even, uneven and empty shards, and stopped and resumed with another number of workers.
 """
 
 import tempfile
@@ -51,8 +51,8 @@ ALONE = Variant("1 worker", (Part((1,)),))
 VARIANTS = (
     Variant("2 workers", (Part((1, 1)),)),
     Variant("3 workers, shards 3:1:2", (Part((3, 1, 2)),)),
-    Variant("2 workers, one has no shard", (Part((1, 0)),)),
-    Variant(f"2 workers, cut after step {CUT_AFTER}, 3 continue", (Part((2, 1), CUT_AFTER), Part((1, 1, 1)))),
+    Variant("2 workers, one empty shard", (Part((1, 0)),)),
+    Variant(f"2 workers to step {CUT_AFTER}, then 3", (Part((2, 1), CUT_AFTER), Part((1, 1, 1)))),
 )
 
 
@@ -105,7 +105,10 @@ class Verification:
     def run(self) -> int:
         where = "GPUs" if self._uses_gpus else "CPU processes"
         steps = f"{NUM_EPOCHS} epochs of up to {NUM_STEPS} steps of {plural(self._config.global_batch_size, 'sample')}"
-        say(self._out, f"Training {steps} in float64, on {where}: 1 worker, and {len(VARIANTS)} times several ...")
+        say(
+            self._out,
+            f"Training {steps} in float64, on {where}: with 1 worker, and {len(VARIANTS)} times with several ...",
+        )
         failures: dict[Variant, str] = {}
         for variant in (ALONE, *VARIANTS):
             code = self._train(variant)
@@ -211,4 +214,4 @@ def _shown(size: float) -> str:
 def _last_line(log: Path) -> str:
     """Return the last line of a log: an error, or the end of a traceback."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it ended without a message"
+    return lines[-1] if lines else "it ended without an error message"

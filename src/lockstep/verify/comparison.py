@@ -1,4 +1,4 @@
-"""Comparison of two trainings: how far apart they end, and which part was the first to differ."""
+"""Comparison of two trainings: how far apart they end, and the first part that differs."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-// What torch asks of CUDA beside kernels: devices, streams, random numbers, page-locked memory, and how much is in use.
+// What torch needs from CUDA in addition to kernels: devices, streams, random numbers, page-locked memory, and how much is in use.
 #pragma once
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -35,7 +35,7 @@ inline void take_memory(int64_t bytes) {
   }
 }
 
-// -- streams: all work is done at once; only their numbers are kept, because autograd compares them ----------------------
+// -- streams: all work is done immediately; only their numbers are kept, because autograd compares them ----------------------
 
 inline thread_local std::map<c10::DeviceIndex, c10::StreamId> current_streams;
 inline std::atomic<c10::StreamId> num_streams{0};

@@ -1,7 +1,7 @@
 """Pretended GPUs: CUDA tensors in host memory (kernels.cpp), and the functions of the driver that Python calls (here).
 
 `install` replaces the functions of `torch._C` that call the driver; `torch.cuda` itself stays. gloo takes the place of
-NCCL. Needs a CUDA build of torch, and no driver. docs/testing.md says what it can show.
+NCCL. Needs a CUDA build of torch, and no driver. docs/testing.md describes its limits.
 """
 
 import atexit

@@ -61,7 +61,7 @@ def test_a_metric_of_the_configuration_is_measured_of_validation() -> None:
 
 def test_an_unknown_metric_is_reported_with_the_known_ones() -> None:
     (error,) = errors(f"{MONITOR}=val/f1")
-    assert error.startswith(f"{MONITOR}=val/f1 is never measured: choose from train/loss, train/accuracy, val/loss, ")
+    assert error.startswith(f"{MONITOR}=val/f1 is not measured: choose from train/loss, train/accuracy, val/loss, ")
 
 
 def test_a_metric_of_a_custom_callback_needs_its_direction() -> None:
@@ -76,7 +76,7 @@ def test_a_metric_of_a_custom_callback_needs_its_direction() -> None:
 
 def test_the_worst_is_not_the_best() -> None:
     (error,) = errors(ECE, f"{MONITOR}=val/ece", "callbacks.checkpoint.mode=max")
-    assert error.endswith("takes the worst val/ece for the best: set callbacks.checkpoint.mode=min")
+    assert error.endswith("selects the worst val/ece as the best: set callbacks.checkpoint.mode=min")
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_what_python_cannot_tell_is_left_open() -> None:
 @pytest.mark.parametrize(
     ("target", "what", "near"),
     [
-        ("nowhere.Net", "no package 'nowhere'", None),
+        ("nowhere.Net", "package 'nowhere' was not found", None),
         ("written.shapes.Rond", "'written.shapes' has no 'Rond'", "Round"),
         ("written.shape.Round", "'written' has no 'shape'", "shapes"),
         ("written.shapes", "is a module, not something to call", None),

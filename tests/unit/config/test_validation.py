@@ -235,9 +235,9 @@ ERRORS = {
     "name=a/b": ["name=a/b must be text of letters, digits and _.=+- or null"],
     "+callbacks.x=5": ["callbacks.x=5 must be a section of keys with _target_ or null"],
     # options
-    "data=Digits": ["data=Digits is no option, did you mean digits?"],
-    "data=null": ["data=null is no option: choose from cifar10, dataset, digits"],
-    "data=[digits,nope]": ["data=[digits,nope] is no option", "choose from cifar10, dataset, digits"],
+    "data=Digits": ["data=Digits is not an option, did you mean digits?"],
+    "data=null": ["data=null is not an option: choose from cifar10, dataset, digits"],
+    "data=[digits,nope]": ["data=[digits,nope] is not an option", "choose from cifar10, dataset, digits"],
     "data@elsewhere=digits": ["Could not override 'data@elsewhere'. Did you mean to override data?"],
     "hydra/launcher=nope": ["Could not find 'hydra/launcher/nope' Available options in", "basic workstation"],
     # values that are not there
@@ -245,7 +245,7 @@ ERRORS = {
     "name=${nope}": ["name=${nope} cannot be resolved", "'nope' not found"],
     "seed=${oc.env:LOCKSTEP_NOT_SET}": ["seed=${oc.env:LOCKSTEP_NOT_SET} cannot be resolved", "LOCKSTEP_NOT_SET"],
     # targets
-    "model._target_=nowhere.Net": ["model._target_=nowhere.Net", "no package 'nowhere'", "install"],
+    "model._target_=nowhere.Net": ["model._target_=nowhere.Net", "package 'nowhere' was not found", "install"],
     "optimizer._target_=SGD": ["optimizer._target_=SGD must be a name like package.module.Class"],
     "optimizer._target_=torch.optim.SDG": ["optimizer._target_=", "did you mean torch.optim.SGD?"],
     "model=torchvision": ["model.name has no value", "add model.name=..."],
@@ -312,14 +312,14 @@ def test_a_schedule_of_torchs_gets_what_it_asks_for_and_no_more() -> None:
 
 def test_an_unknown_network_of_a_library_is_reported_with_near_names(monkeypatch: pytest.MonkeyPatch) -> None:
     (error,) = errors("model=torchvision", "model.name=resnet19")
-    assert error.startswith("model.name=resnet19 is no network of torchvision: did you mean resnet18 or ")
+    assert error.startswith("model.name=resnet19 is not a network of torchvision: did you mean resnet18 or ")
     (error,) = errors("model=timm", "model.name=resnet19.a1_in1k")
-    assert error.startswith("model.name=resnet19.a1_in1k is no network of timm: did you mean ")
+    assert error.startswith("model.name=resnet19.a1_in1k is not a network of timm: did you mean ")
     (error,) = errors("model=timm", "model.name=resnet18", "model.pretrained=1")
     assert error == "model.pretrained=1 must be true|false or a path, as timm has it"
     monkeypatch.setattr(signatures, "is_there", lambda package: package != "timm")
     (error,) = errors("model=timm", "model.name=resnet18")
-    assert error.endswith("needs the package timm, which is not here: install it by: pip install 'lockstep[timm]'")
+    assert error.endswith("needs the package timm: install it with: pip install 'lockstep[timm]'")
 
 
 def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_a_logger_whose_package_is_not_installed_is_reported_before_the_run(monk
         "unknown key logger.wandb.projct: did you mean logger.wandb.project?"
     ]
     monkeypatch.setattr(signatures, "is_there", lambda package: package != "wandb")
-    hint = "needs the package wandb, which is not here: install it by: pip install 'lockstep[wandb]'"
+    hint = "needs the package wandb: install it with: pip install 'lockstep[wandb]'"
     assert errors("logger=wandb") == [f"logger.wandb {hint}"]
     lightnings = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
     assert errors(lightnings) == [f"logger.mine {hint}"]
@@ -478,7 +478,7 @@ def test_every_value_of_a_sweep_is_tried() -> None:
     ]
     needed = ("train", "root", "file")  # of dataset, image_folder and list
     assert swept("data=glob(*)") == [f"data.{key} has no value: add data.{key}=..." for key in needed]
-    assert swept("data=digits,nope")[0].startswith("data=nope is no option: choose from")
+    assert swept("data=digits,nope")[0].startswith("data=nope is not an option: choose from")
     assert swept("data=glob(x*)")[0].startswith("data=glob(x*) matches no option: choose from cifar10")
     assert "list them, optimizer.lr=0.1,...,1.0" in swept("optimizer.lr=interval(0.1,1)")[0]
 
@@ -548,7 +548,7 @@ def test_a_resume_refuses_another_run_with_every_error() -> None:
     with pytest.raises(ConfigError) as caught:
         resumed(saved, "resume=x", *texts)
     found = caught.value.errors
-    starts = ["seed=1 ", "data._target_=", "optimizer.lr=0.2 cannot change on resume, this run has 0.1: leave it out"]
+    starts = ["seed=1 ", "data._target_=", "optimizer.lr=0.2 cannot change on resume, this run has 0.1: remove it"]
     starts += ["trainer.limit_train_batches=3 ", "trainer.loads=[1,1] has 2 entries for 1 worker"]
     assert len(found) == len(starts)
     for error, start in zip(found, starts, strict=True):
@@ -580,7 +580,7 @@ def test_a_resume_refuses_what_changes_weights_or_the_choice_of_the_best(texts: 
     with pytest.raises(ConfigError) as caught:
         resumed(config_of(), "resume=x", *texts)
     assert caught.value.errors[0].startswith(error)
-    assert caught.value.errors[0].endswith("leave it out, or start a new run")
+    assert caught.value.errors[0].endswith("remove it, or start a new run")
 
 
 def test_overrides_of_a_resume_apply_to_the_options_of_the_run() -> None:

@@ -122,7 +122,7 @@ def test_more_processes_than_cores_and_memory_carry_are_an_error_with_reason_and
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 64 * 2**30)
     assert machine.workers(strategy="cpu", devices=32).num_local == 32
     error = (
-        "trainer.devices={} is above 32 worker processes, 16 for each of 2 cores: "
+        "trainer.devices={} is above the limit of 32 worker processes, 16 per core on 2 cores: "
         "use fewer, or raise trainer.process_limit"
     )
     for devices in (33, 2**31 - 1):
@@ -133,7 +133,7 @@ def test_more_processes_than_cores_and_memory_carry_are_an_error_with_reason_and
     )
     monkeypatch.setattr(hardware, "memory_bytes", lambda: 4 * 2**30)
     assert machine.error(devices=9) == (
-        "trainer.devices=9 is above 8 worker processes, 0.5 GiB for each in 4.0 GiB of memory: "
+        "trainer.devices=9 is above the limit of 8 worker processes, 0.5 GiB each in 4.0 GiB of memory: "
         "use fewer, or raise trainer.process_limit"
     )
 
@@ -200,13 +200,13 @@ def test_nodes_need_a_launcher(machine: Machine) -> None:
 def test_an_outer_launcher_must_have_started_the_configured_workers(machine: Machine) -> None:
     machine.is_in_srun(1)
     assert machine.error(devices=2) == (
-        "trainer.devices=2 asks for 2 workers, but srun started 1 process: "
+        "trainer.devices=2 requires 2 workers, but srun started 1 process: "
         "start it with srun --nodes=1 --ntasks-per-node=2 python train.py ..."
     )
     machine.is_in_torchrun(3)
     assert machine.workers() == Workers(3, 1, ())
     assert machine.error(devices=2) == (
-        "trainer.devices=2 asks for 2 workers, but torchrun started 3 processes: "
+        "trainer.devices=2 requires 2 workers, but torchrun started 3 processes: "
         "start it with torchrun --nproc-per-node=2 train.py ..."
     )
 
@@ -265,6 +265,5 @@ def test_gpus_that_each_task_sees_alone_have_no_numbers_to_name(machine: Machine
     machine.has_gpus(1)
     machine.is_in_srun(2, gpus_on_node=2)
     assert machine.error(devices=[0, 1]) == (
-        "trainer.devices=[0,1] names GPUs, but srun gives each task its own, which is number 0 to it: "
-        "use trainer.devices=2"
+        "trainer.devices=[0,1] names GPUs, but srun gives each task its own, numbered 0: use trainer.devices=2"
     )

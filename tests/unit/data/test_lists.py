@@ -145,7 +145,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "missing": (
         PLAIN.replace("x1", "y1").replace("x3", "y3"),
         {},
-        [r"row 3, column path: there is no file .*y1\.png\.$", r"row 5, column path: there is no file .*y3\.png\.$"],
+        [r"row 3, column path: .*y1\.png does not exist\.$", r"row 5, column path: .*y3\.png does not exist\.$"],
     ),
     "number": (
         PLAIN,
@@ -235,7 +235,7 @@ def test_a_list_that_is_missing_or_cannot_be_read_is_refused_before_the_run(
     assert "data.file=list.csv does not exist" in errors("data.file=list.csv")[0]
     Path("list.txt").touch()
     assert errors("data.file=list.txt") == [
-        "data.file=list.txt is no file that ends in .csv or .parquet: give one of these."
+        "data.file=list.txt is not a .csv or .parquet file: use one of these formats."
     ]
     assert "data.root=nowhere does not exist" in errors("data.file=list.parquet", "data.root=nowhere")[0]
     monkeypatch.setattr("lockstep.config.signatures.is_there", lambda package: False)

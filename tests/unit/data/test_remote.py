@@ -247,7 +247,7 @@ def test_settings_of_copies_meet() -> None:
     assert errors("data=image_folder", "data.root=memory://x", "data.cache=null", "data.copy_to=y") == []
     assert "copy_to=data/cache" in errors("data=image_folder", "data.root=memory://x", "data.cache=null")[0]
     assert "copy_to=data/cache" in errors("data=cifar10", "data.root=memory://x")[0]
-    assert "and there is none" in errors("data=cifar10", "data.copy_remove=true")[0]
+    assert "has no copy to remove" in errors("data=cifar10", "data.copy_remove=true")[0]
     assert errors("data=cifar10", "data.copy_remove=true", "data.copy_to=x") == []
 
 

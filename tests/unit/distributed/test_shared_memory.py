@@ -281,20 +281,20 @@ def lost(neighbours: Neighbours) -> str:
 
 def test_a_rank_that_died_is_noticed_long_before_the_timeout(other: subprocess.Popen[bytes]) -> None:
     neighbours, _ = pair(other.pid, timedelta(seconds=10 * PATIENCE_S))
-    other.send_signal(signal.SIGKILL)  # nobody waits for it: a zombie is dead, too
+    other.send_signal(signal.SIGKILL)  # no process waits for it: a zombie is dead, too
     assert lost(neighbours) == f"the process of rank 1 (pid {other.pid}) has ended"
 
 
 def test_a_rank_that_left_is_noticed_long_before_the_timeout(other: subprocess.Popen[bytes]) -> None:
     neighbours, segment = pair(other.pid, timedelta(seconds=10 * PATIENCE_S))
     segment.leave()
-    assert lost(neighbours) == "rank 1 has left"
+    assert lost(neighbours) == "rank 1 has exited"
 
 
 def test_a_frozen_rank_is_waited_for_no_longer_than_the_timeout(other: subprocess.Popen[bytes]) -> None:
     neighbours, _ = pair(other.pid, SHORT)
     other.send_signal(signal.SIGSTOP)
-    assert lost(neighbours) == "rank 1 did not come within 2 s (strategy.timeout_s)"
+    assert lost(neighbours) == "rank 1 did not arrive within 2 s (strategy.timeout_s)"
 
 
 def test_a_row_that_a_rank_posted_before_it_died_still_counts(other: subprocess.Popen[bytes]) -> None:
@@ -331,7 +331,7 @@ def what_a_backward_pass_raises() -> str:
 
 @pytest.mark.processes
 def test_a_lost_rank_is_recognized_in_a_backward_pass(ranks: Ranks) -> None:
-    assert ranks.run(2, what_a_backward_pass_raises) == ["rank 1 has left; rank 1 has left", ""]
+    assert ranks.run(2, what_a_backward_pass_raises) == ["rank 1 has exited; rank 1 has exited", ""]
 
 
 KEPT = """

@@ -280,5 +280,5 @@ def test_a_plateau_schedule_of_the_wrong_mode_is_rejected() -> None:
 
     with pytest.raises(ValueError, match="has mode=min, but val/accuracy needs mode=max"):
         Schedule(backwards).of(optimizer, 10)
-    with pytest.raises(TypeError, match="returns a dict, no schedule of torch"):
+    with pytest.raises(TypeError, match="returns a dict, not a schedule of torch"):
         Schedule(lambda optimizer: {}).of(optimizer, 10)  # pyright: ignore[reportArgumentType]

@@ -90,7 +90,7 @@ def test_the_error_for_a_wrong_name_lists_the_three_newest_runs(
         made = create(Path("outputs"), name, NOW)
         made.config.touch()
         os.utime(made.config, (1e9 - age, 1e9 - age))
-    with pytest.raises(FileNotFoundError, match=r"typo is no run folder: it has no config\.yaml") as caught:
+    with pytest.raises(FileNotFoundError, match=r"typo is not a run folder: it has no config\.yaml") as caught:
         find("typo")
     day = "outputs/2026-11-20/19-05-07_"
     assert str(caught.value).endswith(f"Newest runs: {day}newest, {day}second, {day}third.")

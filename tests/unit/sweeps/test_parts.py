@@ -77,7 +77,7 @@ def test_as_many_trials_run_as_have_a_core_for_each_worker(
     [
         (CPU, ["launcher.parallel=5"], "this machine has 4 cores: use at most 4"),
         (Machine((), (3,)), ["launcher.parallel=2"], "this machine has 1 core: use at most 1"),
-        (CPU, ["launcher.parallel=2", "launcher.mode=sequential"], "leave one of them out"),
+        (CPU, ["launcher.parallel=2", "launcher.mode=sequential"], "remove one of them"),
     ],
 )
 def test_more_trials_at_once_than_devices_are_refused(machine: Machine, overrides: list[str], words: str) -> None:
@@ -257,7 +257,7 @@ def test_a_run_that_waits_for_another_process_can_be_stopped(tmp_path: Path) -> 
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert process.stdout is not None
-        assert "waiting for its end" in process.stdout.readline()
+        assert "waiting for it to end" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == EXIT_STOPPED
         process.stdout.close()
@@ -465,7 +465,7 @@ def test_a_failure_is_told_with_the_table(tmp_path: Path, capsys: pytest.Capture
     found = table(ledger, [ACCURACY], {}, monitored=ACCURACY)
     show(found, "here")
     write(ledger, found)
-    printed = capsys.readouterr().out.removesuffix("In full: here/table.md, table.csv, table.json\n")
+    printed = capsys.readouterr().out.removesuffix("Full table: here/table.md, table.csv, table.json\n")
     for shown in (printed, (ledger.path / "table.md").read_text()):
         assert shown.rstrip().endswith("Trial 1 failed: RuntimeError: out of luck")
 

@@ -24,7 +24,7 @@ def config_with(kind: type[L.Callback]) -> Config:
 
 
 def test_one_that_derives_from_what_does_not_work_is_refused() -> None:
-    expected = rf"^callbacks\.x\._target_={__name__}\.Bar: TQDMProgressBar does not work .*: leave it out"
+    expected = rf"^callbacks\.x\._target_={__name__}\.Bar: TQDMProgressBar does not work .*: remove it"
     with pytest.raises(ConfigError, match=expected):
         built_callbacks(config_with(Bar))
 

@@ -127,7 +127,7 @@ export class Chart {
   }
 }
 
-// not Math.min(...values), which takes only so many of them
+// not Math.min(...values), which takes a limited number of arguments
 const least = (values) => values.reduce((a, b) => Math.min(a, b));
 const most = (values) => values.reduce((a, b) => Math.max(a, b));
 const whole = (values) => values.filter(Number.isInteger);

@@ -71,7 +71,7 @@ def decode(path: str, channels: int, background: str) -> DecodedImage:
             if limit is not None and file.width * file.height > limit:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
             return DecodedImage(*pixels_of(file, channels, background), _is_animated(file))
-    except Exception as error:  # decoders raise anything
+    except Exception as error:  # decoders raise any exception
         text = " ".join(str(error).split()) or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
         raise ImageError([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
@@ -110,7 +110,7 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     """
     try:
         return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # the parser raises anything
+    except Exception:  # the parser raises any exception
         return None
 
 
@@ -149,7 +149,7 @@ def resize(images: Tensor, size: Sequence[int]) -> Tensor:
     """
     if size_of(images) == tuple(size):
         return images
-    # without AVX torch interpolates bytes otherwise: there in float32, rounded
+    # without AVX torch interpolates bytes differently: then in float32, rounded
     is_direct = images.is_floating_point() or torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     batch = images.reshape(-1, *images.shape[-3:])
     scaled = F.interpolate(

@@ -1,7 +1,7 @@
 """Pixels of a data set: a tensor (N, C, H, W), or an object that reads or makes them.
 
 `pixels[positions]` with int64 (n,), n >= 0, returns (n, C, H, W) in host memory, the same in every process. `head(n)`
-are the first n images, `reason` describes for people where the pixels are.
+are the first n images, `reason` is a text on where the pixels are.
 """
 
 import math

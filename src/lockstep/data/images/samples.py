@@ -1,6 +1,6 @@
 """Samples of a torch Dataset, each made from its own random state.
 
-Random transforms so give the same sample for any number of workers and processes, and after a resume.
+So random transforms give the same sample for any number of workers and processes, and after a resume.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Samples:
                         raise ImageError(
                             [
                                 f"{self.setting}: the {what} of sample {row} is {described(value)}, that of the first "
-                                f"one {described(like, 1)}: give all one shape and dtype, by a last transform such as "
+                                f"one {described(like, 1)}: give all one shape and dtype, e.g. by a final "
                                 "torchvision.transforms.v2.CenterCrop."
                             ]
                         )
@@ -92,7 +92,7 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
         sample = dataset[row]
     except (ImageError, MemoryError):
         raise
-    except Exception as error:  # custom code raises anything
+    except Exception as error:  # custom code raises any exception
         raise ImageError([f"{setting}: sample {row} cannot be made ({_reason(error)}): fix or skip it."]) from error
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ImageError([f"{setting}: sample {row} is a {type(sample).__name__}: give a pair (input, target)."])
@@ -115,7 +115,7 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
 
 
 def described(value: Tensor, first: int = 0) -> str:
-    """Dtype and shape of a tensor for people, the shape from dimension `first` on."""
+    """Dtype and shape of a tensor as text, the shape from dimension `first` on."""
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape[first:])}"
 
 

@@ -23,7 +23,7 @@ class Images:
 
     `pixels` (N, C, H, W) is a tensor: uint8 of 0 to 255, or floats that the network gets unchanged. Sources of Lockstep
     may keep pixels elsewhere. `targets` (N, ...) are those of the task: for classification class numbers int64 (N,), -1
-    if unknown. `names` identify images for people: paths below the root, or "test/17". Raises ValueError if lengths,
+    if unknown. `names` identify images in messages: paths below the root, or "test/17". Raises ValueError if lengths,
     dtype or shape do not match.
 
     Samples of a torch Dataset contain their targets: `targets` (0, ...) then has only their dtype and shape.

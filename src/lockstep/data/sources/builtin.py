@@ -27,8 +27,8 @@ T = TypeVar("T", "FashionMNIST", "CIFAR10")
 
 def digits(
     *,
-    val_fraction: Annotated[PositiveFraction, Doc("part of the training images kept for validation")],
-    test_fraction: Annotated[PositiveFraction, Doc("part of all images kept for the test")],
+    val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
+    test_fraction: Annotated[PositiveFraction, Doc("fraction of all images to use for the test")],
     split_seed: SplitSeed,
 ) -> Splits:
     """1,797 handwritten digits of 10 classes, (1, 8, 8), which are part of scikit-learn: no download.
@@ -52,13 +52,13 @@ def digits(
 def fashion_mnist(
     *,
     root: FilesRoot,
-    download: Annotated[bool, Doc("fetch missing files")],
-    val_fraction: Annotated[PositiveFraction, Doc("part of the training images kept for validation")],
+    download: Annotated[bool, Doc("download missing files")],
+    val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
     split_seed: SplitSeed,
 ) -> Splits:
     """Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes of 10 classes, (1, 28, 28).
 
-    test is its test set of 10,000; val is cut off its training set of 60,000 by `split_seed`. torchvision reads the
+    test is its test set of 10,000; val is split from its training set of 60,000 by `split_seed`. torchvision reads the
     files below `root`, and downloads them with `download`. Raises FileNotFoundError for missing or damaged files, and
     ValueError if a split is empty.
     """
@@ -72,13 +72,13 @@ def fashion_mnist(
 def cifar10(
     *,
     root: FilesRoot,
-    download: Annotated[bool, Doc("fetch missing files")],
-    val_fraction: Annotated[PositiveFraction, Doc("part of the training images kept for validation")],
+    download: Annotated[bool, Doc("download missing files")],
+    val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
     split_seed: SplitSeed,
 ) -> Splits:
     """CIFAR-10 (Krizhevsky 2009): 60,000 photographs of 10 classes, (3, 32, 32).
 
-    test is its test set of 10,000; val is cut off its training set of 50,000 by `split_seed`. torchvision reads the
+    test is its test set of 10,000; val is split from its training set of 50,000 by `split_seed`. torchvision reads the
     files below `root`, and downloads them with `download`. Raises FileNotFoundError for missing or damaged files, and
     ValueError if a split is empty.
     """
@@ -91,13 +91,13 @@ def cifar10(
 
 def synthetic(
     *,
-    num_classes: Annotated[Positive, Ge(2), Doc("classes")],
+    num_classes: Annotated[Positive, Ge(2), Doc("number of classes")],
     channels: Channels,
     image_size: Annotated[Positive, Ge(4), Doc("side of the square images in pixels")],
-    train_size: Annotated[Positive, Doc("training images")],
-    val_size: Annotated[Positive, Doc("validation images")],
-    test_size: Annotated[Positive, Doc("test images")],
-    seed: Annotated[Seed, Doc("which patterns")],
+    train_size: Annotated[Positive, Doc("number of training images")],
+    val_size: Annotated[Positive, Doc("number of validation images")],
+    test_size: Annotated[Positive, Doc("number of test images")],
+    seed: Annotated[Seed, Doc("seed of the patterns")],
 ) -> Splits:
     """Learnable random images, for tests and for measuring speed.
 

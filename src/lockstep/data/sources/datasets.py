@@ -28,27 +28,27 @@ from lockstep.system.wording import plural
 def dataset(
     *,
     train: Annotated[Dataset[Any], Doc("training samples, pairs of an input (C, H, W) and a target")],
-    val: Annotated[Dataset[Any] | None, Doc("validation samples; null = cut off train, with its transforms")],
-    test: Annotated[Dataset[Any] | None, Doc("test samples; null = cut off train, with its transforms")],
+    val: Annotated[Dataset[Any] | None, Doc("validation samples; null = split from train, with its transforms")],
+    test: Annotated[Dataset[Any] | None, Doc("test samples; null = split from train, with its transforms")],
     class_names: Annotated[
         Sequence[str] | None,
-        Doc("names of the classes, or of the numbers to predict; null = `classes` of train"),
+        Doc("names of the classes, or of the numbers to predict; null = `train.classes`"),
     ],
     mean: Annotated[
         Sequence[float] | None,
-        Doc("of each channel of uint8 inputs, in [0, 1]; null = that of up to 4,096 training samples"),
+        Doc("mean of each channel of uint8 inputs, in [0, 1]; null = measured on up to 4,096 training samples"),
     ],
-    std: Annotated[Sequence[PositiveFloat] | None, Doc("standard deviation of each channel, as mean")],
-    val_fraction: Annotated[PositiveFraction, Doc("part of the training samples kept for validation")],
-    test_fraction: Annotated[PositiveFraction, Doc("part of the training samples kept for the test")],
-    split_seed: Annotated[Seed, Doc("which samples these are")],
+    std: Annotated[Sequence[PositiveFloat] | None, Doc("standard deviation of each channel; given together with mean")],
+    val_fraction: Annotated[PositiveFraction, Doc("fraction of the training samples to use for validation")],
+    test_fraction: Annotated[PositiveFraction, Doc("fraction of the training samples to use for the test")],
+    split_seed: Annotated[Seed, Doc("seed of the random split")],
 ) -> Splits:
     """Map-style torch Datasets, whose samples are pairs of an input and a target.
 
     Inputs are images (C, H, W) of one shape, uint8 of 0 to 255, or floats, which the network gets unchanged. Targets
     are numbers or tensors of one shape. Both are batched as by torch's default_collate. Worker processes make the
     samples. Random transforms draw from the global random states of torch, NumPy and Python, which are set for each
-    sample, so that it is the same for any number of workers. A `val` or `test` of None is cut off `train`, with its
+    sample, so that it is the same for any number of workers. A `val` or `test` of None is split from `train`, with its
     transforms, by its fraction and `split_seed`.
 
     `class_names` None uses `train.classes`. `mean` and `std` are those of each channel of uint8 images, in [0, 1]; None
@@ -98,7 +98,7 @@ def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{setting} ({name}) has no samples: correct its paths or its selection.")
     try:
         ForkingPickler.dumps(part)
-    except Exception as error:  # custom classes raise anything
+    except Exception as error:  # custom classes raise any exception
         raise ValueError(
             f"{setting} ({name}) cannot be pickled for worker processes ({' '.join(str(error).split())}): "
             "replace lambdas by functions of a module, and open files in __getitem__."

@@ -25,19 +25,19 @@ from lockstep.system.kinds import Background, Cache, Channels, Fraction, ImageSi
 
 def image_folder(
     *,
-    root: Annotated[PathText, Doc("folder of the images, or a URL as s3://bucket/flowers or zip://::https://...")],
+    root: Annotated[PathText, Doc("folder of the images, or a URL such as s3://bucket/flowers or zip://::https://...")],
     image_size: ImageSize,
     channels: Channels,
     background: Background,
-    val_fraction: Annotated[Fraction, Doc("part of the training images kept for validation")],
-    test_fraction: Annotated[Fraction, Doc("part of the training images kept for the test")],
+    val_fraction: Annotated[Fraction, Doc("fraction of the training images to use for validation")],
+    test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
     split_seed: SplitSeed,
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream"],
 ) -> Splits:
     """Image files in folders named after their classes, as uint8 (channels, image_size, image_size).
 
-    Either `root/{train,val,test}/<class>/`, where a missing val or test is cut off train by its fraction and
+    Either `root/{train,val,test}/<class>/`, where a missing val or test is split from train by its fraction and
     `split_seed`, or `root/<class>/`, cut three ways. `image_size` in pixels scales the shorter side and crops the
     centre; None needs images of one size. `channels` is 1 (grey) or 3 (RGB). Transparent pixels are laid on
     `background`, a colour of PIL.ImageColor.
@@ -52,7 +52,7 @@ def image_folder(
 
 
 def with_all_splits(table: ImageTable, val_fraction: float, test_fraction: float, split_seed: int) -> ImageTable:
-    """Cut missing splits off train by their fraction.
+    """Split missing parts from train by their fraction.
 
     If targets are classes, each split gets images of every class that is large enough.
     """

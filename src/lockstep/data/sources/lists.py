@@ -26,20 +26,20 @@ Columns = dict[str, list[Any]]
 
 def image_list(
     *,
-    file: Annotated[PathText, Doc("the .csv or .parquet file, with a row for each image")],
-    root: Annotated[PathText | None, Doc("folder of the paths in the file; null = that of the file")],
-    path_column: Annotated[str, Doc("name of the column of the paths")],
-    target_columns: Annotated[list[str], MinLen(1), "[str, ...], one or more", Doc("names of the columns to predict")],
+    file: Annotated[PathText, Doc(".csv or .parquet file with one row per image")],
+    root: Annotated[PathText | None, Doc("folder of relative paths; null = the folder of the file")],
+    path_column: Annotated[str, Doc("column with the paths of the images")],
+    target_columns: Annotated[list[str], MinLen(1), "[str, ...], one or more", Doc("columns to predict")],
     targets: Annotated[
         Literal["classes", "numbers"],
-        Doc("classes: of one column, or several columns of 0 and 1; numbers: predicted as they are"),
+        Doc("classes: one column, or several columns of 0 and 1; numbers: columns of numbers to predict"),
     ],
-    split_column: Annotated[str | None, Doc("name of the column of train, val or test; null = cut by fractions")],
+    split_column: Annotated[str | None, Doc("column with train, val or test; null = random split by the fractions")],
     image_size: ImageSize,
     channels: Channels,
     background: Background,
-    val_fraction: Annotated[Fraction, Doc("part of the training images kept for validation")],
-    test_fraction: Annotated[Fraction, Doc("part of the training images kept for the test")],
+    val_fraction: Annotated[Fraction, Doc("fraction of the training images to use for validation")],
+    test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
     split_seed: SplitSeed,
     cache: Cache,
     memory: Literal["auto", "device", "host", "stream"],
@@ -51,8 +51,8 @@ def image_list(
     and 1 are labels of which any number can apply, float32 (N, K). With "numbers" they are the values to predict,
     float32 (N, K). `class_names` are the classes in order, else the names of the columns.
 
-    `split_column` contains train, val or test. Without it, or without rows for val or test, these are cut off train by
-    their fraction and `split_seed`. The other settings are those of `image_folder`. Raises FileNotFoundError, and
+    `split_column` contains train, val or test. Without it, or without rows for val or test, these are split from train
+    by their fraction and `split_seed`. The other settings are those of `image_folder`. Raises FileNotFoundError, and
     ValueError with file, row and column of each cell that cannot be used.
     """
     table = read_list(file, root, path_column, target_columns, targets, split_column)
@@ -82,7 +82,7 @@ def read_list(
         for name in map(str, cells.columns[path_column])
     ]
     states, missing = states_of(folder, names)
-    _refuse([cells.line(row, path_column, f"there is no file {folder / names[row]}") for row in missing])
+    _refuse([cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing])
     digest, origin = digest_of(names, states), str(path.resolve())
     return ImageTable(cells.setting, folder.resolve(), names, states, digest, origin, values, class_names, splits)
 

@@ -1,1 +1,1 @@
-"""From a bucket or a shared disk to this machine, once for all who ask."""
+"""Copies from a bucket or a shared disk to this machine, once for all its processes."""

@@ -110,7 +110,7 @@ def _explained(url: str, done: str) -> Iterator[None]:
     """Convert exceptions of drivers to ValueErrors without secrets, except those of a full disk."""
     try:
         yield
-    except Exception as error:  # drivers raise anything
+    except Exception as error:  # drivers raise any exception
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise
         text = redacted(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
