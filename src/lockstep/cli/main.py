@@ -173,11 +173,7 @@ def _add_data_commands(parser: argparse.ArgumentParser) -> None:
     text = "decode a folder of images before the first training; defaults are in conf/data/image_folder.yaml"
     prepare = commands.add_parser("prepare", help=text, description=text)
     prepare.add_argument("root", help="folder or URL: one folder per class, or train/, val/ and test/ of these")
-    prepare.add_argument(
-        "--image-size",
-        metavar="N|null",
-        help="resize and crop to N x N pixels; null: all have one size",
-    )
+    prepare.add_argument("--image-size", metavar="N|null", help="resize and crop to N x N; null: all have one size")
     prepare.add_argument("--channels", metavar="1|3", help="1: grey, 3: RGB")
     prepare.add_argument("--cache", metavar="FOLDER", help="folder for the decoded images")
     text = "check all images for errors, duplicates and leaks between splits; exit code 1 if there are any"
