@@ -134,7 +134,7 @@ def test_stop_watch_and_go_on_then_use_the_network(tmp_path: Path, monkeypatch: 
     with training(tmp_path, *long) as started:
         started.wait_for_step(3)
         (stop,) = commands("lockstep stop")
-        assert "Asked" in run(tmp_path, *stop)
+        assert "Stop requested" in run(tmp_path, *stop)
         assert started.exit_code() == EXIT_STOPPED
     (status,) = commands("lockstep status")
     assert "stopped" in run(tmp_path, *status)

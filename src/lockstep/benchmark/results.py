@@ -116,7 +116,7 @@ def _pays(r: Record, records: Sequence[Record]) -> str:
             "median: repeat it on a quiet machine or with a larger benchmark.budget_s."
         )
     pays = (
-        "more workers pay off"
+        "more workers pay"
         if factor >= PAYS
         else "more workers cost time"
         if factor <= 1 / PAYS
